@@ -11,7 +11,7 @@ import cfl.methods
 from cfl.methods import Method
 from cfl.papers.definition import papers
 from cfl.papers.reproducibility import page
-from cfl.papers.resolving import Resolver
+from cfl.running.resolving import Resolver
 from cfl.runtime.atomic_write import write_whole
 
 ROOT = Path(__file__).parents[1]

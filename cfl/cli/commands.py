@@ -10,6 +10,7 @@ TRAINING = {
 """Commands of LightningCLI (:mod:`cfl.cli.main`)."""
 
 OTHERS = {
+    "sweep": ("cfl.running.command", "Run every combination of methods, values and seeds, and compare them."),
     "compare": ("cfl.reporting.compare.command", "Make tables and a page of charts of finished runs."),
     "export": ("cfl.export.command", "Write a run's model as a file for other programs."),
     "predict": ("cfl.export.predict", "Classify image files by a run's model."),

@@ -455,9 +455,10 @@ def _build(
             parser_kwargs={
                 "prog": "cfl",
                 "description": "Train and compare methods of continual federated learning.",
-                "epilog": "Further commands, each with --help: cfl compare RUN... makes tables and a page of charts of "
-                "finished runs, cfl export a file of a run's model, cfl predict a table of images' classes, "
-                "cfl dashboard panels at wandb, cfl configs the configurations that come along.",
+                "epilog": "Further commands, each with --help: cfl sweep trains every combination of methods, values "
+                "and seeds, cfl compare RUN... makes tables and a page of charts of finished runs, cfl export a file "
+                "of a run's model, cfl predict a table of images' classes, cfl dashboard panels at wandb, cfl configs "
+                "the configurations that come along.",
                 **{
                     name: {
                         "default_config_files": [str(DEFAULT_CONFIG)],

@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from cfl.papers.cells import each_recipe
+from cfl.papers.cells import each_recipe, table_folder
 from cfl.papers.definition import Paper
-from cfl.papers.folders import run_name, table_folder
-from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result
-from cfl.papers.run_log import LOG
-from cfl.papers.running import LOCK
 from cfl.reporting.csv_file import RunFolderError
+from cfl.running.jobs import run_name
+from cfl.running.resolving import Resolver, same_experiment
+from cfl.running.run_log import LOG
+from cfl.running.runner import LOCK
 from cfl.runtime.atomic_write import TEMPORARY, replacing
 from cfl.runtime.run_files import CHECKPOINT, CHECKSUMS, SUMMARY
 

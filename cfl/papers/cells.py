@@ -9,18 +9,17 @@ from typing import Any, NamedTuple
 
 from cfl.papers.definition import SCALE, Figure, Table
 from cfl.papers.expressions import Undefined, Unrecorded
-from cfl.papers.folders import job_of, table_folder
 from cfl.papers.grids import Grid, mean_grid
-from cfl.papers.missing_data import MissingData, needs_of
 from cfl.papers.published import Published
 from cfl.papers.recipes import NotAvailable, Recipe
-from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
-from cfl.papers.running import Job
 from cfl.reporting.compare.statistics import Spread
 from cfl.reporting.experiment import config_hash
 from cfl.reporting.rounding import rounded
-from cfl.runtime.errors import ConfigError
+from cfl.running.jobs import Lacking, Wanted, lacking
+from cfl.running.missing_data import MissingData, needs_of
+from cfl.running.resolving import Resolver
+from cfl.runtime.errors import ConfigError, NotUnderstood
 
 DIVERGED = "values left the finite numbers"
 
@@ -138,20 +137,14 @@ class Cell:
 
 
 @dataclass
-class Missing:
+class Missing(Lacking[Result]):
     """What a table lacks.
 
     Attributes:
-        jobs: the runs to be made, each once, seed by seed.
-        finished: how many runs there are already.
-        diverged: of runs that came to no end as their values left the finite numbers, and would again: name, folder.
         cannot: of what cannot be run: name, reason.
         refused: of cells whose configuration is refused: name, message.
     """
 
-    jobs: list[Job]
-    finished: int
-    diverged: list[tuple[str, Path]]
     cannot: list[tuple[str, str]]
     refused: list[tuple[str, str]]
 
@@ -260,7 +253,7 @@ class Experiments:
                     experiment = self.resolver.experiment(arguments)
                     of_it, diverged = self.results.of(experiment), self.results.diverged_seeds(experiment)
                     found = _Found(of_it, diverged, self.missing.reason(needs_of(experiment)))
-                except ConfigError as error:  # what runs were made with once may be refused by now
+                except (ConfigError, NotUnderstood) as error:  # what runs were made with once may be refused by now
                     found = _Found({}, {}, f"its configuration is refused: {' '.join(str(error).split())}")
             self._found[arguments] = found
         return self._found[arguments]
@@ -280,7 +273,7 @@ class Experiments:
         Raises:
             ConfigError: an axis, value or scale that the table does not have.
         """
-        wanted: dict[str, tuple[Mapping[str, str], Recipe, dict[str, Any]]] = {}
+        wanted: dict[str, Wanted] = {}
         cannot: dict[str, str] = {}
         refused: dict[str, str] = {}
         for point in table.points(scale, chosen):
@@ -296,27 +289,18 @@ class Experiments:
                     made = self.results.of(experiment)
                     if any(seed not in made for seed in seeds):
                         self.resolver.check(recipe.arguments)
-                except ConfigError as error:  # of this cell alone
+                except (ConfigError, NotUnderstood) as error:  # of this cell alone
                     refused[name] = str(error)
                     continue
-                wanted.setdefault(config_hash(experiment), (dict(part), recipe, experiment))
-        jobs, finished, diverged = [], 0, []
-        ended = {key: self.results.diverged_seeds(experiment) for key, (_, _, experiment) in wanted.items()}
-        for seed in seeds:
-            for key, (described, recipe, experiment) in wanted.items():
-                if seed in self.results.of(experiment):
-                    finished += 1
-                elif seed in ended[key]:
-                    diverged.append((_named(described, seed), ended[key][seed]))
-                else:
-                    name, above = _named(described, seed), root / table_folder(table, described)
-                    jobs.append(job_of(self.resolver, name, recipe.arguments, seed, above, described[SCALE]))
-        return Missing(jobs, finished, diverged, list(cannot.items()), list(refused.items()))
+                one = Wanted(name, recipe.arguments, root / table_folder(table, part), part[SCALE])
+                wanted.setdefault(config_hash(experiment), one)
+        lacks = lacking(wanted.values(), seeds, self.resolver, self.results)
+        return Missing(lacks.jobs, lacks.finished, lacks.diverged, [*cannot.items()], [*refused.items()])
 
 
-def _named(point: Mapping[str, str], seed: int) -> str:
-    """A run for the user: ``pmnist shards fedavg paper seed 0``."""
-    return f"{' '.join(point.values())} seed {seed}"
+def table_folder(table: Table, point: Mapping[str, str]) -> Path:
+    """The folder of a point's runs below ``runs/tables``: ``fot/pmnist/iid/fedavg``."""
+    return Path(table.paper.name, *(point[axis] for axis in table.paper.run_folder if axis in point))
 
 
 def each_recipe(table: Table, scale: str) -> Iterator[tuple[dict[str, str], Recipe]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -15,20 +15,19 @@ from rich.console import Console
 from cfl.papers.adopting import adopt
 from cfl.papers.cells import Experiments
 from cfl.papers.definition import papers, table_named
-from cfl.papers.kept import MISSING, keep
-from cfl.papers.missing_data import MissingData
-from cfl.papers.recipes import NotAvailable, Recipe
+from cfl.papers.kept import keep
+from cfl.papers.recipes import NotAvailable
 from cfl.papers.report import REPORTS, Report, write_report
 from cfl.papers.reproducibility import page
-from cfl.papers.resolving import Resolver
-from cfl.papers.results import read_results
-from cfl.papers.run_log import has_diverged
-from cfl.papers.running import Job, Runner, exit_status
+from cfl.papers.results import read_result, read_results
 from cfl.papers.sweeps import SweepState, read_sweep
 from cfl.reporting.csv_file import RunFolderError
-from cfl.reporting.experiment import config_hash
+from cfl.running.grid import seeds_in, values_in
+from cfl.running.missing_data import MISSING, MissingData
+from cfl.running.resolving import Resolver
+from cfl.running.runner import Runner, exit_status
 from cfl.runtime.atomic_write import write_whole
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, NotUnderstood
 from cfl.runtime.printable import on_one_line, printable
 
 RUNS = Path("runs/tables")
@@ -45,18 +44,13 @@ def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for option, axis in _SHORT.items():
         if getattr(options, option):
-            found[axis] = _parts(getattr(options, option))
+            found[axis] = values_in(getattr(options, option))
     for text in options.only or []:
         axis, equals, values = text.partition("=")
         if not (axis.strip() and equals and values.strip()):
             raise ConfigError("--only", text, "an axis and its values, e.g. threshold=0.87,0.90")
-        found[axis.strip()] = _parts(values)
+        found[axis.strip()] = values_in(values)
     return found
-
-
-def _parts(text: str) -> list[str]:
-    """What stands between commas, without blanks around it."""
-    return [part.strip() for part in text.split(",")]
 
 
 def experiments_in(runs: Path, resolver: Resolver | None = None) -> Experiments:
@@ -70,8 +64,8 @@ def experiments_in(runs: Path, resolver: Resolver | None = None) -> Experiments:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run what a table lacks, then report."""
     table, chosen = table_named(options.table), chosen_values(options)
-    seeds = chosen_seeds(options) or range(table.seeds)
-    runner = Runner(options.jobs, MissingData(options.runs / MISSING))
+    seeds = range(table.seeds) if options.seeds is None else seeds_in(options.seeds)
+    runner = _runner(options)
     known = experiments_in(options.runs)
     lacks = known.jobs(table, options.scale, chosen, seeds, options.runs)
     for name, reason in lacks.cannot:
@@ -81,41 +75,22 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for name, folder in lacks.diverged:
         console.print(f"diverged; remove {folder} to run again: {name}")
     status = 1 if lacks.refused else 0
-    counted = f"{_runs(len(lacks.jobs))} to make, {lacks.finished} finished"
-    counted += f", {len(lacks.diverged)} diverged" if lacks.diverged else ""
     if options.dry_run:
         for job in lacks.jobs:
-            console.print(shown_command(job))
-        console.print(counted)
+            console.print(job.shown)
+        console.print(lacks.counted)
         return status
-    console.print(f"{table.full_name}, {options.scale}: {counted}")
-    outcomes = runner.run(lacks.jobs)
+    console.print(f"{table.full_name}, {options.scale}: {lacks.counted}")
+    with closing(runner):
+        outcomes = runner.run(lacks.jobs)
     known = experiments_in(options.runs, known.resolver)
     written = write_report(known, table, options.scale, chosen, options.runs, seeds)
     _show(written, console)
     return max(status, exit_status(outcomes, runner.interrupted_by))
 
 
-def _runs(count: int) -> str:
-    return f"{count} run{'' if count == 1 else 's'}"
-
-
-def chosen_seeds(options: argparse.Namespace) -> range | None:
-    """Which seeds were asked for, None for no word about them: ``3`` are seeds 0, 1, 2, and ``3-4`` are 3 and 4.
-
-    Raises:
-        ConfigError: ``--seeds`` is neither.
-    """
-    if options.seeds is None:
-        return None
-    first, dash, last = options.seeds.strip().partition("-")
-    numbers = [first, last] if dash else [first]
-    if all(text.isdecimal() for text in numbers):
-        seeds = range(int(first), int(last) + 1) if dash else range(int(first))
-        if seeds:
-            return seeds
-    valid = "how many, an integer of at least 1 (seeds 0 to N - 1), or the first and the last, e.g. 3-4"
-    raise ConfigError("--seeds", options.seeds, valid)
+def _runner(options: argparse.Namespace) -> Runner:
+    return Runner(options.jobs, MissingData(options.runs / MISSING), read=read_result)
 
 
 def _check_runs(options: argparse.Namespace) -> None:
@@ -123,14 +98,10 @@ def _check_runs(options: argparse.Namespace) -> None:
         raise ConfigError("--runs", str(options.runs), "a folder in which runs lie")
 
 
-def shown_command(job: Job) -> str:
-    """A job as one could type it."""
-    return shlex.join(["cfl", "fit", *Recipe(tuple(job.arguments)).shown(), *job.place])
-
-
 def report(options: argparse.Namespace, console: Console) -> int:
     """Write the report of what there is."""
-    table, chosen, seeds = table_named(options.table), chosen_values(options), chosen_seeds(options)
+    table, chosen = table_named(options.table), chosen_values(options)
+    seeds = None if options.seeds is None else seeds_in(options.seeds)
     _check_runs(options)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
     _show(written, console)
@@ -161,7 +132,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
     """Write a small file for every finished run."""
     _check_runs(options)
     for paper in papers():
-        kept = keep(paper, options.runs, _parts(options.scale))
+        kept = keep(paper, options.runs, values_in(options.scale))
         for path in kept.written:
             console.print(str(path))
         for reason in kept.left_out:
@@ -189,30 +160,25 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     """Run what a sweep lacks, as long as it asks for more, and write what came out."""
     sweep, resolver = read_sweep(options.file), Resolver()
     sweep.check(resolver)
-    runner = Runner(options.jobs, MissingData(options.runs / MISSING))
-    diverged: set[str] = set()
+    runner = _runner(options)
     broken: list[str] = []
     status = 0
     while True:
-        state = SweepState(sweep, resolver, read_results(options.runs), diverged, broken)
+        state = SweepState(sweep, resolver, read_results(options.runs), broken)
         state.check()
         jobs = state.jobs(options.runs)
-        # A candidate that an earlier command has seen diverge would do so again.
-        if before := {config_hash(job.experiment) for job in jobs if has_diverged(job.folder)}:
-            diverged |= before
-            continue
         if options.dry_run or broken or not jobs:
             break
         # The first alone: it shows whether what is to be compared exists.
         outcomes = runner.run(jobs if state.compared else jobs[: options.jobs])
         failed = [outcome for outcome in outcomes if not outcome.diverged]
         status = max(status, exit_status(failed, runner.interrupted_by))
-        diverged |= {config_hash(outcome.job.experiment) for outcome in outcomes if outcome.diverged}
         # Any other failure says nothing of a candidate: the sweep is not finished, and the same command goes on.
         broken = [outcome.job.name for outcome in failed if outcome.state != "finished"]
+    runner.close()
     if options.dry_run:
         for job in jobs:
-            console.print(shown_command(job))
+            console.print(job.shown)
         return 0
     status = status or (1 if broken else 0)
     path = options.runs / sweep.paper / REPORTS / f"sweep-{sweep.name}.md"
@@ -275,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int = options.handler(options, Console(highlight=False, markup=False, soft_wrap=True))
-    except (ConfigError, NotAvailable, RunFolderError, OSError) as error:
+    except (ConfigError, NotUnderstood, NotAvailable, RunFolderError, OSError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     return status

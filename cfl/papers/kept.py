@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from cfl.papers.cells import each_recipe
 from cfl.papers.definition import Paper
-from cfl.papers.missing_data import MissingData
 from cfl.papers.results import Result, read_result
 from cfl.reporting.attention import Attention
 from cfl.reporting.csv_file import RunFolderError
+from cfl.running.missing_data import MISSING, MissingData
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import SUMMARY
 
-RESULTS, MISSING = "results", "missing-data.json"
+RESULTS = "results"
 MOST_ATTENTION = 1000
 """Values of attention that a kept run has at most; of a hundred clients there would be some ten thousand a layer."""
 _RUN_NAME = re.compile(r"(?P<scale>[^-]+)-seed(?P<seed>\d+)-[0-9a-f]{8}")

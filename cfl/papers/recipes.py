@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 
 from cfl.cli.installed_configs import CONFIGS
 from cfl.papers.entries import refuse_unknown
+from cfl.running.grid import setting
 from cfl.runtime.errors import ConfigError
 
 Point = Mapping[str, str]
@@ -78,10 +78,6 @@ class Recipe:
     arguments: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
-    def shown(self) -> list[str]:
-        """The arguments with config files as they are called from the project's folder."""
-        return [argument.replace(f"--config={CONFIGS}/", "--config=configs/") for argument in self.arguments]
-
 
 def recipe(rules: Sequence[Rule], point: Point) -> Recipe:
     """Lay the rules that hold for a point over each other, in their order.
@@ -113,11 +109,6 @@ def _chosen_in(path: Path) -> tuple[str, ...]:
     """What a config file says of values that are ours."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return tuple(line.removeprefix(CHOSEN) for line in lines if line.startswith(CHOSEN))
-
-
-def setting(key: str, value: Any) -> str:
-    """``--key=value`` for the command line."""
-    return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _filled(value: Any, point: Point) -> Any:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import Paper, Table
-from cfl.papers.kept import MISSING, RESULTS, read_kept
-from cfl.papers.missing_data import MissingData
+from cfl.papers.kept import RESULTS, read_kept
 from cfl.papers.orders import compare_orders
 from cfl.papers.report import cell_table, counts, note_list, order_table, tolerances
-from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import TextTable
+from cfl.running.missing_data import MISSING, MissingData
+from cfl.running.resolving import Resolver
 
 HEAD = """# State of every cell
 

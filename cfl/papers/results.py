@@ -1,4 +1,4 @@
-"""Finished runs, and which of them belong to an experiment."""
+"""Finished runs and the figures that tables take from them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ import torch
 from cfl.metrics.accuracy import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.grids import Grid, attention_grid
-from cfl.papers.resolving import same_experiment
-from cfl.papers.run_log import LOG, has_diverged
 from cfl.reporting.attention import Attention, read_attention
 from cfl.reporting.csv_file import RunFolderError, read_csv
-from cfl.reporting.experiment import config_hash, experiment_of, setting_hash
+from cfl.reporting.experiment import config_hash, experiment_of
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import read_curve, read_run, rounds_to
+from cfl.running import finished
+from cfl.running.finished import Finished, Results
 from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
-    """One finished run.
+class Result(Finished):
+    """One finished run with its figures.
 
     Attributes:
-        experiment: what decides its results (:func:`cfl.reporting.experiment.experiment_of`).
         summary: its ``summary.json``.
         matrix: ``[T][T]`` in percent, row = after task, column = task; None where not evaluated.
         space: layer -> percent of its input space used after each task but the last; empty where no method says so.
@@ -44,7 +43,6 @@ class Result:
         attention: layer -> task -> who borrowed from whom; empty where nobody did.
     """
 
-    experiment: Mapping[str, Any]
     summary: Mapping[str, Any]
     matrix: list[list[float | None]]
     space: Mapping[str, list[float]] = field(default_factory=dict)
@@ -53,11 +51,6 @@ class Result:
     rounds: Sequence[float | None] = ()
     matrix_task_il: Sequence[list[float | None]] = ()
     attention: Mapping[str, Mapping[int, Attention]] = field(default_factory=dict)
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return int(self.experiment["seed_everything"])
 
     @property
     def hash(self) -> str:
@@ -195,16 +188,6 @@ def read_result(folder: Path) -> Result:
     return Result(experiment, summary, _matrix(run.matrix), of_layers, epochs, folder, curve, task_il, attention)
 
 
-def read_experiment(folder: Path) -> dict[str, Any] | None:
-    """The experiment of a run that need not be finished; None where its configuration cannot be read."""
-    try:
-        config = read_yaml(folder / CONFIG)
-        int(config["seed_everything"])
-        return experiment_of(config)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, BadYAML):
-        return None
-
-
 def _matrix(matrix: torch.Tensor) -> list[list[float | None]]:
     return [[None if math.isnan(value) else value for value in row] for row in matrix.tolist()]
 
@@ -216,58 +199,6 @@ def _rows(path: Path) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for _, row in lines]
 
 
-class Results:
-    """A collection of finished runs that is asked for those of an experiment.
-
-    Args:
-        results: in order of preference, where two are of one experiment and seed.
-        left_out: what is wrong with folders that could not be read, a line each.
-        diverged: folder -> experiment, of runs that have no end because their values left the finite numbers.
-    """
-
-    def __init__(
-        self,
-        results: Iterable[Result],
-        left_out: Sequence[str] = (),
-        diverged: Mapping[Path, Mapping[str, Any]] | None = None,
-    ) -> None:
-        self.all, self.left_out, self.diverged = list(results), list(left_out), dict(diverged or {})
-        self._by_hash: dict[str, list[Result]] = {}
-        for result in self.all:
-            self._by_hash.setdefault(setting_hash(result.experiment), []).append(result)
-
-    def of(self, experiment: Mapping[str, Any]) -> dict[int, Result]:
-        """Seed -> run, for all seeds of an experiment; seeds ascend."""
-        found: dict[int, Result] = {}
-        for result in self._by_hash.get(setting_hash(experiment), []):
-            found.setdefault(result.seed, result)
-        for group in self._by_hash.values():
-            if same_experiment(experiment, group[0].experiment):
-                for result in group:
-                    found.setdefault(result.seed, result)
-        return dict(sorted(found.items()))
-
-    def diverged_seeds(self, experiment: Mapping[str, Any]) -> dict[int, Path]:
-        """Seed -> run folder, of seeds with which an experiment's values left the finite numbers and none finished."""
-        seeds = {
-            int(found["seed_everything"]): folder
-            for folder, found in self.diverged.items()
-            if same_experiment(experiment, found)
-        }
-        finished = self.of(experiment) if seeds else {}
-        return {seed: folder for seed, folder in seeds.items() if seed not in finished}
-
-
-def read_results(root: Path) -> Results:
+def read_results(root: Path) -> Results[Result]:
     """All finished runs below a folder; what is not readable is left out, with the reason."""
-    found, left_out = [], []
-    diverged: dict[Path, Mapping[str, Any]] = {}
-    for path in sorted(root.rglob(SUMMARY)):
-        try:
-            found.append(read_result(path.parent))
-        except RunFolderError as error:
-            left_out.append(str(error))
-    for path in sorted(root.rglob(LOG)):
-        if has_diverged(path.parent) and (experiment := read_experiment(path.parent)):
-            diverged[path.parent] = experiment
-    return Results(found, left_out, diverged)
+    return finished.read_results(root, read_result)

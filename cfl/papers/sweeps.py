@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,18 +12,15 @@ from typing import Any, get_args
 from cfl.papers.definition import SCALE, Best, Paper, papers
 from cfl.papers.entries import count, expression, load, mapping, one_of, refuse_unknown
 from cfl.papers.expressions import Undefined, Unrecorded
-from cfl.papers.folders import job_of
-from cfl.papers.recipes import CHOSEN, Recipe, Rule, recipe, setting
-from cfl.papers.resolving import Resolver
+from cfl.papers.recipes import CHOSEN, Recipe, Rule, recipe
 from cfl.papers.results import Result, Results
-from cfl.papers.running import Job
 from cfl.reporting.compare.statistics import Spread
-from cfl.reporting.experiment import config_hash
 from cfl.reporting.text_table import TextTable
+from cfl.running.grid import Values, combinations, named, setting
+from cfl.running.jobs import Job, Wanted, lacking
+from cfl.running.resolving import Resolver
 from cfl.runtime.errors import ConfigError
 
-Values = tuple[tuple[str, Any], ...]
-"""One candidate: config keys with their values."""
 _KEYS = ("paper", "point", "scale", "configs", "set", "grid", "search", "seeds", "select")
 
 
@@ -114,7 +110,7 @@ class Sweep:
         Raises:
             ConfigError: of the first such value.
         """
-        for values in self._grid() if self.search is None else [((self.search.key, self.search.start),)]:
+        for values in combinations(self.grid) if self.search is None else [((self.search.key, self.search.start),)]:
             resolver.check(self.arguments(values))
 
     def arguments(self, values: Values) -> list[str]:
@@ -148,15 +144,11 @@ class Sweep:
             best = self.search.run(lambda value: signed(((key, value),)))
             chosen = None if best is None else ((key, best),)
         else:
-            scores = [(values, signed(values)) for values in self._grid()]
+            scores = [(values, signed(values)) for values in combinations(self.grid)]
             known = [(values, found) for values, found in scores if found is not None]
             if len(known) == len(scores):
                 chosen = max(known, key=lambda entry: entry[1])[0]  # the first of equals
         return asked, chosen if numbers else None
-
-    def _grid(self) -> Iterator[Values]:
-        for values in itertools.product(*self.grid.values()):
-            yield tuple(zip(self.grid, values, strict=True))
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -256,30 +248,21 @@ class SweepState:
         sweep: the sweep.
         resolver: resolves its configurations.
         results: the finished runs.
-        diverged: hashes of the experiments whose runs failed so, and are not to be tried again.
         broken: names of the jobs that failed otherwise or were not made.
 
     Raises:
         ConfigError: what is to be compared is not a number.
     """
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        resolver: Resolver,
-        results: Results,
-        diverged: Collection[str] = (),
-        broken: Sequence[str] = (),
-    ) -> None:
-        self.sweep, self.resolver, self.results = sweep, resolver, results
-        self.diverged, self.broken = diverged, broken
+    def __init__(self, sweep: Sweep, resolver: Resolver, results: Results[Result], broken: Sequence[str] = ()) -> None:
+        self.sweep, self.resolver, self.results, self.broken = sweep, resolver, results, broken
         self._recorded, self._unrecorded = False, ""
         self.candidates, self.chosen = sweep.candidates(self._mean)
 
     def values(self, candidate: Values) -> dict[int, float | str]:
         """Seed -> a candidate's value, or why there is none; without the seeds that are still to be run."""
         experiment = self.resolver.experiment(self.sweep.arguments(candidate))
-        runs = self.results.of(experiment)
+        runs, diverged = self.results.of(experiment), self.results.diverged_seeds(experiment)
         found: dict[int, float | str] = {}
         for seed in range(self.sweep.seeds):
             if seed in runs:
@@ -292,7 +275,7 @@ class SweepState:
                         self._unrecorded = str(reason)
                     else:
                         self._recorded = True
-            elif config_hash({**experiment, "seed_everything": seed}) in self.diverged:
+            elif seed in diverged:
                 found[seed] = "failed"
         return found
 
@@ -321,15 +304,11 @@ class SweepState:
 
     def jobs(self, root: Path) -> list[Job]:
         """The runs that are missing; a search asks for more once these are finished."""
-        above, scale = root / self.sweep.paper / "sweeps" / self.sweep.name, self.sweep.point.get(SCALE, "run")
-        found = []
+        sweep, found = self.sweep, []
+        above, scale = root / sweep.paper / "sweeps" / sweep.name, sweep.point.get(SCALE, "run")
         for values in self.candidates:
-            arguments = self.sweep.arguments(values)
-            done = self.values(values)
-            for seed in range(self.sweep.seeds):
-                if seed not in done:
-                    name = f"{self.sweep.name} {named(values)} seed {seed}"
-                    found.append(job_of(self.resolver, name, arguments, seed, above, scale))
+            wanted = Wanted(f"{sweep.name} {named(values)}", sweep.arguments(values), above, scale)
+            found += lacking([wanted], range(sweep.seeds), self.resolver, self.results).jobs
         return found
 
     def markdown(self) -> str:
@@ -396,8 +375,3 @@ def _number_of(result: Result, value: str, path: Path) -> float:
         kind = "a list" if isinstance(found, list) else type(found).__name__
         raise ConfigError(f"{path}, select.value", value, f"an expression that gives a number, not {kind}")
     return float(found)
-
-
-def named(values: Values) -> str:
-    """``threshold 0.95`` for ``methods.gpm.threshold``."""
-    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in values)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -34,3 +38,26 @@ def test_the_first_example_runs_with_short_rounds(tmp_path: Path, monkeypatch: p
     exec("\n".join(lines), names)
     assert names["run"].figures.method == "fot"
     assert names["run"].accuracy_matrix.shape == (2, 2)
+
+
+def test_the_objective_of_the_search_runs_with_short_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one trial of a study that is made up: Optuna is no dependency."""
+    import cfl
+
+    class Study:
+        best_params: ClassVar[dict[str, float]] = {}
+
+        def optimize(self, objective: Callable[[Any], float], n_trials: int) -> None:
+            middle = lambda name, low, high, log: (low * high) ** 0.5  # noqa: E731
+            self.value = objective(SimpleNamespace(number=7, suggest_float=middle))
+
+    study = Study()
+    monkeypatch.setitem(sys.modules, "optuna", SimpleNamespace(create_study=lambda direction: study))
+    short = {"schedule.rounds_per_task": 1, "data.stream.num_tasks": 2}
+    wanted = cfl.fit
+    monkeypatch.setattr(cfl, "fit", lambda *settings: wanted(*settings, short), raising=False)
+    monkeypatch.chdir(tmp_path)
+    (example,) = (block for block in EXAMPLES if "optuna" in block)
+    exec(compile(example, str(PAGE), "exec"), {})
+    assert study.value == cfl.load(tmp_path / "runs" / "search" / "7").acc
+    assert "evaluate_on: validation" in (tmp_path / "runs" / "search" / "7" / "config.yaml").read_text()

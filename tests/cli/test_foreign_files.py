@@ -22,7 +22,7 @@ from support import foreign, tiny_cli
 from cfl.__main__ import main
 from cfl.cli.import_policy import require_classes
 from cfl.federation.row_store import FileRows
-from cfl.papers.results import read_experiment
+from cfl.running.finished import read_experiment
 from cfl.runtime.checkpoint_file import read_checkpoint, write_checkpoint
 from cfl.runtime.class_paths import named_class
 from cfl.runtime.command_line import place_of_current_folder, read_command_line

@@ -17,10 +17,10 @@ from cfl.papers.cells import Experiments
 from cfl.papers.definition import Table, read_table
 from cfl.papers.expressions import Undefined
 from cfl.papers.kept import as_text, keep, read_kept
-from cfl.papers.missing_data import MissingData
 from cfl.papers.pictures import table_picture
 from cfl.papers.report import write_report
 from cfl.papers.results import Results, read_result, read_results
+from cfl.running.missing_data import MissingData
 from cfl.runtime.errors import ConfigError
 
 PAPER = fot()["table1"].paper

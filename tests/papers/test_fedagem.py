@@ -20,7 +20,6 @@ from cfl.methods.fed_agem import FedAGEM
 from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.papers.cells import Cell, Experiments, each_recipe
 from cfl.papers.definition import Table
-from cfl.papers.missing_data import MissingData
 from cfl.papers.orders import compare_orders
 from cfl.papers.pictures import table_picture
 from cfl.papers.recipes import CONFIGS, matches, setting
@@ -28,6 +27,7 @@ from cfl.papers.results import Results, read_results
 from cfl.papers.sweeps import SweepState, read_sweep
 from cfl.reporting.experiment import flatten, setting_hash
 from cfl.reporting.matrix_file import write_matrix_csv
+from cfl.running.missing_data import MissingData
 
 MNIST, CIFAR = ("rmnist", "pmnist"), ("cifar10", "cifar100")
 UNLIKE = ("path", "shape", "num_classes", "channels", "scale")  # options of Arrays that CIFAR10 has not

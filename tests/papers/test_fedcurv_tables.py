@@ -12,11 +12,11 @@ from support.fabricated import fedcurv, resolver, write_run
 
 from cfl.models import MnistCNN
 from cfl.papers.cells import Experiments
-from cfl.papers.missing_data import MissingData
 from cfl.papers.orders import compare_orders
 from cfl.papers.report import markdown
-from cfl.papers.resolving import Resolver
 from cfl.papers.results import read_results
+from cfl.running.missing_data import MissingData
+from cfl.running.resolving import Resolver
 
 # Rounds to 95, 90 and 85 %, typed anew from the paper's Table 1.
 TYPED = {

@@ -13,10 +13,10 @@ from cfl.papers.cells import Experiments
 from cfl.papers.expressions import Undefined
 from cfl.papers.grids import Grid, attention_grid, mean_grid
 from cfl.papers.kept import MOST_ATTENTION, keep, read_kept
-from cfl.papers.missing_data import MissingData
 from cfl.papers.report import write_report
 from cfl.papers.results import Results, read_result, read_results
 from cfl.reporting.attention import Attention, read_attention
+from cfl.running.missing_data import MissingData
 
 TABLE = tables_of("confedmade")["figure4"]
 FULL = {**TABLE.fixed, "overlap": "full", "scale": "short"}

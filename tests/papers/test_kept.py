@@ -19,10 +19,10 @@ from cfl.papers.command import main
 from cfl.papers.definition import PAPERS, Paper, papers
 from cfl.papers.kept import as_text, keep, read_kept
 from cfl.papers.reproducibility import page
-from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result, read_results
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import config_hash
+from cfl.running.resolving import Resolver, same_experiment
 from cfl.runtime.errors import ConfigError, NotWritten
 
 ROOT = PAPERS.parent.parent

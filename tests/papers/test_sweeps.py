@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from support.fabricated import resolver, write_run
 from cfl.papers.command import main
 from cfl.papers.recipes import CONFIGS
 from cfl.papers.results import Results, read_results
-from cfl.papers.running import Job
 from cfl.papers.sweeps import Search, SweepState, read_sweep
-from cfl.reporting.experiment import config_hash
+from cfl.running.jobs import Job
+from cfl.running.launcher import Launcher
 from cfl.runtime.errors import ConfigError
 
 ENTRY: dict[str, Any] = {
@@ -26,6 +27,17 @@ ENTRY: dict[str, Any] = {
     "seeds": 2,
     "grid": {"methods.fot.threshold": [0.8, 0.9, 0.95]},
 }
+
+
+def finish(words: list[str]) -> Path:
+    """The finished run that a command would make, in place of the folder that its runner has made."""
+    folder = Path(words[-2].removeprefix("--run.dir="))
+    (folder / ".lock").unlink()
+    log = (folder / "log.txt").rename(folder.parent / "log.txt")  # which is open
+    folder.rmdir()
+    write_run(folder, words[1:-3], 0, 70.0)
+    log.rename(folder / "log.txt")
+    return folder
 
 
 def sweep_file(folder: Path, **changes: Any) -> Path:
@@ -113,15 +125,12 @@ def test_a_value_that_no_run_records_is_named_after_the_first(
     """A misspelt name must not cost the whole grid."""
     ran: list[str] = []
 
-    def command(job: Job) -> list[str]:
-        ran.append(job.name)
-        (job.folder / "log.txt").unlink()
-        (job.folder / ".lock").unlink()
-        job.folder.rmdir()
-        write_run(job.folder, job.arguments, 0, 70.0)
-        return [sys.executable, "-S", "-c", ""]
+    def start(_: Launcher, words: list[str], environment: object, log: int, lock: int) -> subprocess.Popen[bytes]:
+        ran.append(words[-2])
+        finish(words)
+        return subprocess.Popen([sys.executable, "-S", "-c", ""])
 
-    monkeypatch.setattr(Job, "command", property(command))
+    monkeypatch.setattr(Launcher, "start", start)
     path = sweep_file(tmp_path, seeds=1, select={"value": "accc"})
     assert main(["sweep", str(path), "--runs", str(tmp_path / "runs")]) == 2
     assert "select.value = 'accc' cannot work; valid: an expression of what runs record" in capsys.readouterr().err
@@ -133,27 +142,22 @@ def test_only_a_run_that_diverged_is_a_failed_candidate(
     said: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Any other failure is reported, leaves the sweep open and is not tried again by the same command."""
-    script = (
-        "import os, sys\nname = [a for a in sys.argv if 'threshold' in a][-1]\n"
-        f"sys.exit('client 1 trained {said}' if '0.9' in name else 0)"
-    )
     ran: list[str] = []
 
-    def command(job: Job) -> list[str]:
-        ran.append(job.name)
-        if "0.9" not in job.name:
-            (job.folder / "log.txt").unlink()
-            (job.folder / ".lock").unlink()
-            job.folder.rmdir()
-            write_run(job.folder, job.arguments, 0, 70.0)
-        return [sys.executable, "-S", "-c", script, *job.arguments]
+    def start(_: Launcher, words: list[str], environment: object, log: int, lock: int) -> subprocess.Popen[bytes]:
+        ran.append(next(word.partition("=")[2] for word in reversed(words) if "threshold" in word))
+        folder = finish(words)
+        if ran[-1] == "0.9":
+            (folder / "summary.json").unlink()
+        script = f"import sys; sys.exit({f'client 1 trained {said}' if ran[-1] == '0.9' else 0!r})"
+        return subprocess.Popen([sys.executable, "-S", "-c", script], stderr=log)
 
-    monkeypatch.setattr(Job, "command", property(command))
+    monkeypatch.setattr(Launcher, "start", start)
     path = sweep_file(tmp_path, seeds=1, grid={"methods.fot.threshold": [0.8, 0.9]})
     arguments = ["sweep", str(path), "--runs", str(tmp_path / "runs")]
     status = main(arguments)
     out = capsys.readouterr().out
-    assert [name.split()[2] for name in ran] == ["0.8", "0.9"]
+    assert ran == ["0.8", "0.9"]
     assert status == (0 if state == "done" else 1)
     if state == "done":
         assert "# chosen: threshold 0.8 " in out
@@ -263,20 +267,20 @@ def test_where_no_run_gets_there_nothing_is_chosen(shape: str, tmp_path: Path) -
 def test_a_failed_run_is_the_worst_and_not_asked_for_again(tmp_path: Path) -> None:
     search = {"key": "methods.fedcurv.strength", "start": 1.0, "factor": [10], "steps": 2}
     sweep = read_sweep(sweep_for_rounds(tmp_path, grid=None, search=search))
-    failed: set[str] = set()
     asked = []
     for _ in range(6):
-        for job in SweepState(sweep, resolver(), read_results(tmp_path), failed).jobs(tmp_path):
+        for job in SweepState(sweep, resolver(), read_results(tmp_path)).jobs(tmp_path):
             asked.append(float(job.name.split()[2]))
             if asked[-1] > 1:  # diverges
-                failed.add(config_hash(job.experiment))
+                write_run(job.folder, job.arguments, 0)
+                (job.folder / "summary.json").unlink()
+                (job.folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
             else:
                 write_rounds(job, 0, {1.0: 5, 0.1: 4, 0.01: 6}[asked[-1]])
     assert asked == [1.0, 10.0, 0.1, 0.01]
-    state = SweepState(sweep, resolver(), read_results(tmp_path), failed)
+    state = SweepState(sweep, resolver(), read_results(tmp_path))
     assert state.chosen == (("methods.fedcurv.strength", 0.1),)
     assert "| strength 10.0 | failed | 1 |" in state.markdown()
-    assert SweepState(sweep, resolver(), read_results(tmp_path)).chosen is None  # another time it is tried again
 
 
 def test_a_search_goes_on_until_it_is_over(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from cfl.papers.definition import SCALE, Table, papers
-from cfl.papers.resolving import Resolver
 from cfl.reporting.matrix_file import write_matrix_csv
+from cfl.running.resolving import Resolver
 
 NAN = float("nan")
 MATRIX = [[80.0, 10.0, 10.0], [70.0, 90.0, 10.0], [60.0, 85.0, 95.0]]

@@ -11,10 +11,10 @@ from support import tiny_cli
 from support.fabricated import fot, point, resolver, tables_of, write_run
 
 from cfl.cli.main import SECTIONS
-from cfl.papers.resolving import num_rounds, same_experiment
 from cfl.papers.results import Results, read_result
 from cfl.reporting.experiment import completed, config_hash
-from cfl.runtime.errors import ConfigError
+from cfl.running.resolving import num_rounds, same_experiment
+from cfl.runtime.errors import NotUnderstood
 
 
 def test_hash_is_that_of_a_run(tmp_path: Path) -> None:
@@ -37,9 +37,9 @@ def test_hash_is_that_of_a_run(tmp_path: Path) -> None:
 
 
 def test_refused_arguments_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"schedule\.rounds_per_tsk"):
+    with pytest.raises(NotUnderstood, match=r"schedule\.rounds_per_tsk"):
         resolver().config([f"--config={tiny_cli.TINY}", "--schedule.rounds_per_tsk=1"])
-    with pytest.raises(ConfigError, match=r"one of .*FOT"):
+    with pytest.raises(NotUnderstood, match=r"one of .*FOT"):
         resolver().config([f"--config={tiny_cli.TINY}", "--methods={a: {class_path: NoSuchMethod}}"])
 
 

@@ -10,7 +10,10 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
+from cfl.callbacks.run_record import check_method_names
 from cfl.cli import main as cli
+from cfl.cli.method_keys import keys_as_typed
+from cfl.cli.optimizer_options import check_optimizer_options
 from cfl.data.schedule import Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
@@ -18,7 +21,6 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.reporting.experiment import completed, experiment_of
 from cfl.runtime.command_line import read_command_line
-from cfl.runtime.errors import ConfigError, NotUnderstood
 
 _BUILT_ALONE = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer}
 """Section -> its class, where that needs nothing else."""
@@ -66,21 +68,18 @@ class Resolver:
             validate: also look at the whole once more, which takes as long as the rest: for what is to be run.
 
         Raises:
-            ConfigError: it would refuse them.
+            ConfigError, NotUnderstood: it would refuse them, with the same sentence.
         """
         key = tuple(arguments)
         if validate or key not in self._known:
-            try:
-                self._known[key] = self._parsers.resolve(key, validate)
-            except NotUnderstood as error:
-                raise ConfigError("cfl fit", " ".join(key), f"arguments that it understands ({error})") from None
+            self._known[key] = self._parsers.resolve(key, validate)
         return self._known[key]
 
     def experiment(self, arguments: Sequence[str], seed: int = 0) -> dict[str, Any]:
         """What decides the results of ``cfl fit`` with these arguments under a seed.
 
         Raises:
-            ConfigError: it would refuse them.
+            ConfigError, NotUnderstood: it would refuse them.
         """
         # The seed is one value of the configuration, and nothing else is made of it before the run.
         return {**experiment_of(self.config(arguments)), "seed_everything": seed}
@@ -89,12 +88,15 @@ class Resolver:
         """Build what ``cfl fit`` builds without data or network, for what the constructors refuse.
 
         Raises:
-            ConfigError: the parser or a constructor refuses a value.
+            ConfigError, NotUnderstood: the parser or a constructor refuses a value.
         """
         config = self.config(arguments, validate=True)
+        check_method_names(config["methods"])
+        check_optimizer_options(config["model"]["optimizer"].get("init_args") or {})
         # A copy: the parser writes into what it is given.
         plain = copy.deepcopy({key: config[key] for key in ("methods", *_BUILT_ALONE)})
-        self._constructors.instantiate_classes(self._constructors.parse_object(plain))
+        with keys_as_typed({name: str(method["class_path"]) for name, method in config["methods"].items()}):
+            self._constructors.instantiate_classes(self._constructors.parse_object(plain))
 
     @cached_property
     def _constructors(self) -> ArgumentParser:

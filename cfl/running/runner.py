@@ -7,10 +7,8 @@ import csv
 import fcntl
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,47 +19,21 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from cfl.papers.missing_data import MissingData, find_missing, needs_of
-from cfl.papers.resolving import num_rounds
-from cfl.papers.results import read_result
-from cfl.papers.run_log import LOG, has_diverged, last_lines
 from cfl.reporting.csv_file import RunFolderError
-from cfl.runtime.cpu_cores import usable_cores
+from cfl.running.finished import diverged_experiment, read_finished
+from cfl.running.jobs import Job
+from cfl.running.launcher import Launched, Launcher, environment_for
+from cfl.running.missing_data import MissingData, find_missing, needs_of
+from cfl.running.resolving import num_rounds
+from cfl.running.run_log import LOG, last_lines
+from cfl.runtime import signals
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import CHECKPOINT, ROUNDS, SUMMARY
 
 LOCK = ".lock"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 State = Literal["finished", "failed", "cannot run here", "interrupted", "runs elsewhere"]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to be made.
-
-    Attributes:
-        name: for the user.
-        arguments: of ``cfl fit``, seed included, run folder not.
-        folder: the run folder. One that holds an interrupted run is continued.
-        config: the resolved configuration.
-        experiment: what decides the results.
-    """
-
-    name: str
-    arguments: Sequence[str]
-    folder: Path
-    config: dict[str, Any]
-    experiment: dict[str, Any]
-
-    @property
-    def command(self) -> list[str]:
-        """The whole command line."""
-        return [sys.executable, "-m", "cfl", "fit", *self.arguments, *self.place]
-
-    @property
-    def place(self) -> list[str]:
-        """The options of where it runs, and that it goes on with what is there."""
-        return [f"--run.dir={self.folder}", "--ckpt_path=last"]
 
 
 @dataclass
@@ -81,16 +53,17 @@ class Outcome:
     diverged: bool = False
 
 
+Start = Callable[[Sequence[str], Mapping[str, str], int, int], Launched]
+"""Starts a command: words, environment, descriptors of its log and of a lock that it holds until it ends."""
+
+
 @dataclass
 class _Running:
     job: Job
-    process: subprocess.Popen[bytes]
+    process: Launched
     bar: TaskID
     device: str | None = None
     started: float = field(default_factory=time.monotonic)
-
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def cuda_devices() -> list[str]:
@@ -98,15 +71,6 @@ def cuda_devices() -> list[str]:
     count = torch.cuda.device_count()
     given = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
     return (given or [str(number) for number in range(count)])[:count]
-
-
-def unreadable(folder: Path) -> str | None:
-    """What is wrong with a finished run's files, if anything."""
-    try:
-        read_result(folder)
-    except RunFolderError as error:
-        return str(error)
-    return None
 
 
 class Runner:
@@ -117,14 +81,15 @@ class Runner:
     would take the first one otherwise. Its output goes to ``log.txt`` in its folder. A file lock that the process
     inherits keeps two runners from one folder, and is gone with the process, however it dies.
 
-    SIGINT and SIGTERM are passed on: runs write their checkpoint after the round and end, and no other is started. The
-    same signal again ends them at once.
+    SIGINT, SIGTERM and SIGHUP are passed on as SIGTERM: runs write their checkpoint after the round and end, and no
+    other is started. Another signal ends them at once.
 
     Args:
         jobs: runs at a time.
         missing: where missing data sets are remembered; a job that needs one that was found missing is not started.
         console: where progress is shown: live bars on a terminal, a line per start and end elsewhere.
-        damage: what is wrong with a finished run's folder, if anything.
+        read: reads a finished run's folder; raises a :class:`RunFolderError` where that is damaged.
+        start: starts a process; unless given, a launcher of the runner's own does, which :meth:`close` ends.
 
     Raises:
         ConfigError: ``jobs`` is below 1.
@@ -135,17 +100,23 @@ class Runner:
         jobs: int,
         missing: MissingData,
         console: Console | None = None,
-        damage: Callable[[Path], str | None] = unreadable,
+        read: Callable[[Path], object] = read_finished,
+        start: Start | None = None,
     ) -> None:
-        if jobs < 1:
-            raise ConfigError("--jobs", jobs, "an integer of at least 1")
+        self.environment = environment_for(jobs)
         self.jobs = jobs
-        self.missing, self.damage = missing, damage
+        self.missing = missing
+        self._read, self._launcher = read, Launcher(self.environment)
+        self._start_process = start or self._launcher.start
         self.console = console or Console()
         self.interrupted_by: int | None = None
         self._running: list[_Running] = []
         self._devices = cuda_devices() if jobs > 1 else []
         self._absent: set[str] = set()  # found missing by this runner; what earlier ones found may be there by now
+
+    def close(self) -> None:
+        """End what starts processes."""
+        self._launcher.close()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Run all, in order; what became of each, in the order in which they ended."""
@@ -171,7 +142,7 @@ class Runner:
                     progress.update(entry.bar, completed=rounds_done(entry.job.folder))
                 progress.update(everything, completed=len(outcomes))
                 if self._running:
-                    time.sleep(0.2)
+                    time.sleep(0.05)
         return outcomes
 
     def _safely(self, job: Job, said: str, step: Callable[[], Outcome | None]) -> Outcome | None:
@@ -194,22 +165,16 @@ class Runner:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return Outcome(job, "runs elsewhere", f"another process is at work in {job.folder}")
-            if (job.folder / SUMMARY).exists() and self.damage(job.folder) is None:  # another process was quicker
+            if (job.folder / SUMMARY).exists() and self._damage(job.folder) is None:  # another process was quicker
                 return Outcome(job, "finished", "by another process")
-            threads = max(1, len(usable_cores()) // self.jobs)
             device = self._device()
-            process = subprocess.Popen(
-                job.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[lock.fileno()],
-                start_new_session=True,  # a terminal's Ctrl-C comes once, through this process
-                env={"OMP_NUM_THREADS": str(threads), **os.environ, **({VISIBLE: device} if device else {})},
-            )
+            environment = {**self.environment, **({VISIBLE: device} if device else {})}
+            process = self._start_process(job.words, environment, log.fileno(), lock.fileno())
         continued = " (continued)" if (job.folder / CHECKPOINT).exists() else ""
         bar = progress.add_task(job.name + continued, total=num_rounds(job.config))
         self._running.append(_Running(job, process, bar, device))
+        if self.interrupted_by is not None:  # while it was being started
+            process.terminate()
         if not self.console.is_terminal:
             self.console.print(f"started  {job.name}{continued}", highlight=False, soft_wrap=True)
         return None
@@ -220,10 +185,18 @@ class Runner:
             return None
         return min(self._devices, key=[entry.device for entry in self._running].count)
 
+    def _damage(self, folder: Path) -> str | None:
+        """What is wrong with a finished run's files, if anything."""
+        try:
+            self._read(folder)
+        except RunFolderError as error:
+            return str(error)
+        return None
+
     def _ended(self, entry: _Running) -> Outcome:
-        job, status = entry.job, entry.process.returncode
+        job, status = entry.job, entry.process.poll()
         if status == 0 and (job.folder / SUMMARY).exists():
-            if (damage := self.damage(job.folder)) is not None:
+            if (damage := self._damage(job.folder)) is not None:
                 return Outcome(job, "failed", f"{damage}; without this folder the same command makes the run anew")
             self.missing.remove(needs_of(job.experiment))
             return Outcome(job, "finished")
@@ -234,7 +207,7 @@ class Runner:
             self.missing.add(absent)
             return Outcome(job, "cannot run here", f"needs {', '.join(absent)}, see {job.folder / LOG}")
         said = f"exit status {status}, see {job.folder / LOG}\n{last_lines(job.folder / LOG)}"
-        return Outcome(job, "failed", said, has_diverged(job.folder))
+        return Outcome(job, "failed", said, diverged_experiment(job.folder) is not None)
 
     def _say(self, progress: Progress, outcome: Outcome, seconds: float) -> None:
         text = f"{outcome.state:<8} {outcome.job.name}, {seconds:.0f} s{': ' if outcome.reason else ''}{outcome.reason}"
@@ -244,14 +217,15 @@ class Runner:
     def _signals(self) -> Iterator[None]:
         def passed_on(number: int, frame: FrameType | None) -> None:
             self.interrupted_by = number
+            signals.leave_terminal(number)
             for entry in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    entry.process.send_signal(signal.SIGTERM)
+                entry.process.terminate()
 
-        before: dict[signal.Signals, Any] = {}
+        before: dict[int, Any] = {}
         with contextlib.suppress(ValueError):  # signals belong to the main thread
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before[number] = signal.signal(number, passed_on)
+            for each in signals.NUMBERS:
+                if not signals.is_ignored(each):
+                    before[each] = signal.signal(each, passed_on)
         try:
             yield
         finally:

@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,14 @@ import pytest
 from rich.console import Console
 from support import tiny_cli
 from support.fabricated import every_table, fot, point, resolver, write_run
+from support.when import when
 
 from cfl.papers.cells import each_recipe
-from cfl.papers.missing_data import MissingData, needs_of
-from cfl.papers.running import Job, Runner, exit_status, rounds_done
+from cfl.papers.results import read_result
+from cfl.running.jobs import Job
+from cfl.running.launcher import Launcher
+from cfl.running.missing_data import MissingData, needs_of
+from cfl.running.runner import Runner, Start, exit_status, rounds_done
 from cfl.runtime.cpu_cores import usable_cores
 from cfl.runtime.errors import ConfigError
 
@@ -41,8 +43,16 @@ class Scripted(Job):
     script: str = ""
 
     @property
-    def command(self) -> list[str]:
-        return [sys.executable, "-S", "-c", f"import os, pathlib, signal, sys, time\n{self.script}", str(self.folder)]
+    def words(self) -> list[str]:
+        return ["-S", "-c", f"import os, pathlib, signal, sys, time\n{self.script}", str(self.folder)]
+
+
+def start(words: Sequence[str], environment: Mapping[str, str], log: int, lock: int) -> subprocess.Popen[bytes]:
+    """Start Python with some words."""
+    command, nothing = [sys.executable, *words], subprocess.DEVNULL
+    return subprocess.Popen(
+        command, env=environment, stdin=nothing, stdout=log, stderr=log, pass_fds=[lock], start_new_session=True
+    )
 
 
 HEAD = "folder = pathlib.Path(sys.argv[1])\n"
@@ -53,9 +63,10 @@ def job(folder: Path, script: str, experiment: dict[str, Any] | None = None) -> 
     return Scripted(folder.name, (), folder, CONFIG, experiment or CONFIG, script)
 
 
-def runner(tmp_path: Path, jobs: int = 1) -> tuple[Runner, io.StringIO]:
+def runner(tmp_path: Path, jobs: int = 1, start: Start = start) -> tuple[Runner, io.StringIO]:
     out = io.StringIO()
-    return Runner(jobs, MissingData(tmp_path / "missing.json"), Console(file=out, width=300), lambda folder: None), out
+    missing, console = MissingData(tmp_path / "missing.json"), Console(file=out, width=300)
+    return Runner(jobs, missing, console, lambda folder: None, start), out
 
 
 def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
@@ -113,12 +124,11 @@ def test_a_process_that_cannot_be_made_is_one_failed_run(tmp_path: Path, monkeyp
 def test_a_run_whose_end_cannot_be_looked_at_is_one_failed_run(tmp_path: Path) -> None:
     """What it left is there all the same, and counts another time."""
 
-    def damage(folder: Path) -> str | None:
+    def read(folder: Path) -> None:
         if folder.name == "a":
             raise OSError("input/output error")
-        return None
 
-    used = Runner(1, MissingData(tmp_path / "missing.json"), Console(file=io.StringIO()), damage)
+    used = Runner(1, MissingData(tmp_path / "missing.json"), Console(file=io.StringIO()), read, start)
     outcomes = used.run([job(tmp_path / "a", FINISH), job(tmp_path / "b", FINISH)])
     assert [(o.job.name, o.state) for o in outcomes] == [("a", "failed"), ("b", "finished")]
     assert outcomes[0].reason == "its end could not be seen to: input/output error"
@@ -132,7 +142,8 @@ def test_a_process_that_ends_well_without_a_summary_has_failed(tmp_path: Path) -
 def test_a_summary_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
     """It says which file is damaged, and how to make the run anew."""
     out = io.StringIO()
-    used = Runner(1, MissingData(tmp_path / "missing.json"), Console(file=out, width=300))
+    missing, console = MissingData(tmp_path / "missing.json"), Console(file=out, width=300)
+    used = Runner(1, missing, console, read_result, start)
     (outcome,) = used.run([job(tmp_path / "a", FINISH)])
     assert outcome.state == "failed"
     assert str(tmp_path / "a") in outcome.reason
@@ -206,20 +217,6 @@ def test_cuda_devices_are_dealt_out(
     used, _ = runner(tmp_path, jobs)
     used.run([job(tmp_path / name, HEAD + say + (both if jobs > 1 else "") + FINISH) for name in "ab"])
     assert {(tmp_path / name / "device").read_text() or None for name in "ab"} == expected
-
-
-def when(condition: Callable[[], bool], action: Callable[[], None]) -> threading.Thread:
-    """Do something as soon as a condition holds."""
-
-    def watch() -> None:
-        deadline = time.monotonic() + 120
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        action()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -377,9 +374,9 @@ def test_jobs_below_one_are_refused(tmp_path: Path) -> None:
 def test_the_command_is_cfl_fit(tmp_path: Path) -> None:
     recipe = fot()["table1"].recipe(point("smoke"))
     config = resolver().config(recipe.arguments)
-    found = Job("x", recipe.arguments, tmp_path, config, config).command
-    assert found[:4] == [sys.executable, "-m", "cfl", "fit"]
-    assert found[-2:] == [f"--run.dir={tmp_path}", "--ckpt_path=last"]
+    found = Job("x", recipe.arguments, tmp_path, config, config)
+    assert found.words == ["fit", *recipe.arguments, f"--run.dir={tmp_path}", "--ckpt_path=last"]
+    assert found.shown.startswith("cfl fit --config=configs/benchmarks/pmnist.yaml ")
 
 
 def real(folder: Path, options: Sequence[str]) -> Job:
@@ -387,29 +384,30 @@ def real(folder: Path, options: Sequence[str]) -> Job:
     return Job("real", arguments, folder, resolver().config(arguments), resolver().experiment(arguments))
 
 
-def test_an_interrupted_run_is_continued_to_the_same_result(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_continued_to_the_same_result(tmp_path: Path, launcher: Launcher) -> None:
     """``cfl fit`` itself, stopped by a signal to the runner in the middle of it, then run again."""
-    options = ["--schedule.rounds_per_task=250", "--trainer.accelerator=cpu"]
+    options = ["--schedule.rounds_per_task=50", "--trainer.accelerator=cpu"]
     folder = tmp_path / "killed"
-    used, _ = runner(tmp_path)
+    used, _ = runner(tmp_path, start=launcher.start)
     thread = when(lambda: rounds_done(folder) >= 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     (stopped,) = used.run([real(folder, options)])
     thread.join()
     assert stopped.state == "interrupted"
-    assert 5 <= rounds_done(folder) < 500
-    used, out = runner(tmp_path)
+    assert 5 <= rounds_done(folder) < 100
+    used, out = runner(tmp_path, start=launcher.start)
     (continued,) = used.run([real(folder, options)])
     assert continued.state == "finished"
     assert "real (continued)" in out.getvalue()
     assert tiny_cli.fit(tmp_path / "straight", *options) == 0
     matrices = [(tmp_path / name / "accuracy_matrix.csv").read_text() for name in ("killed", "straight")]
     assert matrices[0] == matrices[1]
-    assert len(tiny_cli.rows(folder / "rounds.csv")) == 500
+    assert len(tiny_cli.rows(folder / "rounds.csv")) == 100
 
 
-def test_a_run_that_diverges_is_told_from_one_that_fails(tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_told_from_one_that_fails(tmp_path: Path, launcher: Launcher) -> None:
     """By what ``cfl fit`` itself says at its end."""
-    used, _ = runner(tmp_path)
+    either = {True: launcher.start, False: start}
+    used, _ = runner(tmp_path, start=lambda words, *rest: either[words[0] == "fit"](words, *rest))
     wild = real(tmp_path / "wild", ["--model.optimizer.init_args.lr=1e30", "--trainer.accelerator=cpu"])
     outcomes = used.run([wild, job(tmp_path / "a", "sys.exit('no such file')")])
     assert [(o.state, o.diverged) for o in outcomes] == [("failed", True), ("failed", False)]

@@ -15,6 +15,9 @@ from cfl.reporting.experiment import class_of, with_renamed_options
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 
+MISSING = "missing-data.json"
+"""Name of the file in which it is remembered."""
+
 
 def needs_of(experiment: Mapping[str, Any]) -> list[str]:
     """What an experiment reads, each once: short names of its data sets and of its file of trained weights.

@@ -1,0 +1,76 @@
+"""``cfl sweep``: the command line, read before anything slow is imported."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cfl.running.grid import seeds_in
+from cfl.running.launcher import Launcher, environment_for
+from cfl.runtime.errors import ConfigError, NotUnderstood
+from cfl.runtime.printable import printable
+
+OUT = Path("runs/sweep")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cfl sweep",
+        usage="cfl sweep [--methods NAME,...] [--seeds N|A-B] [--set KEY=VALUE,...] [--jobs N] [--out FOLDER] "
+        "[--dry-run] [--config FILE] [--KEY VALUE]",
+        description="Run every combination of methods, values and seeds, several at a time, and compare them as cfl "
+        "compare does. The same command goes on where it was interrupted, and repeats no run that is finished.",
+        epilog="Every other option is one of cfl fit and holds for all runs. cfl fit --help lists them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--methods",
+        metavar="NAME,...",
+        help="names of the methods that come along (cfl configs methods), and configuration files of your own; unless "
+        "given: what the other options say",
+    )
+    parser.add_argument(
+        "--seeds", metavar="N|A-B", default="1", help="N: seeds 0 .. N-1; A-B: seeds A .. B (default: 1)"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE,...",
+        action="append",
+        default=[],
+        help="values of an option, each of which is run; of several --set every combination. An option of a method "
+        "(methods.ewc.strength) is set where the method is used",
+    )
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=Path, default=OUT, help=f"for runs, tables and page (default: {OUT})"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name and ``sweep``; None takes ``sys.argv``'s after these.
+
+    Returns:
+        Exit status: 0 if every run is finished, 1 if not, 2 if the command is refused, 128 plus the signal that ended
+        it.
+    """
+    options, words = _parser().parse_known_args(sys.argv[2:] if arguments is None else arguments)
+    try:
+        seeds, launcher = seeds_in(options.seeds), Launcher(environment_for(options.jobs))
+        if not options.dry_run:
+            launcher.begin()  # so that it imports while this process does
+        try:
+            from cfl.running import sweep
+
+            return sweep.run(options, words, seeds, launcher)
+        finally:
+            launcher.close()
+    except (ConfigError, NotUnderstood, OSError) as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 2

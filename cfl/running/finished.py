@@ -1,0 +1,132 @@
+"""Finished runs below a folder, and which of them belong to an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from cfl.reporting.csv_file import RunFolderError
+from cfl.reporting.experiment import experiment_of, setting_hash
+from cfl.reporting.run_folder import read_run
+from cfl.running.resolving import same_experiment
+from cfl.running.run_log import LOG, has_diverged
+from cfl.runtime.run_files import CONFIG, SUMMARY
+from cfl.runtime.yaml_file import BadYAML, read_yaml
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """One finished run.
+
+    Attributes:
+        experiment: what decides its results (:func:`cfl.reporting.experiment.experiment_of`).
+    """
+
+    experiment: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.experiment["seed_everything"])
+
+
+R = TypeVar("R", bound=Finished)
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun(Finished):
+    """A finished run and where it is."""
+
+    folder: Path
+
+
+def read_finished(folder: Path) -> FinishedRun:
+    """Read a finished run's folder.
+
+    Raises:
+        RunFolderError: it holds no finished run, or one of which a file is missing or damaged.
+    """
+    read_run(folder)
+    experiment = read_experiment(folder)
+    if experiment is None:
+        raise RunFolderError(f"{folder / CONFIG}: not what a finished run leaves")
+    return FinishedRun(experiment, folder)
+
+
+def read_experiment(folder: Path) -> dict[str, Any] | None:
+    """The experiment of a run that need not be finished; None where its configuration cannot be read."""
+    try:
+        config = read_yaml(folder / CONFIG)
+        int(config["seed_everything"])
+        return experiment_of(config)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, BadYAML):
+        return None
+
+
+def diverged_experiment(folder: Path) -> dict[str, Any] | None:
+    """The experiment of a run that has no end because its values left the finite numbers; None for any other."""
+    return read_experiment(folder) if has_diverged(folder) else None
+
+
+class Results(Generic[R]):
+    """A collection of finished runs that is asked for those of an experiment.
+
+    Args:
+        results: in order of preference, where two are of one experiment and seed.
+        left_out: what is wrong with folders that could not be read, a line each.
+        diverged: folder -> experiment, of runs that have no end because their values left the finite numbers.
+    """
+
+    def __init__(
+        self,
+        results: Iterable[R],
+        left_out: Sequence[str] = (),
+        diverged: Mapping[Path, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.all, self.left_out, self.diverged = list(results), list(left_out), dict(diverged or {})
+        self._by_hash: dict[str, list[R]] = {}
+        for result in self.all:
+            self._by_hash.setdefault(setting_hash(result.experiment), []).append(result)
+
+    def of(self, experiment: Mapping[str, Any]) -> dict[int, R]:
+        """Seed -> run, for all seeds of an experiment; seeds ascend."""
+        found: dict[int, R] = {}
+        for result in self._by_hash.get(setting_hash(experiment), []):
+            found.setdefault(result.seed, result)
+        for group in self._by_hash.values():
+            if same_experiment(experiment, group[0].experiment):
+                for result in group:
+                    found.setdefault(result.seed, result)
+        return dict(sorted(found.items()))
+
+    def diverged_seeds(self, experiment: Mapping[str, Any]) -> dict[int, Path]:
+        """Seed -> run folder, of seeds with which an experiment's values left the finite numbers and none finished."""
+        seeds = {
+            int(found["seed_everything"]): folder
+            for folder, found in self.diverged.items()
+            if same_experiment(experiment, found)
+        }
+        finished = self.of(experiment) if seeds else {}
+        return {seed: folder for seed, folder in seeds.items() if seed not in finished}
+
+
+def read_results(root: Path, read: Callable[[Path], R]) -> Results[R]:
+    """All finished runs below a folder; what is not readable is left out, with the reason.
+
+    Args:
+        root: the folder.
+        read: reads a run's folder; raises a :class:`RunFolderError` where it cannot.
+    """
+    found, left_out = [], []
+    diverged: dict[Path, Mapping[str, Any]] = {}
+    for path in sorted(root.rglob(SUMMARY)):
+        try:
+            found.append(read(path.parent))
+        except RunFolderError as error:
+            left_out.append(str(error))
+    for path in sorted(root.rglob(LOG)):
+        if experiment := diverged_experiment(path.parent):
+            diverged[path.parent] = experiment
+    return Results(found, left_out, diverged)

@@ -1,0 +1,66 @@
+"""Settings that take several values: the grid of their combinations, and seeds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cfl.runtime.errors import ConfigError
+
+Values = tuple[tuple[str, Any], ...]
+"""One combination: config keys with their values."""
+_OPENING, _CLOSING = "[{(", "]})"
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[Values]:
+    """Every combination of a grid's values, the last key's changing fastest.
+
+    Args:
+        grid: config key -> its values.
+    """
+    for values in itertools.product(*grid.values()):
+        yield tuple(zip(grid, values, strict=True))
+
+
+def named(values: Values) -> str:
+    """``threshold 0.95`` for ``methods.gpm.threshold``."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in values)
+
+
+def setting(key: str, value: Any) -> str:
+    """``--key=value`` for the command line."""
+    return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def values_in(text: str) -> list[str]:
+    """What stands between commas, without blanks around it; those within brackets or quotes part nothing."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        depth += 0 if quote else (sign in _OPENING) - (sign in _CLOSING)
+        if sign == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def seeds_in(text: str) -> range:
+    """``3`` are seeds 0, 1, 2, and ``3-4`` are 3 and 4.
+
+    Raises:
+        ConfigError: ``--seeds`` is neither.
+    """
+    first, dash, last = text.strip().partition("-")
+    numbers = [first, last] if dash else [first]
+    if all(number.isdecimal() for number in numbers):
+        seeds = range(int(first), int(last) + 1) if dash else range(int(first))
+        if seeds:
+            return seeds
+    valid = "how many, an integer of at least 1 (seeds 0 to N - 1), or the first and the last, e.g. 3-4"
+    raise ConfigError("--seeds", text, valid)

@@ -1,0 +1,197 @@
+"""Every combination of methods, values and seeds: what is run, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cfl.cli.installed_configs import CONFIGS, DEFAULT_CONFIG, find_config
+from cfl.cli.parsing import place_of
+from cfl.reporting.compare import command as comparing
+from cfl.reporting.compare.reading import is_run
+from cfl.reporting.experiment import config_hash
+from cfl.running.finished import read_finished, read_results
+from cfl.running.grid import Values, combinations, named, setting, values_in
+from cfl.running.jobs import Wanted, lacking
+from cfl.running.launcher import Launcher
+from cfl.running.missing_data import MISSING, MissingData
+from cfl.running.resolving import Resolver
+from cfl.running.runner import Outcome, Runner
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.printable import on_one_line
+
+_OF_THE_SWEEP = {
+    "seed_everything": "--seeds",
+    "run.dir": "--out, below which every run has its folder",
+    "run.overwrite": "no such option: finished runs are kept; remove the folder of one to make it again",
+    "ckpt_path": "no such option: the same command goes on where it was interrupted",
+    "allow": "no such option, as no run's configuration is taken",
+    "print_config": "cfl fit --print_config, or --dry-run",
+}
+"""Options of ``cfl fit`` that are not all runs' -> what there is instead."""
+
+
+def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int], launcher: Launcher) -> int:
+    """Run what is lacking, then compare; return the exit status.
+
+    Args:
+        options: of ``cfl sweep``.
+        words: options of ``cfl fit``.
+        seeds: of every experiment.
+        launcher: starts the runs.
+
+    Raises:
+        ConfigError, NotUnderstood: an option or a value is refused, before anything is run.
+    """
+    warnings.filterwarnings("ignore", module="jsonargparse")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    console, out, resolver = Console(highlight=False, markup=False, soft_wrap=True), options.out, Resolver()
+    if is_run(out) or (out.exists() and not out.is_dir()):
+        raise ConfigError("--out", str(out), "a folder of the sweep's own, which is made where there is none")
+    every = wanted(words, options.methods, _grid(options.set), out, resolver)
+    results = read_results(out, read_finished)
+    for reason in results.left_out:
+        print(on_one_line(f"left out: {reason}"), file=sys.stderr)
+    lacks = lacking(every, seeds, resolver, results)
+    if options.dry_run:
+        for job in lacks.jobs:
+            console.print(job.shown)
+        console.print(lacks.counted)
+        return 0
+    out.mkdir(parents=True, exist_ok=True)
+    console.print(f"{out}: {lacks.counted}")
+    runner = Runner(options.jobs, MissingData(out / MISSING), start=launcher.start)
+    outcomes = runner.run(lacks.jobs)
+    if runner.interrupted_by is not None:
+        console.print("interrupted; the same command goes on")
+        return 128 + runner.interrupted_by
+    finished = lacking(every, seeds, resolver, read_results(out, read_finished)).finished
+    status = comparing.main([*(str(found.folder) for found in finished), "--out", str(out)]) if finished else 1
+    without = [_reason(outcome) for outcome in outcomes if outcome.state != "finished"]
+    without += [f"{name}: diverged; remove {folder} to run again" for name, folder in lacks.diverged]
+    for line in without:
+        console.print(f"no result of {line}")
+    return 1 if without else status
+
+
+def _reason(outcome: Outcome) -> str:
+    """Why a run has no result, in a line: its log's last one is behind it."""
+    why, *said = outcome.reason.splitlines()
+    return f"{outcome.job.name}: {outcome.state}, {why}{f': {said[-1].strip()}' if said else ''}"
+
+
+def wanted(
+    words: Sequence[str], methods: str | None, grid: Mapping[str, Sequence[str]], out: Path, resolver: Resolver
+) -> list[Wanted]:
+    """The experiments of a sweep, seeds apart.
+
+    Args:
+        words: options of ``cfl fit`` for all of them.
+        methods: names or files of methods between commas; None for what ``words`` say.
+        grid: config key -> values.
+        out: the folder in which their runs lie.
+        resolver: resolves their configurations.
+
+    Raises:
+        ConfigError, NotUnderstood: ``cfl fit`` would refuse one of them, or two are the same experiment.
+    """
+    for key in (word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")):
+        _refuse_own(f"--{key}", key, "for all runs")
+    for key, values in grid.items():
+        _refuse_own("--set", key, f"{key}={','.join(values)}")
+    bases = {name: _with_method(words, file) for name, file in _methods(methods).items()}
+    used = {name: set(resolver.config(arguments)["methods"]) for name, arguments in bases.items()}
+    known = set().union(*used.values())
+    found: dict[str, Wanted] = {}
+    for name, arguments in bases.items():
+        # An option of another method of the sweep is none of this one's; that of none is refused as cfl fit does it.
+        axes = {key: grid[key] for key in grid if _method_in(key) not in known - used[name]}
+        for combination in combinations(axes):
+            one = _wanted(name, arguments, combination, out)
+            try:
+                resolver.check(one.arguments)
+            except ConfigError as error:
+                error.args = (f"{error}{place_of(error)}",)
+                raise
+            other = found.setdefault(config_hash(resolver.experiment(one.arguments)), one)
+            if other is not one:
+                valid = "different experiments: no result depends on what differs between these"
+                raise ConfigError("cfl sweep", f"{other.name} and {one.name}", valid)
+    return list(found.values())
+
+
+def _wanted(method: str, arguments: Sequence[str], values: Values, out: Path) -> Wanted:
+    described = ", ".join(part for part in (method, named(values)) if part) or "run"
+    prefix = re.sub(r"[^\w.+-]+", "-", described).strip("-")[:100]
+    return Wanted(described, [*arguments, *(setting(key, value) for key, value in values)], out, prefix)
+
+
+def _refuse_own(option: str, key: str, value: Any) -> None:
+    """Refuse an option of ``cfl fit`` that the sweep itself gives its runs."""
+    if key in _OF_THE_SWEEP:
+        raise ConfigError(option, value, _OF_THE_SWEEP[key])
+
+
+def _grid(given: Sequence[str]) -> dict[str, list[str]]:
+    """Config key -> values, as ``--set`` has them."""
+    grid: dict[str, list[str]] = {}
+    for text in given:
+        key, _, values = text.partition("=")
+        key = key.strip().removeprefix("--")
+        if not key or not values.strip() or "" in values_in(values):
+            raise ConfigError("--set", text, "an option and its values, e.g. model.optimizer.lr=0.01,0.1")
+        if key in grid:
+            raise ConfigError("--set", text, f"each option once: {key} has values already")
+        grid[key] = values_in(values)
+    return grid
+
+
+def _methods(given: str | None) -> dict[str, Path | None]:
+    """Name -> configuration file; no file for what the other options say."""
+    if given is None:
+        return {"": None}
+    found: dict[str, Path | None] = {}
+    for text in values_in(given):
+        file = _method_file(text)
+        if file.stem in found:
+            raise ConfigError("--methods", given, f"each method once: {file.stem} stands twice")
+        found[file.stem] = file
+    return found
+
+
+def _method_file(text: str) -> Path:
+    """The configuration file that a name stands for."""
+    if text.endswith((".yaml", ".yml", ".json")):
+        return find_config("--methods", text)
+    names = sorted(path.stem for path in (CONFIGS / "methods").glob("*.yaml"))
+    if text not in names:
+        close = get_close_matches(text, names, 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError("--methods", text, f"one of {', '.join(names)}, or a file of yours (.yaml){meant}")
+    return find_config("--methods", f"methods/{text}.yaml")
+
+
+def _with_method(words: Sequence[str], file: Path | None) -> list[str]:
+    """The words with a method's file behind the last ``--config``, before the options that are laid over it.
+
+    Without any file the default configuration is named: a run that goes on would else take that of its folder.
+    """
+    files = [k for k, word in enumerate(words) if word.partition("=")[0] in ("--config", "-c")]
+    place = max((k + (1 if "=" in words[k] else 2) for k in files), default=0)
+    added = [file] if file is not None else [] if files else [DEFAULT_CONFIG]
+    return [*words[:place], *(f"--config={path}" for path in added), *words[place:]]
+
+
+def _method_in(key: str) -> str | None:
+    """The method of which a key is an option, if any."""
+    section, _, rest = key.partition(".")
+    return rest.partition(".")[0] if section == "methods" else None
