@@ -45,7 +45,7 @@ from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import print_table
 from cfl.runtime import distributed
 from cfl.runtime.atomic_write import append, if_possible, write_whole
-from cfl.runtime.disk import why
+from cfl.runtime.disk import why, writing
 from cfl.runtime.errors import ConfigError, DamagedFile
 from cfl.runtime.option_checks import check_integers
 from cfl.runtime.run_files import (
@@ -401,7 +401,8 @@ class RunRecord(Callback):
             write_matrix_csv(self.folder / matrix_file(name, suffix), *_means(federation, known))
         if federation.measures_clients:
             folder = self.folder / CLIENTS
-            folder.mkdir(exist_ok=True)
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
             for client, (matrix, initial) in enumerate(
                 zip(federation.measured.compute(), federation.measured.initial(), strict=True)
             ):

@@ -42,8 +42,8 @@ from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
 from cfl.cli.parsing import Parser, debugging, disk_error, place_of, reason_for_user, said
-from cfl.cli.places import naming_what_lacks
 from cfl.cli.settling import settle
+from cfl.cli.trainer_classes import naming_what_fails
 from cfl.cli.trainer_settings import check_profiler, check_settings
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
@@ -190,13 +190,14 @@ class FederatedCLI(LightningCLI):
         settings = self._settings
         with (
             keys_as_typed(self.settled.methods),
-            naming_what_lacks(settings.trainer.logger),
+            naming_what_fails(settings.trainer),
             data_root_given(settings.data.root),
         ):
             super().instantiate_classes()
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with keys_as_typed(self.settled.methods), self._saying_how_to_go_on():
+        loggers = {"logger": self._settings.trainer.logger}  # some begin with the fit, such as wandb's
+        with keys_as_typed(self.settled.methods), self._saying_how_to_go_on(), naming_what_fails(loggers):
             super()._run_subcommand(subcommand)
 
     def _disk_error(self, error: Exception) -> NotWritten | None:

@@ -19,7 +19,11 @@ _INTERVALS = {
     "eps": "(0, 1]",
 }
 """Option -> where its numbers are; those of any other are not negative."""
-_OFF = {"maximize": "clients minimise their loss", "differentiable": "nothing is derived from a step"}
+_OFF = {
+    "maximize": "clients minimise their loss",
+    "differentiable": "nothing is derived from a step",
+    "capturable": "engines capture steps in ways of their own, and torch has it on some devices only",
+}
 
 
 def check_optimizer_options(options: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ def global_network(
     with torch.random.fork_rng():
         torch.manual_seed(seed_for(seed, "initialise network"))
         with WithinMemory("model.network", None, "a smaller network", copies=3):  # with a client's, and its gradient
-            network = convert_dropout(convert_batchnorm(make(input_shape, num_outputs)))
+            network = convert_dropout(convert_batchnorm(_made(make, input_shape, num_outputs)))
         require_one_name_each(network)
         if not is_density(network):
             require_head(network)
@@ -57,6 +57,19 @@ def global_network(
     # The global model moves by the server's hand alone.
     network.requires_grad_(False)
     return network, frozen
+
+
+def _made(
+    make: Callable[[tuple[int, int, int], int], Network], input_shape: tuple[int, int, int], num_outputs: int
+) -> Network:
+    """What the maker makes; a layer that refuses a value, such as a dropout above 1, refuses the network's options."""
+    try:
+        return make(input_shape, num_outputs)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        name = getattr(getattr(make, "func", make), "__name__", str(make))
+        raise ConfigError("model.network", name, f"options with which it can be built ({error})") from error
 
 
 def frozen_parameters(network: Network) -> frozenset[str]:
