@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from cfl.runtime.run_files import SUMMARY
 RESULTS = "results"
 MOST_ATTENTION = 1000
 """Values of attention that a kept run has at most; of a hundred clients there would be some ten thousand a layer."""
+_DIGEST = "sha256"
 _RUN_NAME = re.compile(r"(?P<scale>[^-]+)-seed(?P<seed>\d+)-[0-9a-f]{8}")
 
 
@@ -90,8 +92,9 @@ def _texts(paper: Paper) -> str:
 
 
 def as_text(result: Result, scale: str) -> str:
-    """A run as JSON, a line per part: hash, experiment, summary, matrix, used space per layer and task.
+    """A run as JSON, a line per part.
 
+    The parts: SHA-256 of all others, hash, experiment, summary, matrix, used space per layer and task.
     ACC by round is there only if the run was evaluated between task ends; who borrowed from whom in the last task, only
     up to :data:`MOST_ATTENTION` values.
     """
@@ -119,7 +122,22 @@ def as_text(result: Result, scale: str) -> str:
             }
             for layer, (task, of) in last.items()
         }
-    return "{\n" + ",\n".join(f'"{key}": {json.dumps(part, sort_keys=True)}' for key, part in parts.items()) + "\n}\n"
+    lines = [f'"{key}": {json.dumps(part, sort_keys=True)}' for key, part in parts.items()]
+    return "{\n" + ",\n".join([f'"{_DIGEST}": "{_digest(lines)}"', *lines]) + "\n}\n"
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _require_unchanged(text: str, digest: str) -> None:
+    """Compare a file's text with the digest in its second line, which is of the lines below without their commas.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if _digest(line.removesuffix(",") for line in text.splitlines()[2:-1]) != digest:
+        raise ValueError("its figures have another SHA-256 than when they were written")
 
 
 def _rounded(tree: Any) -> Any:
@@ -149,7 +167,9 @@ def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result
         if path.name == MISSING:
             continue
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            entry = json.loads(text)
+            _require_unchanged(text, entry[_DIGEST])
             result = Result(
                 entry["experiment"],
                 entry["summary"],

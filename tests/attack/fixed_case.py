@@ -51,6 +51,8 @@ def run(name: str, case: Case, folder: Path) -> Outcome:
             "accepted"
             if not (case.wanted in ("runs", "either") or warned)
             else meaningless({}, facts, folder / "run", ended.said)
+            if last[0] == "fit"
+            else ""
         )
         verdict, detail = ("meaningless", reason) if reason else ("ran", "")
     elif not verdict:

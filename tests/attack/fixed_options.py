@@ -43,7 +43,7 @@ CASES: dict[str, Case] = {
     "negative learning rate": options("--model.optimizer.lr=-1", names=("lr", "learning rate: -1")),
     "learning rate nan": options("--model.optimizer.lr=.nan", names=("lr",)),
     "learning rate inf": options("--model.optimizer.lr=.inf", names=("lr",)),
-    "wide layers": options("--model.network.hidden=[100000, 100000]", names=("hidden",)),
+    "wide layers": options("--model.network.hidden=[100000, 100000]", names=("hidden", "100000 x 100000")),
     "many layers": options(f"--model.network.hidden={[1] * 200}", wanted="either"),
     "a thousand numbers": options(f"--data.stream.source.mean={[1] * 1000}", names=("mean",)),
     "a buffer of 10^15": options(*_ER, "--buffer.size=1000000000000000", names=("buffer",)),

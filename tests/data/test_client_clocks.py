@@ -366,7 +366,7 @@ def test_a_row_is_whole_when_all_have_been_evaluated(monkeypatch: pytest.MonkeyP
             DashboardLog._log_matrix(DummyLogger(), federation, (), 0, 0)
 
     def drawn_curve(*given: Any) -> Any:
-        drawn.append(given[2]["fedavg"])
+        drawn.append(given[2]["FedAvg"])
 
     drawn, means = list[list[float]](), list[list[float]]()
     monkeypatch.setattr(cfl.callbacks.metric_logging, "accuracy_curve", drawn_curve)

@@ -150,11 +150,16 @@ def test_a_run_that_does_not_record_a_value_leaves_its_cell_to_other_scales(tmp_
 def test_a_changed_kept_file_is_refused(tmp_path: Path) -> None:
     runs(tmp_path / "runs")
     path = keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept").written[0]
-    entry = json.loads(path.read_text())
-    entry["experiment"]["schedule"]["batch_size"] = 1
-    path.write_text(json.dumps(entry))
-    with pytest.raises(RunFolderError, match="has hash"):
-        read_kept(PAPER, tmp_path / "kept")
+    whole = path.read_text()
+    for before, after in (
+        ('"batch_size": ', '"batch_size": 1'),
+        ('"acc": ', '"acc": 1'),
+        ('"sha256": "', '"sha256": "0'),
+    ):
+        assert before in whole
+        path.write_text(whole.replace(before, after, 1))
+        with pytest.raises(RunFolderError, match="another SHA-256"):
+            read_kept(PAPER, tmp_path / "kept")
     path.write_text("{}")
     with pytest.raises(RunFolderError, match="not a kept run"):
         read_kept(PAPER, tmp_path / "kept")
@@ -283,4 +288,4 @@ def test_text_of_a_kept_run_is_json_line_by_line(tmp_path: Path) -> None:
     result = read_result(write_run(tmp_path / "a", arguments()))
     text = as_text(result, "paper")
     assert json.loads(text)["config_hash"] == result.hash
-    assert len(text.splitlines()) == 9
+    assert len(text.splitlines()) == 10
