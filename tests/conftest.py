@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs, from which processes inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Shells ignore SIGINT for jobs in the background, and nohup ignores SIGHUP. Processes that tests start inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 os.environ["CFL_CACHE"] = "off"  # no test depends on what was measured before, or changes what the user has
 
-import cfl  # noqa: F401  before any test imports lightning: see cfl/runtime/torchvision_ops.py
+import cfl  # noqa: E402, F401  before any test imports lightning: see cfl/runtime/torchvision_ops.py
 
 pytest.register_assert_rewrite("support")  # failures of shared checks show the values
 

@@ -311,6 +311,9 @@ def test_what_clients_keep_on_disk_is_not_used_once_the_disk_has_changed_it(read
     assert torch.equal(rows.read(np.array([0, 1, 2, 4])), values[[0, 1, 2, 4]])
     with pytest.raises(DamagedFile, match="row 3 is not what was written"):
         read(rows)
+    os.ftruncate(rows._file.fileno(), 3 * 28 + 5)
+    with pytest.raises(DamagedFile, match="it ends before row"):
+        read(rows)
 
 
 # A run that dies between its last checkpoint and its summary.

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jsonargparse import Namespace
 from support import tiny_cli
 from support.foreign import bomb
+from torch.utils.data import TensorDataset
 
 from cfl.callbacks import (
     AccuracyTargets,
@@ -52,6 +54,8 @@ NEEDED: dict[str, Any] = {
     "surrogate": Synthetic(4, [1, 32, 32]),
     "sources": [Synthetic(4, [1, 32, 32])],
     "layers": ["head.*"],
+    "train": TensorDataset(torch.zeros(2, 1, 32, 32), torch.tensor([0, 1])),
+    "test": TensorDataset(torch.zeros(2, 1, 32, 32), torch.tensor([0, 1])),
     "path": "nowhere.npz",
     "folder": "nowhere",
     "shape": [1, 32, 32],
@@ -222,6 +226,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "model.optimizer.betas = 1.0 cannot",
     ),
     "ascent": (("--model.optimizer.maximize", "true"), "model.optimizer.maximize = True cannot work; valid: false"),
+    "captured steps": (
+        ("--model.optimizer", "Adam", "--model.optimizer.capturable", "true"),
+        "model.optimizer.capturable = True cannot work; valid: false",
+    ),
     "steps with a graph": (("--model.optimizer.differentiable", "true"), "differentiable = True cannot work"),
     "null": (
         ("--schedule.clients_per_round", "null"),

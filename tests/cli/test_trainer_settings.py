@@ -273,3 +273,28 @@ def test_a_logger_of_a_configuration_without_its_package(
     assert message.startswith("error: trainer.logger = '")
     assert f"pip install {config}" in message
     assert message.count("\n") == 1
+
+
+def test_a_class_of_lightnings_with_an_option_that_it_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finder = "lightning.pytorch.callbacks.LearningRateFinder"
+    assert tiny_cli.fit(tmp_path / "run", f"--trainer.callbacks+={finder}", "--trainer.callbacks.mode", "round") == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: trainer.callbacks = 'LearningRateFinder' cannot work; valid: options that it acc")
+    assert "`mode` should be either of ('linear', 'exponential')" in message
+    assert message.count("\n") == 1
+
+
+def test_a_logger_that_cannot_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(**_: Any) -> None:
+        raise RuntimeError("No API key configured.")
+
+    monkeypatch.setattr("wandb.init", refuses)
+    assert tiny_cli.fit(tmp_path / "run", "--trainer.logger", "WandbLogger") == 2
+    message = capsys.readouterr().err
+    assert message.endswith(
+        "error: trainer.logger = 'WandbLogger' cannot work; valid: options that it accepts (No API key configured.)\n"
+    )

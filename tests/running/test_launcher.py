@@ -45,13 +45,17 @@ def is_locked(folder: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("words", "status", "said"),
-    [(["--version"], 0, f"cfl {cfl.__version__}\n"), (["fit", "--nothing=1"], 2, "error: "), (["fti"], 2, "error: ")],
+    [
+        (["--version"], 0, f"cfl {cfl.__version__}\n"),
+        (["fit", "--nothing=1"], 2, "error: nothing is no"),
+        (["fti"], 2, "error: "),
+    ],
 )
 def test_output_and_exit_status_are_the_commands(
     words: list[str], status: int, said: str, launcher: Launcher, tmp_path: Path
 ) -> None:
     assert wait(start(launcher, tmp_path, *words)) == status
-    assert (tmp_path / "log.txt").read_text().startswith(said)
+    assert said in (tmp_path / "log.txt").read_text()
 
 
 def test_a_run_is_that_of_the_shell_to_the_bit(launcher: Launcher, tmp_path: Path) -> None:
