@@ -19,13 +19,19 @@ author = "The cfl developers"
 copyright = author
 release = cfl.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"cfl {release}"
 highlight_language = "none"
 
 myst_heading_anchors = 4
+
+nb_execution_mode = "force"  # the notebook holds no results, so that none is out of date
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_merge_streams = True
 
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"

@@ -19,7 +19,7 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
 
     ::
 
-        run = cfl.fit("methods/fot", {"model.optimizer.lr": 0.1, "schedule": {"rounds_per_task": 5}})
+        run = cfl.fit("methods/fot.yaml", {"model.optimizer.lr": 0.1, "schedule": {"rounds_per_task": 5}})
 
     Args:
         settings: laid over the default configuration, and over each other, in this order: files, as after ``--config``,

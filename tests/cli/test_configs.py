@@ -40,14 +40,16 @@ def benchmark_of(paper: str) -> str:
     return own if own in BENCHMARKS else f"benchmarks/{name}.yaml"
 
 
+BEFORE = {"benchmarks/fedweit-overlapped20.yaml": ("benchmarks/fedweit-overlapped.yaml",)}
+"""Benchmarks that are a change to another one."""
 COMBINATIONS = [
-    *((benchmark, "methods/fot.yaml") for benchmark in BENCHMARKS),
+    *((*BEFORE.get(benchmark, ()), benchmark, "methods/fot.yaml") for benchmark in BENCHMARKS),
     *((BENCHMARKS[0], method) for method in METHODS),
     *((benchmark_of(paper), paper) for paper in PAPERS),
     *((METHODS[0], other) for other in (*LOGGERS, *STRATEGIES)),
 ]
 NEED_FILES = [pair for pair in COMBINATIONS if Path(pair[1]).stem == "l2p" and pair[1] in PAPERS]
-BUILT = [pair for pair in COMBINATIONS if pair[1] in ("methods/fot.yaml", *PAPERS) and pair not in NEED_FILES]
+BUILT = [pair for pair in COMBINATIONS if pair[-1] in ("methods/fot.yaml", *PAPERS) and pair not in NEED_FILES]
 """Combinations of which all is built; the others are parsed alone."""
 
 

@@ -305,3 +305,9 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         accuracy_curve({"run": torch.zeros(4, 2, 2)})
     with pytest.raises(ValueError, match="1 task names for 2 tasks"):
         accuracy_heatmap(matrix(2), "run", ["a"])
+
+
+def test_a_notebook_shows_a_figure_that_is_returned() -> None:
+    """By itself, matplotlib's class is shown only where pyplot is imported."""
+    figure = accuracy_heatmap(torch.eye(2) * 100, "x")
+    assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"  # type: ignore[attr-defined]
