@@ -196,8 +196,9 @@ class FederatedCLI(LightningCLI):
             super().instantiate_classes()
 
     def _run_subcommand(self, subcommand: str) -> None:
-        loggers = {"logger": self._settings.trainer.logger}  # some begin with the fit, such as wandb's
-        with keys_as_typed(self.settled.methods), self._saying_how_to_go_on(), naming_what_fails(loggers):
+        trainer = self._settings.trainer
+        late = {"logger": trainer.logger, "callbacks": trainer.callbacks}  # some begin with the fit, such as wandb's
+        with keys_as_typed(self.settled.methods), self._saying_how_to_go_on(), naming_what_fails(late):
             super()._run_subcommand(subcommand)
 
     def _disk_error(self, error: Exception) -> NotWritten | None:

@@ -18,7 +18,9 @@ _INTERVALS = {
     "rho": "[0, 1)",
     "eps": "(0, 1]",
 }
-"""Option -> where its numbers are; those of any other are not negative."""
+"""Option -> where its numbers are."""
+_ANY = "[0, 1e10]"
+"""Where the numbers of any other option are; the largest that torch has by itself is 10^6."""
 _OFF = {
     "maximize": "clients minimise their loss",
     "differentiable": "nothing is derived from a step",
@@ -41,7 +43,7 @@ def check_optimizer_options(options: Mapping[str, Any]) -> None:
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, int | float) and not isinstance(number, bool):
                 one: dict[str, Any] = {name: number}
-                check_numbers(KEY, _INTERVALS.get(name, "[0, inf)"), **one)
+                check_numbers(KEY, _INTERVALS.get(name, _ANY), **one)
     lr, decay = options.get("lr"), options.get("weight_decay")
     if isinstance(lr, int | float) and isinstance(decay, int | float) and lr * decay >= 1:
         valid = f"below 1 / lr, {1 / lr:g}: a step would leave nothing of a weight"
