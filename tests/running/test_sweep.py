@@ -202,7 +202,7 @@ def test_runs_are_made_compared_and_not_made_again(tmp_path: Path, capsys: pytes
     assert all("NaN or infinity" in line for line in lost)
     page = tmp_path / "out" / "report.html"
     assert page.is_file()
-    assert {row["row"] for row in tiny_cli.rows(tmp_path / "out" / "means.csv")} == {"fedavg", "fot"}
+    assert {row["row"] for row in tiny_cli.rows(tmp_path / "out" / "means.csv")} == {"FedAvg", "FOT"}
     for method, words in {"fedavg": [], "fot": ["--config", "methods/fot.yaml"]}.items():
         (folder,) = (path.parent for path in (tmp_path / "out").glob(f"{method}-lr-0.1-seed0-*/summary.json"))
         own = ["--schedule.rounds_per_task=1", "--model.optimizer.lr=0.1", f"--run.dir={tmp_path / method}"]
