@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks import ENVIRONMENT
+from cfl import __version__
 
 
 def processor() -> str:
@@ -37,5 +38,5 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Of everything that computes."""
-    names = ("cfl", "torch", "lightning", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    names = ("torch", "lightning", "numpy")
+    return {"python": platform.python_version(), "cfl": __version__, **{name: version(name) for name in names}}
