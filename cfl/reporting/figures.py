@@ -13,9 +13,10 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from matplotlib import colormaps, rc_context
@@ -69,13 +70,20 @@ _UNSEEN_HATCH: dict[str, Any] = {
 }
 
 
-class _Picture(Figure):
-    """A figure that a notebook shows, also where pyplot is not imported."""
+def _figure(figsize: tuple[float, float], layout: Literal["constrained", "compressed"]) -> Figure:
+    """An empty figure that a notebook shows, also where pyplot is not imported.
 
-    def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        self.savefig(file, dpi=150, format="png")
-        return file.getvalue()
+    Not of a class of its own: loggers know matplotlib's figures by the name of their class.
+    """
+    figure = Figure(figsize=figsize, layout=layout)
+    figure._repr_png_ = partial(_png, figure)  # type: ignore[attr-defined]
+    return figure
+
+
+def _png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, dpi=150, format="png")
+    return file.getvalue()
 
 
 def colour_scale(measure: Measure, matrices: Iterable[Tensor] = ()) -> ScalarMappable:
@@ -158,7 +166,7 @@ def accuracy_heatmaps(
     columns = min(2 if 6 < tasks <= NUMBERS_UP_TO else 3, count)
     side = (PAGE_WIDTH - 0.9) / columns if count > 1 else min(PAGE_WIDTH - 0.9, max(COLUMN_WIDTH - 0.9, 0.42 * tasks))
     lines = math.ceil(count / columns)
-    figure = _Picture(figsize=(columns * side + 0.9, lines * (side + 0.22) + 0.35), layout="compressed")
+    figure = _figure(figsize=(columns * side + 0.9, lines * (side + 0.22) + 0.35), layout="compressed")
     grid = figure.subplots(lines, columns, squeeze=False)
     scale = colour_scale(measure, matrices.values())
     for axes, (title, matrix) in zip(grid.flat, matrices.items(), strict=False):
@@ -336,7 +344,7 @@ def attention_heatmap(rows: Iterable[Mapping[str, Any]], layer: str) -> Figure:
     most = max(attention_bound(of.values) for of in tasks.values())
     widths = [1.6 + 0.55 * len(of.lenders) for of in tasks.values()]
     tallest = max(len(of.borrowers) for of in tasks.values())
-    figure = _Picture(figsize=(1.2 + sum(widths), 2.0 + 0.3 * tallest), layout="constrained")
+    figure = _figure(figsize=(1.2 + sum(widths), 2.0 + 0.3 * tallest), layout="constrained")
     grid = figure.subplots(1, len(tasks), squeeze=False, gridspec_kw={"width_ratios": widths})
     for axes, (task, of) in zip(grid.flat, tasks.items(), strict=True):
         borrowers = [f"client {client}" for client in of.borrowers]
@@ -416,9 +424,7 @@ def sample_grid(images: Tensor, title: str, row_names: Sequence[str] | None = No
     raster = framed.permute(0, 3, 1, 4, 2).reshape(rows * (height + frame), columns * (width + frame), 3)
     raster = torch.nn.functional.pad(raster, (0, 0, frame, 0, frame, 0), value=0.6)
     side = min(0.6, 9.0 / columns)
-    figure = _Picture(
-        figsize=(max(3.2, columns * side + 1.0), rows * side * height / width + 0.7), layout="constrained"
-    )
+    figure = _figure(figsize=(max(3.2, columns * side + 1.0), rows * side * height / width + 0.7), layout="constrained")
     axes = figure.subplots()
     axes.imshow(raster.numpy(), interpolation="nearest")
     axes.set_xticks([])
@@ -468,7 +474,7 @@ def draw_band(
 def _line_picture(names: Sequence[str], width: float) -> tuple[Figure, Axes]:
     height = 0.55 * width if width < PAGE_WIDTH else 0.42 * width
     lines = math.ceil(len(names) / legend_columns(names, width))
-    figure = _Picture(figsize=(width, height + 0.4 + 0.14 * lines), layout="constrained")
+    figure = _figure(figsize=(width, height + 0.4 + 0.14 * lines), layout="constrained")
     return figure, figure.subplots()
 
 

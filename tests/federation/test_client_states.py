@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cfl.federation import row_store
 from cfl.federation.client_states import ClientStates
+from cfl.runtime.errors import DamagedFile
 
 DEFAULT = {"w": torch.zeros(2, 3), "count": torch.tensor(7)}
 ROW = 2 * 3 * 4 + 8
@@ -311,7 +312,7 @@ def test_a_file_that_is_shorter_than_it_should_be_is_an_error(tmp_path: Path) ->
     rows.write(np.arange(4), torch.ones(4, 3))
     rows._file.truncate(40)
     assert rows.read(np.array([2])).tolist() == [[1, 1, 1]]
-    with pytest.raises(EOFError, match="row 3"):
+    with pytest.raises(DamagedFile, match="it ends before row 3"):
         rows.read(np.array([1, 3]))
 
 

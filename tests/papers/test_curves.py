@@ -187,6 +187,6 @@ def test_a_kept_run_has_its_curve(tmp_path: Path) -> None:
 def test_a_kept_run_without_a_curve_is_as_ever(tmp_path: Path) -> None:
     write_curve(tmp_path / "runs" / "fot" / "x" / "short-seed0-00000000", [None, 50.0])
     (path,) = keep(PAPER, tmp_path / "runs", ["short"], tmp_path / "kept").written
-    expected = ["scale", "config_hash", "experiment", "summary", "matrix", "space", "client_epochs"]
+    expected = ["sha256", "scale", "config_hash", "experiment", "summary", "matrix", "space", "client_epochs"]
     assert list(json.loads(path.read_text())) == expected
     assert list(read_kept(PAPER, tmp_path / "kept")["short"][0].rounds) == []
