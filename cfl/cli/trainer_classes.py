@@ -6,9 +6,11 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
+import cfl
 from cfl.cli.parsing import causes, disk_error, reason_for_user
 from cfl.runtime.class_paths import named_class
 from cfl.runtime.errors import ConfigError
@@ -16,6 +18,7 @@ from cfl.runtime.printable import on_one_line
 
 _OTHERS = ("lightning", "pytorch_lightning", "torch")
 """Packages whose classes' errors are about options; the author of any other class wants to see the trace."""
+_OWN = str(Path(cfl.__file__).parent)
 _NO_REASON = "- |Expected a |Not a valid |Does not |Problem with |Subtypes: |Errors:"
 _REASON = re.compile(rf"^\s*(?:- )?(?!{_NO_REASON})(\S.*)$", re.M)
 """A line of the parser's message about the types that an option may have, which says why one was refused."""
@@ -74,5 +77,7 @@ def _reason(cause: BaseException, one: type) -> str | None:
             return None
         reasons = _REASON.findall(errors)
         return str(reasons[0]) if reasons else None
-    raised_in = {frame.filename for frame in extract_tb(cause.__traceback__)}
-    return (text or type(cause).__name__) if inspect.getfile(one) in raised_in else None
+    files = [frame.filename for frame in extract_tb(cause.__traceback__)]
+    if inspect.getfile(one) not in files or files[-1].startswith(_OWN):  # what the class calls may be at fault, not it
+        return None
+    return text or type(cause).__name__

@@ -132,7 +132,8 @@ class FileRows:
             while part:
                 count = os.preadv(self._file.fileno(), [part], offset)
                 if count == 0:
-                    # An error of the program's, too: a row that was never written is asked for.
+                    if rows[start] >= len(self._sums):
+                        raise EOFError(f"row {rows[start]} has never been written")
                     raise DamagedFile(f"{self._name} is damaged: it ends before row {rows[start]}; it was cut")
                 part, offset = part[count:], offset + count
         self._check(data, rows)

@@ -160,7 +160,8 @@ def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result
         folder: where they are; None is the paper's ``results``.
 
     Raises:
-        RunFolderError: a file is not one that :func:`keep` wrote, or its hash does not belong to its experiment.
+        RunFolderError: a file is not one that :func:`keep` wrote, or has changed since, or its hash does not belong to
+            its experiment.
     """
     found: dict[str, list[Result]] = {scale: [] for scale in paper.scales}
     for path in sorted((folder or paper.folder / RESULTS).glob("*.json")):
