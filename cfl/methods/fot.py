@@ -15,17 +15,20 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import moves_model_after_round
+from cfl.methods.components.capacity import check_capacity, room_for
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
+from cfl.methods.components.importance import accumulated_importance
+from cfl.methods.components.layer_inputs.covariance_message import CovarianceMessage
 from cfl.methods.components.layer_inputs.extraction import SubspaceExtraction
+from cfl.methods.components.layer_inputs.gpse_message import GpseMessage
+from cfl.methods.components.layer_inputs.sketch_message import SketchMessage
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
 from cfl.methods.components.subspace import (
     RankRule,
     choose_rank,
     grow_basis,
-    principal_directions,
     project,
     project_with_bias,
-    residual_share,
     used_share,
 )
 from cfl.methods.context import Context
@@ -45,27 +48,42 @@ class FOT(Method):
     two scalars from which it computes ``rho``, the share of the inputs outside the basis.
 
     Differs from the paper: eq 12 cannot be used as printed, see ``rank_rule``. GPSE is an extra round as in the paper;
-    the authors' code does it in the last training round (``gpse_model: local``).
+    the authors' code does it in the last training round (``gpse_model: local``). Three options are not in the paper:
+    ``message: covariance``, ``capacity`` and ``importance_scale``.
 
-    A layer with many more inputs than dimensions is sketched from its covariance on a CPU, which is several times
-    cheaper and has the same distribution (:class:`cfl.methods.components.layer_inputs.sketch.LayerSketch`).
+    A layer with many more inputs than dimensions is sketched from its covariance, which is several times cheaper and
+    has the same distribution (:class:`cfl.methods.components.layer_inputs.sketch.LayerSketch`).
 
-    Sends: down, for GPSE, the new global model and the bases (float32); up the sketches (float32) and two float64
-    scalars per layer, all of them as sums. Extra memory per client: none between rounds. Extra compute per client and
-    task: a forward pass over its samples, and the products of the sketches. Scenarios: task- and domain-incremental. A
-    layer whose basis spans its whole input space is frozen.
+    Sends: down, for GPSE, the new global model and, for sketches, the bases (float32); up the sketches (float32) and
+    two float64 scalars per layer, or second moments (float32), all of them as sums. Extra memory per client: none
+    between rounds. Extra compute per client and task: a forward pass over its samples, and the products of the
+    sketches or moments. Scenarios: task- and domain-incremental. A layer whose basis spans its whole input space is
+    frozen.
 
     Args:
         threshold: epsilon, share of the inputs' energy that the basis has to cover, in (0, 1].
         threshold_increment: added to ``threshold`` after every task (up to 1).
+        message: what a client sends of its layer inputs. ``sketch``: ``A_i``, as in the paper. ``covariance``: second
+            moments ``X_i X_i^T``, which are what a sketch of infinitely many columns gives, in a tenth of the numbers
+            of ``sketch_size: 5`` and without random draws
+            (:class:`cfl.methods.components.layer_inputs.covariance_message.CovarianceMessage`).
         sketch_size: columns s of a sketch as a multiple of the layer's input dimension d, above 0; or one multiple per
-            layer kind, ``{conv: 1, linear: 5}``. Small sketches under-estimate the rank, so thresholds from the
-            literature belong to their sketch sizes: 1 for Permuted MNIST, 5 elsewhere.
+            layer kind, ``{conv: 1, linear: 5}``; null: 5 with sketches. Small sketches under-estimate the rank, so
+            thresholds from the literature belong to their sketch sizes: 1 for Permuted MNIST, 5 elsewhere.
         rank_rule: ``code``: smallest r whose share of the sketch's energy exceeds ``1 - (1 - epsilon) / rho``, as
             the authors' code does; ``gpm``: smallest r with ``rho^2 share + (1 - rho^2) >= epsilon`` (GPM, eq 9).
             ``code`` keeps more from the second task on.
         minimum_rank: fewest directions added per layer and task, 0 or 1. The authors' code has 1. The default is 0
             because one direction per task fills narrow layers without need: 20 tasks take 19 of 27 dimensions.
+        capacity: most directions that a task may add to a layer, whatever the threshold says, so that later tasks find
+            room. ``{total: share}``: all tasks together use at most this share of the layer's input space, divided
+            evenly among the extractions to come. ``{per_task: share}``: a task uses at most this share of what is free.
+            null: all that is free (:func:`cfl.methods.components.capacity.room_for`).
+        importance_scale: alpha of scaled gradient projection (SGP, Saha and Roy, AAAI 2023), at least 0: a direction
+            is protected in proportion to its importance, accumulated over tasks
+            (:func:`cfl.methods.components.importance.accumulated_importance`). null: all directions of the basis are
+            protected fully, as in the paper. Needs ``message: covariance``.
+        last_extraction: extract after the last task, too. Its basis protects nothing in this run, and is reported.
         residual_share: ``energy``: rho from summed energies, exact; ``client_mean``: mean over clients of their own
             rho, weighted by samples, as in the authors' code.
         layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer where
@@ -94,15 +112,19 @@ class FOT(Method):
 
     looks_back: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "domain"})
-    state = ("bases", "gpse_seconds", "_rows")
+    state = ("bases", "importance", "gpse_seconds", "_rows")
 
     def __init__(
         self,
         threshold: float = 0.95,
         threshold_increment: float = 0.0,
-        sketch_size: float | dict[str, float] = 5.0,
+        message: Literal["sketch", "covariance"] = "sketch",
+        sketch_size: float | dict[str, float] | None = None,
         rank_rule: RankRule = "code",
         minimum_rank: int = 0,
+        capacity: dict[str, float] | None = None,
+        importance_scale: float | None = None,
+        last_extraction: bool = False,
         residual_share: Literal["energy", "client_mean"] = "energy",
         layers: list[str] | None = None,
         gpse_model: Literal["global", "local"] = "global",
@@ -116,7 +138,27 @@ class FOT(Method):
     ) -> None:
         check_numbers("methods.fot", "(0, 1]", threshold=threshold)
         check_numbers("methods.fot", "[0, 1)", threshold_increment=threshold_increment)
-        sizes = sketch_size if isinstance(sketch_size, dict) else {"conv": sketch_size, "linear": sketch_size}
+        check_choices("methods.fot", ("sketch", "covariance"), message=message)
+        if message == "covariance":
+            for option, value, without in (
+                ("sketch_size", sketch_size, None),
+                ("sketch_sharing", sketch_sharing, 1),
+                ("residual_share", residual_share, "energy"),
+            ):
+                if value != without:
+                    raise ConfigError(
+                        f"methods.fot.{option}",
+                        value,
+                        f"{without} with message=covariance, where there are no sketches",
+                    )
+        elif importance_scale is not None:
+            valid = "null with message=sketch: the importance of old directions follows from message=covariance"
+            raise ConfigError("methods.fot.importance_scale", importance_scale, valid)
+        if importance_scale is not None:
+            check_numbers("methods.fot", "[0, inf)", importance_scale=importance_scale)
+        check_capacity("methods.fot.capacity", capacity)
+        multiple = 5.0 if sketch_size is None else sketch_size
+        sizes = multiple if isinstance(multiple, dict) else {"conv": multiple, "linear": multiple}
         if set(sizes) != {"conv", "linear"} or not all(0 < size <= 1000 for size in sizes.values()):
             valid = "a number in (0, 1000], or {conv: number, linear: number}"
             raise ConfigError("methods.fot.sketch_size", sketch_size, valid)
@@ -135,10 +177,14 @@ class FOT(Method):
             )
         self.threshold = threshold
         self.threshold_increment = threshold_increment
+        self.message = message
         self.sketch_size = sketch_size
         self._multiples = sizes
         self.rank_rule = rank_rule
         self.minimum_rank = minimum_rank
+        self.capacity = capacity
+        self.importance_scale = importance_scale
+        self.last_extraction = last_extraction
         self.residual_share = residual_share
         self.layers = layers
         self.gpse_model = gpse_model
@@ -151,6 +197,7 @@ class FOT(Method):
         self.mechanism = mechanism
         self._frozen: set[str] = set()
         self.bases: dict[str, Tensor] = {}
+        self.importance: dict[str, Tensor] = {}
         self.gpse_seconds: list[float] = []
         self._rows: list[dict[str, Any]] = []
         self._started = 0.0
@@ -179,16 +226,19 @@ class FOT(Method):
                 raise ConfigError("methods.fot.layers", name, "layers whose weights are not kept local by a method")
         self._protected = chosen
         self._with_bias = {n: self.protect_bias and m.bias is not None for n, m in chosen.items()}
+        self._message: GpseMessage = (
+            CovarianceMessage(context.seed, self.mechanism)
+            if self.message == "covariance"
+            else SketchMessage(context.seed, self._multiples, self.sketch_sharing, self.residual_share, self.mechanism)
+        )
         self._extraction = SubspaceExtraction(
             context,
             chosen,
             self._with_bias,
-            self._multiples,
+            self._message,
             self.gpse_batch_size,
-            self.gpse_dropout,
-            self.sketch_sharing,
-            self.residual_share,
-            self.mechanism,
+            bool(self.gpse_dropout),
+            self.sketch_sharing if self.gpse_dropout == "shared" else 1,
         )
         self._dims = self._extraction.dims
         undone = [name for name, method in context.methods.items() if moves_model_after_round(method)]
@@ -203,11 +253,11 @@ class FOT(Method):
         projected = dict(step)
         for name in self.bases:
             weight, bias = f"{name}.weight", f"{name}.bias"
-            basis = self._basis(name, step[weight].device)
+            basis, importance = self._protection(name, step[weight].device)
             if self._with_bias[name]:
-                projected[weight], projected[bias] = project_with_bias(step[weight], step[bias], basis)
+                projected[weight], projected[bias] = project_with_bias(step[weight], step[bias], basis, importance)
             else:
-                projected[weight] = project(step[weight], basis)
+                projected[weight] = project(step[weight], basis, importance)
         if self._frozen and self.context.task_of(self.context.round) > 0:
             for name in self._frozen:
                 projected[name] = torch.zeros_like(step[name])
@@ -217,12 +267,14 @@ class FOT(Method):
         """The first layer's parameters, from the second task on, with ``freeze_first_layer``."""
         return self._frozen if cohort.task > 0 else ()
 
-    def _basis(self, name: str, device: torch.device) -> Tensor | None:
-        """A layer's basis on ``device``; a checkpoint is loaded before the network moves to an accelerator."""
-        if name not in self.bases:
-            return None
-        self.bases[name] = self.bases[name].to(device)
-        return self.bases[name]
+    def _protection(self, name: str, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """A layer's basis, and its directions' importance, on ``device``: a checkpoint is loaded before the network
+        moves to an accelerator.
+        """
+        for held in (self.bases, self.importance):
+            if name in held:
+                held[name] = held[name].to(device)
+        return self.bases.get(name), self.importance.get(name)
 
     # GPSE.
 
@@ -252,8 +304,12 @@ class FOT(Method):
         self._grow(plan.task, started)
         self._started = 0.0
 
+    @property
+    def _topic(self) -> str:
+        return f"fot {self.message}"
+
     def _extracts_after(self, task: int) -> bool:
-        return not self.context.is_last(task) and bool(self._protected)
+        return bool(self._protected) and (self.last_extraction or not self.context.is_last(task))
 
     def _send_sketches(
         self,
@@ -262,57 +318,60 @@ class FOT(Method):
         senders: Sequence[int],
         local: Iterable[dict[str, Tensor]] | None = None,
     ) -> None:
-        """Send the bases to some of the ``senders``, and their sketches to the server."""
+        """Send the bases to some of the ``senders`` if they need them, and their messages to the server."""
         device = next(self.context.network.parameters()).device
-        bases = {name: basis for name in self.bases if (basis := self._basis(name, device)) is not None}
+        bases = {}
+        if self._message.needs_bases:
+            bases = {name: basis for name in self.bases if (basis := self._protection(name, device)[0]) is not None}
         channel = self.context.channel
         if bases:
             channel.downlink("fot bases", bases, len(clients))
         for client, message in self._extraction.messages(plan.task, clients, senders, bases, local):
-            channel.uplink("fot sketch", message, [1.0], [client])
+            channel.uplink(self._topic, message, [1.0], [client])
 
     def _grow(self, task: int, started: float) -> None:
-        """Apply the rank rule and grow the bases from the summed sketches, at the server."""
-        sums, _ = self.context.channel.sum("fot sketch")
+        """Apply the rank rule and grow the bases from the summed messages, at the server."""
+        sums, _ = self.context.channel.sum(self._topic)
         # In one process: rounding may differ between processes, and with it the number of directions.
-        self.bases, rows = self.context.at_server(lambda: self._grown(sums, task))
+        self.bases, self.importance, rows = self.context.at_server(lambda: self._grown(sums, task))
         seconds = time.perf_counter() - started
         self.gpse_seconds.append(seconds)
         self._rows += [{**row, "gpse_seconds": seconds} for row in rows]
 
-    def _grown(self, sums: Mapping[str, Tensor], task: int) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        """The grown bases, and rows of the method's table without the seconds."""
+    def _grown(
+        self, sums: Mapping[str, Tensor], task: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Any]]]:
+        """The grown bases, their directions' importance, and rows of the method's table without the seconds."""
         threshold = min(1.0, self.threshold + task * self.threshold_increment)
-        rows, bases = [], dict(self.bases)
+        left = self.context.num_tasks - 1 - task + self.last_extraction
+        rows, bases, importances = [], dict(self.bases), dict(self.importance)
         for name, d in self._dims.items():
-            a, energies = sums[name], sums[f"{name} energies"]
-            basis = self._basis(name, a.device)
-            if self.mechanism is not None:
-                a = project(a.T, basis).T  # noise inside the basis does not describe the data
-            if self.residual_share == "client_mean":
-                rho = float(energies[1] / energies[0])
-            else:
-                rho = residual_share(energies[0], energies[1])
-            directions, singular_values = principal_directions(a)
+            basis, importance = self._protection(name, sums[name].device)
+            seen = self._message.spectrum(sums, name, d, basis)
             size = 0 if basis is None else basis.shape[1]
-            rank = choose_rank(singular_values, rho, threshold, self.rank_rule, self.minimum_rank, d - size)
-            bases[name] = grow_basis(basis, directions[:, :rank].to(a.device))
+            room = room_for(self.capacity, d, size, left)
+            rank = choose_rank(seen.values, seen.rho, threshold, self.rank_rule, self.minimum_rank, room)
+            bases[name] = grow_basis(basis, seen.directions[:, :rank].to(sums[name].device))
             new_size = bases[name].shape[1]
-            rows.append(
-                {
-                    "task": task,
-                    "layer": name,
-                    "input_dim": d,
-                    "basis_size": new_size,
-                    "added": new_size - size,
-                    "used_space": 100 * used_share(bases[name], d),
-                    "residual_share": rho,
-                    "threshold": threshold,
-                    "sketch_bytes": a.numel() * a.element_size(),
-                    "basis_bytes": payload_bytes({name: bases[name]}),
-                }
-            )
-        return bases, rows
+            row = {
+                "task": task,
+                "layer": name,
+                "input_dim": d,
+                "basis_size": new_size,
+                "added": new_size - size,
+                "used_space": 100 * used_share(bases[name], d),
+                "residual_share": seen.rho,
+                "threshold": threshold,
+                "sketch_bytes": seen.message_bytes,
+                "basis_bytes": payload_bytes({name: bases[name]}),
+            }
+            if self.importance_scale is not None and seen.moments is not None:
+                importances[name] = accumulated_importance(
+                    importance, bases[name], size, seen.moments, seen.values, self.importance_scale
+                )
+                row["importance"] = float(importances[name].sum()) / max(1, new_size)
+            rows.append(row)
+        return bases, importances, rows
 
     # Reports and checkpoints.
 

@@ -372,8 +372,8 @@ def test_patches_are_never_all_in_memory(by_covariance: bool, monkeypatch: pytes
 
     lines_of = covariance._image_lines
 
-    def counted_lines(layer: nn.Conv2d, x: Tensor) -> Iterator[Tensor]:
-        for lines in lines_of(layer, x):
+    def counted_lines(layer: nn.Conv2d, x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+        for lines in lines_of(layer, x, dtype):
             counts.append((len(lines) - layer.kernel_size[0] + 1) * lines.shape[1])
             yield lines
 

@@ -76,12 +76,13 @@ def train_images(data: FederatedDataModule, task: int, index: Sequence[int] | sl
 
 @dataclass
 class Sketched:
-    """What one client sends for one layer, before any scalar is made of the energies."""
+    """What one client sends for one layer, before any scalar is made of the energies, and the inputs it is made of."""
 
     a: np.ndarray
     energy: float
     residual: float
     samples: int
+    rows: np.ndarray
 
 
 def sketch(
@@ -101,11 +102,11 @@ def sketch(
     """
     own = data.indices[task][client].tolist()
     generator = torch_generator(data.seed, "sketch", task, client, number)
-    result = Sketched(np.zeros((len(basis), columns)), 0.0, 0.0, len(own))
     pieces = [
         layer_rows(network, name, train_images(data, task, own[start : start + batch]), with_bias)
         for start in range(0, len(own), batch)
     ]
+    result = Sketched(np.zeros((len(basis), columns)), 0.0, 0.0, len(own), np.concatenate(pieces))
     layer, count = network.get_submodule(name), sum(map(len, pieces))
     from_covariance = covariance_is_cheaper(layer, count, len(basis), columns)
     covariance = np.zeros((len(basis), len(basis)))
@@ -127,11 +128,13 @@ def sketch(
 
 @dataclass
 class Grown:
-    """A layer after an extraction."""
+    """A layer after an extraction, the task's inputs, and the singular values of those outside the basis."""
 
     basis: np.ndarray
     added: int
     rho: float
+    rows: np.ndarray
+    values: np.ndarray
 
 
 def rank(energies: np.ndarray, rho: float, threshold: float, rule: str) -> int:
@@ -158,6 +161,7 @@ def extract(
     client_mean: bool = False,
     batch: int = 500,
     biases: bool = False,
+    exact: bool = False,
     privatise: Callable[[np.ndarray, int, int], np.ndarray] | None = None,
 ) -> dict[str, Grown]:
     """The server's part: the sum of the clients' sketches (eq 10), its singular vectors (eq 11), the rank rule.
@@ -174,6 +178,7 @@ def extract(
         client_mean: rho as the mean of the clients' own, weighted by samples.
         batch: samples per piece of a sketch.
         biases: a 1 is appended to the inputs of every layer that has a bias.
+        exact: the server knows the inputs themselves instead of sketches.
         privatise: (A_i, client, layer's number) -> what the client sends instead of A_i.
     """
     grown = {}
@@ -191,13 +196,17 @@ def extract(
             rho = sum(n * share for n, share in own) / sum(n for n, _ in own)
         else:
             rho = np.sqrt(sum(s.residual for s in sent.values()) / sum(s.energy for s in sent.values()))
-        total = sum(s.a if privatise is None else privatise(s.a, client, number) for client, s in sent.items())
+        rows = np.concatenate([s.rows for s in sent.values()])
+        if exact:
+            total = rows.T
+        else:
+            total = sum(s.a if privatise is None else privatise(s.a, client, number) for client, s in sent.items())
         total = total - basis @ (basis.T @ total)  # nothing to remove unless noise was added
         directions, values, _ = np.linalg.svd(total, full_matrices=False)
         room = len(basis) - basis.shape[1]
         added = min(max(rank(values[:room] ** 2, rho, threshold, rule), minimum), room)
         basis = np.linalg.qr(np.concatenate([basis, directions[:, :added]], 1)).Q
-        grown[name] = Grown(basis, added, float(rho))
+        grown[name] = Grown(basis, added, float(rho), rows, values)
     return grown
 
 

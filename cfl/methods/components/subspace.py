@@ -337,8 +337,11 @@ def grow_basis(basis: Tensor | None, directions: Tensor) -> Tensor:
     return torch.cat([old, grown[:, old.shape[1] :].to(dtype)], 1)
 
 
-def project(delta: Tensor, basis: Tensor | None) -> Tensor:
+def project(delta: Tensor, basis: Tensor | None, importance: Tensor | None = None) -> Tensor:
     """``delta`` minus its part that acts on the basis: ``delta - (delta O) O^T``.
+
+    With ``importance``, that part is removed in proportion: ``delta - (delta O) diag(importance) O^T`` (SGP, Saha and
+    Roy, AAAI 2023, eq 7).
 
     FOT eq 6. The paper writes ``O O^T delta`` for a weight stored ``[d, o]``; torch stores it ``[o, d]``, so the
     product is on the other side. Afterwards ``project(delta, O) @ O = 0``: inputs in the span of ``O`` see no change.
@@ -346,7 +349,8 @@ def project(delta: Tensor, basis: Tensor | None) -> Tensor:
 
     Args:
         delta: ``[o, d]``, or any ``[o, ...]`` with ``d`` values per leading index, e.g. ``[o, c, kh, kw]``.
-        basis: ``[d, k]`` or None. ``k = d`` freezes the layer: the result is exactly zero.
+        basis: ``[d, k]`` or None. Without ``importance``, ``k = d`` freezes the layer: the result is exactly zero.
+        importance: ``[k]``, in [0, 1], of the basis's columns; None: all 1.
 
     Returns:
         The projected tensor in ``delta``'s shape and dtype; ``delta`` itself if the basis is empty.
@@ -358,22 +362,26 @@ def project(delta: Tensor, basis: Tensor | None) -> Tensor:
         return delta
     if delta.ndim < 2 or delta.flatten(1).shape[1] != basis.shape[0]:
         raise ValueError(f"a basis {list(basis.shape)} does not fit a tensor of shape {list(delta.shape)}")
-    if basis.shape[1] >= basis.shape[0]:
+    if importance is None and basis.shape[1] >= basis.shape[0]:
         return torch.zeros_like(delta)
     exact = torch.promote_types(delta.dtype, basis.dtype)
     flat, columns = delta.flatten(1).to(exact), basis.to(exact)
-    return (flat - (flat @ columns) @ columns.T).to(delta.dtype).view(delta.shape)
+    inside = flat @ columns if importance is None else flat @ columns * importance.to(exact)
+    return (flat - inside @ columns.T).to(delta.dtype).view(delta.shape)
 
 
-def project_with_bias(weight: Tensor, bias: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor]:
+def project_with_bias(
+    weight: Tensor, bias: Tensor, basis: Tensor | None, importance: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """:func:`project` for the updates of a weight and its bias together, on a basis of inputs with a 1 appended.
 
     Args:
         weight: ``[o, ...]`` with ``d`` values per output.
         bias: ``[o]``.
         basis: ``[d + 1, k]`` grown from rows with ``with_bias=True``, or None.
+        importance: as for :func:`project`.
     """
-    joint = project(torch.cat([weight.flatten(1), bias[:, None]], 1), basis)
+    joint = project(torch.cat([weight.flatten(1), bias[:, None]], 1), basis, importance)
     return joint[:, :-1].reshape(weight.shape), joint[:, -1]
 
 

@@ -23,11 +23,11 @@ _ROOT = 9
 
 
 class InputCovariance:
-    """``C = sum_j x_j x_j^T`` over a layer's input vectors ``x_j [d]``, in float64, batch by batch.
+    """``C = sum_j x_j x_j^T`` over a layer's input vectors ``x_j [d]``, batch by batch.
 
-    The vectors are those of :func:`cfl.methods.components.subspace.layer_inputs`. Float64, because the singular values
-    of a sketch drawn from ``C`` are square roots of its eigenvalues: in float32 singular values that are 0 would come
-    out as 3e-4 of the largest.
+    The vectors are those of :func:`cfl.methods.components.subspace.layer_inputs`. By default products are float64,
+    because the singular values of a sketch drawn from ``C`` are square roots of its eigenvalues: in float32 singular
+    values that are 0 would come out as 3e-4 of the largest. The sum over batches is float64 always.
 
     A convolution with vertical stride 1 needs no patches. With ``l_t`` the vector of all values that a patch sees of
     padded image line t (``channels * kw`` long, one per horizontal position), the block of kernel lines i and i + a is
@@ -37,14 +37,21 @@ class InputCovariance:
     Args:
         layer: see :func:`cfl.methods.components.subspace.layer_dim`.
         with_bias: append an input that is always 1.
+        product: dtype of a batch's products. float32 takes half the time, and is enough where ``C`` is sent in float32.
 
     Attributes:
         rows: number of input vectors so far.
     """
 
-    def __init__(self, layer: nn.Module, with_bias: bool = False, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        with_bias: bool = False,
+        device: torch.device | str | None = None,
+        product: torch.dtype = torch.float64,
+    ) -> None:
         self._d = layer_dim(layer, with_bias)
-        self._with_bias = with_bias
+        self._with_bias, self._product = with_bias, product
         self._by_lines = by_lines(layer)
         self.rows = 0
         exact = partial(torch.zeros, dtype=torch.float64, device=device)
@@ -66,13 +73,17 @@ class InputCovariance:
         """
         with torch.autocast(x.device.type, enabled=False):
             if isinstance(layer, nn.Conv2d) and self._by_lines:
-                for lines in _image_lines(layer, x):
+                for lines in _image_lines(layer, x, self._product):
                     self._add_lines(lines)
                 return
             for rows in layer_inputs(layer, x, self._with_bias, _MAX_ROWS):
-                exact = rows.double()
+                factor = rows.to(self._product)
                 for strip in _strips(self._d):
-                    self._gram[strip, : strip.stop].addmm_(exact[:, strip].T, exact[:, : strip.stop])
+                    added, left, right = self._gram[strip, : strip.stop], factor[:, strip].T, factor[:, : strip.stop]
+                    if factor.dtype == added.dtype:
+                        added.addmm_(left, right)
+                    else:
+                        added += left @ right
                 self.rows += len(rows)
 
     def _add_lines(self, lines: Tensor) -> None:
@@ -89,7 +100,7 @@ class InputCovariance:
                 self._blocks[i, i + lag] += block
         if self._with_bias:
             for i in range(kernel_lines):
-                self._sums[i] += lines[i : i + height].sum((0, 1))
+                self._sums[i] += lines[i : i + height].sum((0, 1), dtype=torch.float64)
         self.rows += height * lines.shape[1]
 
     def matrix(self) -> Tensor:
@@ -118,15 +129,15 @@ def by_lines(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d) and layer.stride[0] == layer.dilation[0] == 1 and layer.kernel_size[0] > 1
 
 
-def _image_lines(layer: nn.Conv2d, x: Tensor) -> list[Tensor]:
-    """Padded images as ``[H, n, channels * kw]`` float64, some at a time."""
+def _image_lines(layer: nn.Conv2d, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Padded images as ``[H, n, channels * kw]``, some at a time."""
     if x.ndim < 3 or x.shape[-3] != layer.in_channels:
         raise ValueError(f"{layer} does not take an input of shape {list(x.shape)}")
     images = F.pad(x.reshape(-1, *x.shape[-3:]), conv_padding(layer))
     extent = layer.dilation[1] * (layer.kernel_size[1] - 1) + 1
     windows = images.unfold(3, extent, layer.stride[1])[..., :: layer.dilation[1]].permute(2, 0, 3, 1, 4)
     at_once = max(1, _MAX_ROWS // (windows.shape[0] * windows.shape[2]))
-    return [part.double().flatten(3).flatten(1, 2) for part in windows.split(at_once, 1)]
+    return [part.to(dtype).flatten(3).flatten(1, 2) for part in windows.split(at_once, 1)]
 
 
 def _strips(d: int) -> list[slice]:
@@ -181,20 +192,23 @@ def draw_sketch(
     Returns:
         ``A [d, s]`` float32 and the float64 scalars ``||X||_F^2``, ``||X*||_F^2``; NaN if the covariance has any.
     """
-    outside = covariance if basis is None else _outside(covariance, basis.double())
+    outside = covariance_outside(covariance, basis)
     root = _root(outside).float()
     gaussian = torch.randn(len(root), columns, generator=generator, device=generator.device).to(root.device)
     with torch.autocast(root.device.type, enabled=False):
         return root @ gaussian, covariance.trace(), outside.trace()
 
 
-def _outside(covariance: Tensor, basis: Tensor) -> Tensor:
-    """``(I - O O^T) C (I - O O^T)``."""
+def covariance_outside(covariance: Tensor, basis: Tensor | None) -> Tensor:
+    """``(I - O O^T) C (I - O O^T)``, the covariance ``[d, d]`` of inputs outside a basis ``[d, k]``, in float64."""
+    if basis is None:
+        return covariance
     if basis.shape[1] >= basis.shape[0]:
         return torch.zeros_like(covariance)
+    columns = basis.double()
     with torch.autocast(covariance.device.type, enabled=False):
-        product = covariance @ basis
-        half = (product - basis @ (basis.T @ product) / 2) @ basis.T
+        product = covariance @ columns
+        half = (product - columns @ (columns.T @ product) / 2) @ columns.T
     return covariance - half - half.T
 
 

@@ -1,0 +1,70 @@
+"""GPSE by second moments: what a client sends of a layer instead of a sketch, and what the server reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from cfl.methods.components.gaussian_mechanism import GaussianMechanism
+from cfl.methods.components.layer_inputs.covariance import InputCovariance, covariance_outside
+from cfl.methods.components.layer_inputs.gpse_message import LayerOfClient
+from cfl.methods.components.layer_inputs.packed import pack, unpack
+from cfl.methods.components.layer_inputs.spectrum import Spectrum
+from cfl.methods.components.subspace import residual_share
+from cfl.randomness.generators import torch_generator
+
+# Float32 rounding of a sum of second moments: errors of its eigenvalues, relative to its Frobenius norm.
+_ROUNDING = 2**-24
+
+
+class CovarianceMessage:
+    """A client's second moments ``C_i = X_i X_i^T`` of a layer's inputs: the ``d (d + 1) / 2`` numbers of a triangle.
+
+    A sketch ``A = X* G`` with s columns has ``E[A A^T] = s X* X*^T``: second moments are what a sketch of infinitely
+    many columns gives, up to the factor s. They take ``(d + 1) / (2 s)`` of its numbers: a tenth for ``s = 5 d``.
+
+    The raw moments are sent, in float32, and the server computes ``(I - O O^T) C (I - O O^T)`` in float64. So no basis
+    goes down, and the share rho and the importance of old directions follow from the same message, without the scalars
+    that go with a sketch. Rounding hides directions with less than 6e-8 of the matrix's Frobenius norm: eigenvalues
+    below that are taken as 0. Thresholds up to 0.9999 do not need them.
+
+    With ``mechanism``, the triangle is clipped in the matrix's Frobenius norm and every number of it gets noise
+    (:func:`cfl.methods.components.layer_inputs.packed.pack`). Negative eigenvalues of the noisy sum are set to 0. All
+    that is sent of the inputs is then noisy, rho included.
+
+    Args:
+        seed: of the experiment.
+        mechanism: noise on the moments, or None.
+    """
+
+    needs_bases = False
+
+    def __init__(self, seed: int, mechanism: GaussianMechanism | None) -> None:
+        self.seed, self.mechanism = seed, mechanism
+
+    def collector(self, layer: nn.Module, of: LayerOfClient) -> InputCovariance:
+        """Second moments to which the layer's inputs are added."""
+        return InputCovariance(layer, of.with_bias, next(layer.parameters()).device, torch.float32)
+
+    def sent(self, collector: InputCovariance, of: LayerOfClient) -> dict[str, Tensor]:
+        """The packed moments ``[1, d (d + 1) / 2]`` under the layer's name."""
+        packed = pack(collector.matrix()).float()
+        if self.mechanism is not None:
+            noise = torch_generator(self.seed, "covariance noise", of.task, of.client, of.number)
+            packed = self.mechanism.privatise(packed, noise, of.clients)
+        return {of.name: packed[None]}
+
+    def spectrum(self, sums: Mapping[str, Tensor], name: str, d: int, basis: Tensor | None) -> Spectrum:
+        """Eigenvectors of the moments outside the basis, roots of the eigenvalues, and rho; float64."""
+        moments = unpack(sums[name], d)
+        if self.mechanism is not None:
+            energies, directions = torch.linalg.eigh(moments)
+            moments = (directions * energies.clamp(min=0)) @ directions.T
+        outside = covariance_outside(moments, basis)
+        energies, directions = torch.linalg.eigh(outside)
+        floor = _ROUNDING * torch.linalg.matrix_norm(moments)
+        values = torch.where(energies > floor, energies, 0).flip(0).sqrt()
+        rho = residual_share(moments.trace(), values.square().sum())
+        return Spectrum(directions.flip(1), values, rho, moments, sums[name].numel() * sums[name].element_size())

@@ -1,0 +1,64 @@
+"""The two ways in which clients tell FOT's server about their layer inputs share this form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from cfl.methods.components.layer_inputs.spectrum import Spectrum
+
+
+class LayerOfClient(NamedTuple):
+    """A layer in one client's message.
+
+    Attributes:
+        name: of the layer.
+        number: of the layer among the protected ones.
+        d: length of its input vectors, with the 1 of the bias if it counts.
+        with_bias: whether a 1 is appended to its inputs.
+        positions: input vectors per sample.
+        basis: ``[d, k]`` of earlier tasks, or None.
+        task: whose samples are used.
+        client: the sender.
+        samples: number of the client's samples.
+        position: of the client among all senders, ascending.
+        clients: number of senders.
+    """
+
+    name: str
+    number: int
+    d: int
+    with_bias: bool
+    positions: int
+    basis: Tensor | None
+    task: int
+    client: int
+    samples: int
+    position: int
+    clients: int
+
+
+class Collector(Protocol):
+    """Takes a layer's inputs from forward passes."""
+
+    def add(self, layer: nn.Module, x: Tensor) -> None:
+        """Add inputs of the layer, or of a copy of it."""
+
+
+class GpseMessage(Protocol):
+    """What a client sends of a layer's inputs, and what the server reads from the sum over clients."""
+
+    @property
+    def needs_bases(self) -> bool:
+        """Whether clients compute with the bases of earlier tasks, which are then sent to them."""
+
+    def collector(self, layer: nn.Module, of: LayerOfClient) -> Any:
+        """A :class:`Collector` for one client's inputs."""
+
+    def sent(self, collector: Any, of: LayerOfClient) -> dict[str, Tensor]:
+        """The client's message for the layer, each tensor ``[1, ...]``, from a collector that has seen all inputs."""
+
+    def spectrum(self, sums: Mapping[str, Tensor], name: str, d: int, basis: Tensor | None) -> Spectrum:
+        """What the sum of the messages tells of a layer."""

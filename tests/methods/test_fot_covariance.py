@@ -1,0 +1,312 @@
+"""FOT with second moments instead of sketches, room for later tasks, and protection in proportion to importance."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.naive import plain_network
+from support.naive_fot import Grown, Watch, extract, projector
+from support.tiny import NetworkFactory, StridedNet, double, fit, mlp, permuted, sgd, tiny_client, tiny_data
+
+from cfl.data.partitions import Dirichlet
+from cfl.federation.channel import Channel
+from cfl.methods import FOT
+from cfl.methods.components.capacity import room_for
+from cfl.methods.components.gaussian_mechanism import GaussianMechanism
+from cfl.methods.components.layer_inputs.covariance_message import CovarianceMessage
+from cfl.methods.components.layer_inputs.packed import pack, packed_size, unpack
+from cfl.methods.components.subspace import choose_rank, project
+from cfl.models import MLP
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
+
+deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
+LAYERS: dict[NetworkFactory, dict[str, int]] = {
+    deep_mlp: {"layers.0": 16, "layers.1": 10, "head": 7},
+    StridedNet: {"conv1": 9, "conv2": 18, "fc": 8, "head": 6},
+}
+SCHEDULE = {"rounds_per_task": 2, "clients_per_round": 3}
+
+
+def run(make: NetworkFactory, fot: FOT, tasks: int = 3, **data_options: Any) -> tuple[Any, Watch, list[Any]]:
+    """A whole run, and the global networks at the end of each task."""
+    options = {"partition": Dirichlet(alpha=1.0, min_samples=3), "schedule": SCHEDULE, **data_options}
+    data, watch = tiny_data(permuted(tasks), **options), Watch(fot)
+    fit(tiny_client(data, double(make), sgd, {"fot": fot}), data, None, [watch])
+    networks = [plain_network(data, double(make), watch.models[2 * (task + 1)]).eval() for task in range(tasks)]
+    return data, watch, networks
+
+
+def extractions(
+    make: NetworkFactory, data: Any, networks: list[Any], thresholds: list[float], biases: bool = False, **naive: Any
+) -> list[dict[str, Grown]]:
+    """What the server should have found after each of the tasks."""
+    bases = {
+        name: np.zeros((d + (biases and networks[0].get_submodule(name).bias is not None), 0))
+        for name, d in LAYERS[make].items()
+    }
+    found = []
+    for task, threshold in enumerate(thresholds):
+        clients = data.rounds.round(2 * task + 1).clients
+        grown = extract(
+            dict.fromkeys(clients, networks[task]),
+            data,
+            task,
+            bases,
+            threshold,
+            multiples={"conv": 1, "linear": 1},
+            exact=True,
+            biases=biases,
+            **naive,
+        )
+        found.append(grown)
+        bases = {name: layer.basis for name, layer in grown.items()}
+    return found
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("make", LAYERS, ids=["mlp", "convolutions"])
+@pytest.mark.parametrize("rule", ["code", "gpm"])
+def test_bases_are_the_principal_directions_of_the_inputs_themselves(
+    make: NetworkFactory, biases: bool, rule: Any
+) -> None:
+    """Against the singular vectors of all clients' inputs, stacked; float64, one patch after another."""
+    fot = FOT(0.9, message="covariance", rank_rule=rule, protect_bias=biases)
+    data, watch, networks = run(make, fot)
+    for task, expected in enumerate(extractions(make, data, networks, [0.9, 0.9], biases, rule=rule)):
+        rows = {row["layer"]: row for row in fot.report().rows if row["task"] == task}
+        for name, grown in expected.items():
+            found = watch.bases[2 * (task + 1)][name]
+            assert rows[name]["added"] == grown.added, (task, name)
+            assert rows[name]["residual_share"] == pytest.approx(grown.rho, rel=1e-4)
+            np.testing.assert_allclose(projector(found), projector(grown.basis), rtol=0, atol=1e-3, err_msg=name)
+
+
+def test_the_last_task_is_extracted_only_when_asked_for() -> None:
+    for asked in (False, True):
+        fot = FOT(0.9, message="covariance", last_extraction=asked)
+        data, _, networks = run(deep_mlp, fot)
+        assert {row["task"] for row in fot.report().rows} == {0, 1, *([2] if asked else [])}
+    expected = extractions(deep_mlp, data, networks, [0.9] * 3)[2]
+    for name, grown in expected.items():
+        np.testing.assert_allclose(projector(fot.bases[name]), projector(grown.basis), rtol=0, atol=1e-3)
+
+
+# The message
+
+
+def some_moments(energies: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """``[d, d]`` directions as columns, and second moments with these energies along them."""
+    directions = np.linalg.qr(np.random.default_rng(seed).normal(size=(len(energies),) * 2)).Q
+    return directions, directions @ np.diag(energies) @ directions.T
+
+
+def test_a_packed_matrix_has_its_norm_and_comes_back() -> None:
+    _, matrix = some_moments(np.linspace(0.1, 5, 9))
+    packed = pack(torch.from_numpy(matrix))
+    assert packed.shape == (packed_size(9),) == (45,)
+    assert float(packed.norm()) == pytest.approx(np.linalg.norm(matrix))
+    np.testing.assert_allclose(unpack(packed, 9).numpy(), matrix, rtol=1e-14)
+
+
+@pytest.mark.parametrize("share", [1e-2, 1e-4, 1e-5])
+def test_float32_moments_keep_small_residuals(share: float) -> None:
+    """Raw moments sent in float32: ranks behind a basis that leaves ``share`` of the energy are those of float64."""
+    d, old = 60, 12
+    energies = np.concatenate([np.geomspace(1, 0.1, old), np.geomspace(1, 1e-2, d - old)])
+    energies[old:] *= share * energies[:old].sum() / energies[old:].sum() / (1 - share)
+    directions, moments = some_moments(energies * 1e4)
+    basis = torch.from_numpy(directions[:, :old]).float()
+    sums = {"layer": pack(torch.from_numpy(moments)).float()}
+    seen = CovarianceMessage(0, None).spectrum(sums, "layer", d, basis)
+    assert seen.rho == pytest.approx(math.sqrt(share), rel=0.05)
+    for threshold in (1 - share / 2, 1 - share / 10):
+        exact = np.cumsum(energies[old:]) + energies[:old].sum()
+        needed = int((exact < threshold * energies.sum()).sum()) + 1
+        assert abs(choose_rank(seen.values, seen.rho, threshold, "gpm", 0, d - old) - needed) <= 1
+
+
+def test_inputs_inside_the_basis_leave_nothing_behind() -> None:
+    """What float32 rounding leaves there is no direction to protect."""
+    d, old = 60, 12
+    directions, moments = some_moments(np.concatenate([np.geomspace(1, 1e-3, old), np.zeros(d - old)]) * 1e4)
+    basis = torch.from_numpy(directions[:, :old]).float()
+    sums = {"layer": pack(torch.from_numpy(moments)).float()}
+    seen = CovarianceMessage(0, None).spectrum(sums, "layer", d, basis)
+    assert choose_rank(seen.values, seen.rho, 1.0, "code", 1, d - old) == 0
+
+
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, torch.Tensor]]]:
+    messages: list[tuple[int, dict[str, torch.Tensor]]] = []
+    uplink = Channel.uplink
+
+    def listen(self: Channel, topic: str, payload: Any, weights: Any, clients: Any) -> None:
+        if topic == "fot covariance":
+            messages.append((clients[0], {name: value[0].clone() for name, value in payload.items()}))
+        uplink(self, topic, payload, weights, clients)
+
+    monkeypatch.setattr(Channel, "uplink", listen)
+    return messages
+
+
+def test_clients_send_a_triangle_and_receive_no_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = heard(monkeypatch)
+    fot = FOT(0.9, message="covariance")
+    run(deep_mlp, fot)
+    assert len(messages) == 2 * 3
+    assert {name: len(value) for name, value in messages[0][1].items()} == {"layers.0": 136, "layers.1": 55, "head": 28}
+    assert all(value.dtype == torch.float32 for _, message in messages for value in message.values())
+    channel = fot.context.channel
+    assert channel.uplink_bytes["fot covariance"] == 2 * 3 * 4 * (136 + 55 + 28)
+    assert "fot bases" not in channel.downlink_bytes
+    assert fot.report().figures["sketch_bytes"] == 4 * (136 + 55 + 28)
+
+
+def test_noise_has_its_variance_on_a_triangle_clipped_in_the_frobenius_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = heard(monkeypatch)
+    mechanism = GaussianMechanism(epsilon=0.5, delta=1e-3, clip=2.0)
+    for chosen in (None, mechanism):  # learning rate 0: the noise must not reach later inputs by way of the model
+        data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+        fot = FOT(0.9, message="covariance", mechanism=chosen)
+        fit(tiny_client(data, mlp, partial(torch.optim.SGD, lr=0.0), {"fot": fot}), data)
+    assert len(messages) == 8
+    sigma, noises = math.sqrt(2 * math.log(1.25 / 1e-3) * 2.0**2 / (0.5**2 * 4)), []
+    for (client, plain), (other, private) in zip(messages[:4], messages[4:], strict=True):
+        assert client == other
+        for name, d in {"layers.0": 16, "head": 8}.items():
+            matrix = unpack(plain[name], d).numpy()
+            norm = np.linalg.norm(matrix)
+            assert norm > 2.0
+            noise = private[name].double().numpy() - pack(torch.from_numpy(matrix / norm * 2.0)).numpy()
+            noises.append(noise[:36] / sigma)
+    everything = np.concatenate(noises)
+    assert everything.std() == pytest.approx(1, rel=5 / math.sqrt(2 * everything.size))
+    assert abs(np.corrcoef(noises) - np.eye(len(noises))).max() < 0.75
+    # Noise makes energies negative; the bases come from the others.
+    assert all(bool(basis.isfinite().all()) for basis in fot.bases.values())
+
+
+# Room for later tasks
+
+
+def test_room_is_divided_among_the_tasks_to_come() -> None:
+    total = {"total": 0.5}
+    used = [0]
+    for left in range(9, 0, -1):
+        used.append(used[-1] + room_for(total, 100, used[-1], left))
+    assert np.diff(used).max() - np.diff(used).min() <= 1
+    assert used[-1] == 50
+    assert room_for(total, 100, 0, 9) == 6
+    assert room_for(total, 100, 0, 1) == 50
+    assert room_for(total, 100, 50, 1) == 0
+    assert [room_for({"per_task": 0.1}, 100, k, 5) for k in (0, 50, 98, 100)] == [10, 5, 1, 0]
+    assert room_for(None, 100, 30, 5) == 70
+
+
+@pytest.mark.parametrize("capacity", [{"total": 0.5}, {"per_task": 0.25}])
+def test_no_task_takes_more_than_its_room(capacity: dict[str, float]) -> None:
+    free = FOT(0.999, message="covariance")
+    run(deep_mlp, free)
+    bound = FOT(0.999, message="covariance", capacity=capacity)
+    _, watch, _ = run(deep_mlp, bound)
+    for name, d in LAYERS[deep_mlp].items():
+        used = 0
+        for task in (0, 1):
+            added = next(row["added"] for row in bound.report().rows if (row["task"], row["layer"]) == (task, name))
+            assert added == room_for(capacity, d, used, 2 - task)
+            used += added
+        assert used < free.bases[name].shape[1]
+        assert watch.bases[-1][name].shape == (d, used)
+
+
+# Protection in proportion to importance
+
+
+def naive_importance(grown: Grown, old: int, before: np.ndarray, alpha: float) -> np.ndarray:
+    """SGP's importance of every direction, from single inputs."""
+    singular = [math.sqrt(sum(float(grown.basis[:, j] @ row) ** 2 for row in grown.rows)) for j in range(old)]
+    singular += [float(value) for value in grown.values[: grown.added]]
+    largest = max(singular)
+    importance = [(alpha + 1) * value / (alpha * value + largest) for value in singular]
+    return np.array([min(1.0, value + before[j]) if j < old else value for j, value in enumerate(importance)])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 20.0])
+def test_importance_is_that_of_a_plain_loop_and_scales_the_projection(alpha: float) -> None:
+    steps: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+    fot = FOT(0.9, message="covariance", importance_scale=alpha)
+    transform = fot.transform_step
+
+    def listen(step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        projected = transform(step)
+        steps.append((step, projected))
+        return projected
+
+    fot.transform_step = listen  # type: ignore[method-assign]
+    data, _, networks = run(deep_mlp, fot)
+    # The bases of a plain loop span the same space with other signs at most: rounding is small beside the gaps here.
+    before = {name: np.zeros(0) for name in LAYERS[deep_mlp]}
+    for grown in extractions(deep_mlp, data, networks, [0.9, 0.9]):
+        before = {
+            name: naive_importance(layer, len(before[name]), before[name], alpha) for name, layer in grown.items()
+        }
+    for name, expected in before.items():
+        np.testing.assert_allclose(fot.importance[name].numpy(), expected, rtol=2e-3, err_msg=name)
+        assert float(fot.importance[name].max()) == pytest.approx(1)
+    step, projected = steps[-1]
+    for name in LAYERS[deep_mlp]:
+        delta, basis = step[f"{name}.weight"].double(), fot.bases[name].double()
+        expected_step = delta.clone()
+        for j, importance in enumerate(fot.importance[name].tolist()):
+            expected_step -= importance * torch.outer(delta @ basis[:, j], basis[:, j])
+        np.testing.assert_allclose(projected[f"{name}.weight"].double(), expected_step, rtol=0, atol=1e-6)
+    last = {row["layer"]: row["importance"] for row in fot.report().rows}
+    assert last == {name: pytest.approx(float(value.mean())) for name, value in fot.importance.items()}
+
+
+def test_importance_of_all_directions_one_is_the_papers_projection() -> None:
+    step = torch.randn(5, 9, generator=torch_generator(0, "test"))
+    basis = torch.linalg.qr(torch.randn(9, 4, generator=torch_generator(1, "test"))).Q
+    torch.testing.assert_close(project(step, basis, torch.ones(4)), project(step, basis))
+    full = torch.eye(9)
+    torch.testing.assert_close(project(step, full, torch.full((9,), 0.25)), 0.75 * step)
+
+
+def test_importance_is_part_of_a_checkpoint() -> None:
+    fot, other = (FOT(0.9, message="covariance", importance_scale=1.0) for _ in range(2))
+    run(deep_mlp, fot)
+    other.load_state_dict(fot.state_dict())
+    assert other.importance.keys() == fot.importance.keys() == LAYERS[deep_mlp].keys()
+    assert all(torch.equal(other.importance[name], value) for name, value in fot.importance.items())
+
+
+# Settings that cannot work
+
+
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        ("sketch_size", {"message": "covariance", "sketch_size": 5.0}),
+        ("sketch_sharing", {"message": "covariance", "sketch_sharing": 8}),
+        ("residual_share", {"message": "covariance", "residual_share": "client_mean"}),
+        ("importance_scale", {"importance_scale": 1.0}),
+        ("importance_scale", {"message": "covariance", "importance_scale": -1.0}),
+        ("importance_scale", {"message": "covariance", "importance_scale": math.inf}),
+        ("message", {"message": "moments"}),
+        ("capacity", {"capacity": {}}),
+        ("capacity", {"capacity": {"total": 0.5, "per_task": 0.1}}),
+        ("capacity", {"capacity": {"task": 0.5}}),
+        ("capacity", {"capacity": {"total": 0.0}}),
+        ("capacity", {"capacity": {"per_task": 1.5}}),
+        ("capacity", {"capacity": {"total": math.nan}}),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_by_its_key(key: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FOT(**options)
+    assert caught.value.key == f"methods.fot.{key}"
