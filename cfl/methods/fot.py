@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
+from cfl.engines.right_factors import RightFactor, removing
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import moves_model_after_round
@@ -48,8 +50,8 @@ class FOT(Method):
     two scalars from which it computes ``rho``, the share of the inputs outside the basis.
 
     Differs from the paper: eq 12 cannot be used as printed, see ``rank_rule``. GPSE is an extra round as in the paper;
-    the authors' code does it in the last training round (``gpse_model: local``). Three options are not in the paper:
-    ``message: covariance``, ``capacity`` and ``importance_scale``.
+    the authors' code does it in the last training round (``gpse_model: local``). Four options are not in the paper:
+    ``message: covariance``, ``project_clients``, ``capacity`` and ``importance_scale``.
 
     A layer with many more inputs than dimensions is sketched from its covariance, which is several times cheaper and
     has the same distribution (:class:`cfl.methods.components.layer_inputs.sketch.LayerSketch`).
@@ -75,6 +77,11 @@ class FOT(Method):
             ``code`` keeps more from the second task on.
         minimum_rank: fewest directions added per layer and task, 0 or 1. The authors' code has 1. The default is 0
             because one direction per task fills narrow layers without need: 20 tasks take 19 of 27 dimensions.
+        project_clients: clients project their gradients, too (GPM, Saha et al., ICLR 2021, eq 6, with the server's
+            basis). Without it they train along directions that the server then takes out of the update. The bases are
+            sent down in every round from the second task on; clients store nothing. Extra compute per local step and
+            layer: ``4 o d k`` operations, or ``2 o d^2``. With ``protect_bias`` a client's weight is kept out of the
+            span of the basis's rows for the weight, and the server projects both together.
         capacity: most directions that a task may add to a layer, whatever the threshold says, so that later tasks find
             room. ``{total: share}``: all tasks together use at most this share of the layer's input space, divided
             evenly among the extractions to come. ``{per_task: share}``: a task uses at most this share of what is free.
@@ -122,6 +129,7 @@ class FOT(Method):
         sketch_size: float | dict[str, float] | None = None,
         rank_rule: RankRule = "code",
         minimum_rank: int = 0,
+        project_clients: bool = False,
         capacity: dict[str, float] | None = None,
         importance_scale: float | None = None,
         last_extraction: bool = False,
@@ -182,6 +190,9 @@ class FOT(Method):
         self._multiples = sizes
         self.rank_rule = rank_rule
         self.minimum_rank = minimum_rank
+        self.project_clients = project_clients
+        if project_clients:
+            self.right_factors = self._right_factors
         self.capacity = capacity
         self.importance_scale = importance_scale
         self.last_extraction = last_extraction
@@ -262,6 +273,31 @@ class FOT(Method):
             for name in self._frozen:
                 projected[name] = torch.zeros_like(step[name])
         return projected
+
+    def _right_factors(self, cohort: Cohort) -> dict[str, RightFactor]:
+        """With ``project_clients``: weight name -> ``I - O diag(importance) O^T``, the same for all clients."""
+        device = next(iter(cohort.parameters.values())).device
+        held = {name: self._protection(name, device) for name in self.bases}
+        sent = {name: basis for name, (basis, _) in held.items() if basis is not None and basis.shape[1]}
+        weights = {name: importance for name, (_, importance) in held.items() if importance is not None}
+        if not sent:
+            return {}
+        clients = len(cohort.clients)
+        message = sent | {f"{name} importance": weights[name] for name in sent if name in weights}
+        self.context.channel.downlink("fot bases", message, clients)
+        steps = clients * self.context.local_epochs * math.ceil(max(cohort.sizes) / self.context.batch_size)
+        factors = {}
+        for name, basis in sent.items():
+            weight = self._protected[name].weight
+            columns = basis[: weight[0].numel()]
+            if name in weights:
+                scaled = columns * weights[name].to(columns)
+                factor = RightFactor(torch.eye(len(columns), device=device) - (scaled @ columns.T)[None])
+            else:
+                orthonormal = torch.linalg.qr(columns).Q if self._with_bias[name] else columns
+                factor = removing(orthonormal[None], len(weight), steps)
+            factors[f"{name}.weight"] = RightFactor(factor.matrix.expand(clients, -1, -1), factor.removes)
+        return factors
 
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
         """The first layer's parameters, from the second task on, with ``freeze_first_layer``."""

@@ -21,13 +21,13 @@ class Extraction:
 
     Attributes:
         work: what a round is; every round is a task of its own.
-        sketch_size: of the method FOT.
+        sketch_size: of the method FOT; None: second moments are sent instead of sketches.
         scenario: where ``domain``, the output layer is sketched too.
         paper_ratio: GPSE's seconds over those of a local epoch in FOT's Table 4.
     """
 
     work: Work
-    sketch_size: float | dict[str, float]
+    sketch_size: float | dict[str, float] | None
     scenario: str
     paper_ratio: float
 
@@ -35,7 +35,7 @@ class Extraction:
 THRESHOLD = 0.5
 """Low, so that the bases are neither empty nor full after as many tasks as are measured."""
 
-EXTRACTIONS = (
+_SKETCHES = (
     Extraction(replace(W1, name="W6", variant="MLP"), 1.0, "domain", 0.024 / 0.067),
     Extraction(replace(W2, name="W6", variant="AlexNet", tasks=1), {"conv": 1.0, "linear": 5.0}, "task", 0.172 / 0.074),
     Extraction(
@@ -59,6 +59,11 @@ EXTRACTIONS = (
     ),
 )
 
+EXTRACTIONS = _SKETCHES + tuple(
+    replace(case, work=replace(case.work, variant=f"{case.work.variant} covariance"), sketch_size=None)
+    for case in _SKETCHES
+)
+
 
 def extraction(bench: Bench, cases: Sequence[Extraction] = EXTRACTIONS) -> list[Row]:
     """Measure the networks in turns.
@@ -71,6 +76,7 @@ def extraction(bench: Bench, cases: Sequence[Extraction] = EXTRACTIONS) -> list[
         config = config_of(case.work, bench.data(case.work), "a task per round", bench.warmup + bench.rounds + 1)
         config["data"]["scenario"] = case.scenario
         options: dict[str, Any] = {"threshold": THRESHOLD, "sketch_size": case.sketch_size}
+        options["message"] = "sketch" if case.sketch_size else "covariance"
         config["methods"] = {"fot": {"class_path": "FOT", "init_args": options}}
         start[case.work.variant] = bench.fit(case.work, CFL, config)
     measured = bench.interleave(start)

@@ -17,6 +17,7 @@ from cfl.federation.channel import Channel
 from cfl.methods import FOT
 from cfl.methods.components.layer_inputs.before_dropout import watch_before_dropout
 from cfl.methods.components.layer_inputs.workers_in_step import stream_of
+from cfl.methods.components.subspace import Sketch, choose_rank, principal_directions, sketch_rows
 from cfl.models import MLP
 from cfl.models.dropout import DropoutMasks, convert_dropout
 from cfl.randomness.generators import seed_for, torch_generator
@@ -258,6 +259,31 @@ def test_the_more_workers_share_the_lower_the_ranks() -> None:
     found = [sum(sizes(fot({"sketch_size": 3.0, "sketch_sharing": workers}))) for workers in (1, 2, 8)]
     assert found[0] >= found[1] >= found[2]
     assert found[0] > found[2]
+
+
+@pytest.mark.parametrize(("workers", "threshold"), [(8, 0.96), (4, 0.9), (16, 0.98)])
+def test_shared_numbers_act_as_a_lower_threshold(workers: int, threshold: float) -> None:
+    """With the mean's share m of the energy, m' = W m / (1 + (W - 1) m) of the sums': the rule then stops where own
+    numbers would at m + (1 - m) (epsilon - m') / (1 - m')."""
+    d, samples, m = 60, 400, 0.3
+    draw = torch.Generator().manual_seed(0)
+    spread = torch.linspace(1, 0.05, d)
+    spread *= ((1 - m) / spread.square().sum()).sqrt()
+    mean = torch.randn(d, generator=draw)
+    mean *= m**0.5 / mean.norm()
+    inputs = mean + torch.randn(workers, samples, d, generator=draw) * spread
+    ranks = []
+    of_sums = workers * m / (1 + (workers - 1) * m)
+    as_if = m + (1 - m) * (threshold - of_sums) / (1 - of_sums)
+    for shared, epsilon in ((True, threshold), (False, as_if)):
+        total = torch.zeros(d, 12 * d)
+        for worker, rows in enumerate(inputs):
+            sketch = Sketch(d, 12 * d)
+            sketch_rows(sketch, [rows], None, torch.Generator().manual_seed(1 if shared else worker))
+            total += sketch.A
+        ranks.append(choose_rank(principal_directions(total)[1], 1.0, epsilon, "code", 0, d))
+    assert 5 < ranks[0] < 50
+    assert abs(ranks[0] - ranks[1]) <= 1
 
 
 def test_masks_are_shared_by_those_who_share_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

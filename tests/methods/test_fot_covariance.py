@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.naive import plain_network
+from support.naive import plain_network, train_client
 from support.naive_fot import Grown, Watch, extract, projector
 from support.tiny import NetworkFactory, StridedNet, double, fit, mlp, permuted, sgd, tiny_client, tiny_data
 
-from cfl.data.partitions import Dirichlet
+from cfl.data.partitions import IID, Dirichlet
 from cfl.federation.channel import Channel
 from cfl.methods import FOT
 from cfl.methods.components.capacity import room_for
@@ -283,6 +283,48 @@ def test_importance_is_part_of_a_checkpoint() -> None:
     other.load_state_dict(fot.state_dict())
     assert other.importance.keys() == fot.importance.keys() == LAYERS[deep_mlp].keys()
     assert all(torch.equal(other.importance[name], value) for name, value in fot.importance.items())
+
+
+# Clients that project, too
+
+
+@pytest.mark.parametrize("options", [{}, {"protect_bias": True}, {"importance_scale": 1.0}], ids=str)
+@pytest.mark.parametrize("make", LAYERS, ids=["mlp", "convolutions"])
+def test_clients_that_project_take_the_steps_of_a_plain_loop(make: NetworkFactory, options: dict[str, Any]) -> None:
+    """The last round again, client by client: every gradient without its part inside the basis, then the server's."""
+    fot = FOT(0.7, message="covariance", project_clients=True, **options)
+    data, watch, _ = run(make, fot, partition=IID())
+    plan, bases = data.rounds.round(5), watch.bases[5]
+    assert all(0 < basis.shape[1] < basis.shape[0] for basis in bases.values())
+
+    def project_gradients(network: torch.nn.Module, client: int) -> None:
+        for name, held in bases.items():
+            layer, basis = network.get_submodule(name), held.double()
+            columns = basis[: layer.weight[0].numel()]
+            if "importance_scale" in options:
+                inside = columns @ torch.diag(fot.importance[name]) @ columns.T
+            else:
+                inside = columns @ torch.linalg.pinv(columns)
+            gradient = layer.weight.grad.flatten(1)
+            layer.weight.grad = (gradient - gradient @ inside).view_as(layer.weight)
+
+    start, ends = watch.models[5], []
+    for client in plan.clients:
+        network = plain_network(data, double(make), start)
+        train_client(network, data, plan, client, sgd, change_gradients=project_gradients)
+        ends.append({name: value.clone() for name, value in network.state_dict().items()})
+    step = {name: start[name] - torch.stack([end[name] for end in ends]).mean(0) for name in start}
+    for name, moved in fot.transform_step(step).items():
+        torch.testing.assert_close(watch.models[6][name], start[name] - moved, rtol=0, atol=1e-7, msg=name)
+
+
+def test_clients_that_project_receive_the_bases_in_every_round() -> None:
+    fot = FOT(0.7, message="covariance", project_clients=True)
+    _, watch, _ = run(deep_mlp, fot)
+    sizes = [4 * sum(basis.numel() for basis in watch.bases[end].values()) for end in (2, 4)]
+    assert fot.context.channel.downlink_bytes["fot bases"] == 2 * 3 * sum(sizes)
+    assert fot.computes_locally
+    assert not FOT(0.7).computes_locally
 
 
 # Settings that cannot work
