@@ -334,7 +334,7 @@ def _known_of(reading: Reading) -> tuple[bool, int, bool]:
 def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequence[str]) -> list[Row]:
     """A row for each combination of settings in which runs of one method differ, named after them."""
     names = short_names(keys)
-    named = list(keys)[:_NAMED_AT_MOST]
+    named = _telling_apart([reading.settings for reading in readings], keys)
     rows: list[Row] = []
     for members in _split(readings, lambda reading: tuple(shown(reading.settings.get(key)) for key in keys)):
         settings = members[0].settings
@@ -343,6 +343,18 @@ def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequen
         alike = sum(row.label == text or row.label.startswith(f"{text} #") for row in rows)
         rows.append(Row(f"{text} #{alike + 1}" if alike else text, method, members))
     return rows
+
+
+def _telling_apart(several: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """At most ``_NAMED_AT_MOST`` keys, in their order: first those that tell most settings apart, then any."""
+
+    def kinds(chosen: Sequence[str]) -> int:
+        return len({tuple(shown(settings.get(key)) for key in chosen) for settings in several})
+
+    chosen: list[str] = []
+    while len(chosen) < min(_NAMED_AT_MOST, len(keys)):
+        chosen.append(max((key for key in keys if key not in chosen), key=lambda key: kinds([*chosen, key])))
+    return [key for key in keys if key in chosen]
 
 
 def _brief(text: str) -> str:

@@ -167,6 +167,14 @@ def test_labels_of_many_settings_stay_short_and_apart(tmp_path: Path) -> None:
     labels = [row.label for row in compare(runs)[0].rows]
     assert labels[:3] == ["FOT (a 1, b 0, c 0)", "FOT (a 0, b 1, c 0)", "FOT (a 0, b 0, c 1)"]
     assert labels[3:] == ["FOT (a 0, b 0, c 0)", "FOT (a 0, b 0, c 0) #2"]
+    options = [{"a": int(n > 0), "b": int(n > 0), "c": int(n > 0), "d": n} for n in range(4)]
+    told = readings(tmp_path / "told", *({"options": values} for values in options))
+    assert [row.label for row in compare(told)[0].rows] == [
+        "FOT (a 0, b 0, d 0)",
+        "FOT (a 1, b 1, d 1)",
+        "FOT (a 1, b 1, d 2)",
+        "FOT (a 1, b 1, d 3)",
+    ]
     long = readings(tmp_path / "long", {"options": {"x": list(range(30))}}, {"options": {"x": 1}})
     assert [row.label for row in compare(long)[0].rows] == ["FOT (x [0, 1, 2, 3, 4,…)", "FOT (x 1)"]
 
