@@ -24,6 +24,9 @@ from cfl.methods.components.subspace import choose_rank, project
 from cfl.models import MLP
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.testing import check_method
+from cfl.testing.method_case import MethodCase
+from cfl.testing.processes import processes_do_not_matter
 
 deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
 LAYERS: dict[NetworkFactory, dict[str, int]] = {
@@ -325,6 +328,27 @@ def test_clients_that_project_receive_the_bases_in_every_round() -> None:
     assert fot.context.channel.downlink_bytes["fot bases"] == 2 * 3 * sum(sizes)
     assert fot.computes_locally
     assert not FOT(0.7).computes_locally
+
+
+TOGETHER = partial(
+    FOT,
+    0.9,
+    message="covariance",
+    importance_scale=5.0,
+    capacity={"total": 0.6},
+    project_clients=True,
+    gpse_clients="all",
+)
+
+
+def test_the_options_together_have_what_every_method_must_have() -> None:
+    """Width, engines, resuming, state, sums and the rest."""
+    check_method(TOGETHER, fedavg_in_first_task=True)
+
+
+def test_the_options_together_do_not_depend_on_processes() -> None:
+    """Up to the order in which float32 messages are added up."""
+    processes_do_not_matter(MethodCase(TOGETHER, tolerance=1e-5))
 
 
 # Settings that cannot work

@@ -276,6 +276,7 @@ STATES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "FOT": {
         "bases": ("bases", MODEL),
+        "importance": ("importance", "dict"),
         "gpse_seconds": ("gpse_seconds", "list[float]"),
         "rows": (
             "_rows",
