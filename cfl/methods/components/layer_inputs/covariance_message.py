@@ -50,7 +50,7 @@ class CovarianceMessage:
 
     def sent(self, collector: InputCovariance, of: LayerOfClient) -> dict[str, Tensor]:
         """The packed moments ``[1, d (d + 1) / 2]`` under the layer's name."""
-        packed = pack(collector.matrix()).float()
+        packed = pack(collector.lower())
         if self.mechanism is not None:
             noise = torch_generator(self.seed, "covariance noise", of.task, of.client, of.number)
             packed = self.mechanism.privatise(packed, noise, of.clients)
