@@ -54,10 +54,11 @@ class APD(Method):
     including the head, from its initial values. Images of an earlier task are tested with the task's stored set, the
     current B, and the entries of A above ``threshold`` in absolute value.
 
-    Differs from the papers: losses and start values are those of FedWeIT's code. Nothing is grouped by k-means (APD(2)
-    is left out), gradients are not rescaled and no best epoch is selected. FedWeIT's code trains A of the current task
-    only (``retroactive: false``). The consolidation term is then, up to rounding, ``1/2 sum_i sigmoid(m^(i))^2
-    (B - B*)^2``, whose cost does not grow with the number of tasks.
+    Differs from the papers: losses and start values are those of FedWeIT's code, with its weight decay, which FedWeIT's
+    paper does not have, and its half of lambda_2. Nothing is grouped by k-means (APD(2) is left out), gradients are not
+    rescaled and no best epoch is selected. FedWeIT's code trains A of the current task only (``retroactive: false``).
+    The consolidation term is then, up to rounding, ``1/2 sum_i sigmoid(m^(i))^2 (B - B*)^2``, whose cost does not grow
+    with the number of tasks.
 
     Gradient steps along the consolidation term are stable where ``learning rate * consolidation * sum_i
     sigmoid(m^(i))^2`` stays below 2: a consolidation of 100 is for Adam.
@@ -71,7 +72,8 @@ class APD(Method):
     Args:
         sparsity: lambda_1, at least 0; of the adaptive weights.
         mask_sparsity: of the masks; in the papers ``sparsity``, in FedWeIT's code 0.
-        consolidation: lambda_2, at least 0.
+        consolidation: lambda_2 as in FedWeIT's code, at least 0: the loss has half of it. Equation 2 of FedWeIT's paper
+            has no half; its lambda_2 is ``consolidation / 2``. Both code and paper say 100.
         weight_decay: at least 0; part of the loss, so that its effect does not depend on the optimizer.
         retroactive: whether A of earlier tasks are still trained (both papers).
         adaptive_from: A starts as a third of the ``initial`` base (FedWeIT's code), or of the ``current`` base with

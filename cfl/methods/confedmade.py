@@ -45,10 +45,11 @@ class CONFEDMADE(FedWeIT):
     If the task of a sample is unknown, a client uses its current B, A, m, alpha and biases. This is the paper's
     evaluation, ``nll`` in summaries. With the set of the sample's own task, as in FedWeIT, it is ``nll_task_aware``.
 
-    Differs from the paper: B is not multiplied with the mask before it is sent, and means are over the senders (as in
-    the authors' code). Differs from the code: no entries of a client's own in the knowledge base (there: with them);
-    sigmoid(m^(i)) in the drift (there: m^(i)); the current M in the loss, and that of the round in messages (there: M
-    of the start); entries that no client sent stay unchanged (there: they become 0); and L1 of m (there: none).
+    Differs from the paper: by default B is not multiplied with the mask before it is sent, and means are over the
+    senders (as in the authors' code; see ``base_mean``). Differs from the code: no entries of a client's own in the
+    knowledge base (there: with them); sigmoid(m^(i)) in the drift (there: m^(i)); the current M in the loss, and that
+    of the round in messages (there: M of the start); entries that no client sent stay unchanged (there: they become 0);
+    and L1 of m (there: none).
 
     Weights without an autoencoder mask have M = 1, so classifiers work as well.
 
@@ -70,6 +71,7 @@ class CONFEDMADE(FedWeIT):
         threshold: at or below it an entry of A counts as 0; likewise.
         top_kappa: see :class:`FedWeIT`.
         attention: likewise.
+        base_mean: likewise; ``clients`` is line 12 of this paper's Algorithm 1.
 
     Raises:
         ConfigError: for values other than these, or clients whose masks differ; otherwise as :class:`FedWeIT`.
@@ -91,6 +93,7 @@ class CONFEDMADE(FedWeIT):
         threshold: float | None = None,
         top_kappa: float = 1.0,
         attention: Literal["random", "uniform", "zeros"] = "zeros",
+        base_mean: Literal["senders", "clients"] = "senders",
     ) -> None:
         super().__init__(
             sparsity,
@@ -102,6 +105,7 @@ class CONFEDMADE(FedWeIT):
             threshold,
             top_kappa=top_kappa,
             attention=attention,
+            base_mean=base_mean,
         )
         check_numbers(self._key, "(0, inf)", lambda_3=lambda_3)
         check_choices(self._key, ("rank", "value"), cut_off_by=cut_off_by)

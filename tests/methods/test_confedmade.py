@@ -157,10 +157,14 @@ class WrittenOut(Naive):
             units = sorted(range(len(sizes)), key=lambda unit: -sizes[unit])[:kept]
             sends.append([[unit in units and bool(entry) for entry in row] for unit, row in enumerate(m)])
         for unit, entry in torch.cartesian_prod(*(torch.arange(n) for n in m.shape)).tolist():
-            senders = [bases[row, unit, entry] for row, sent in enumerate(sends) if sent[unit][entry]]
+            senders = [
+                self.message(layer, bases[row, unit, entry], owners[row], unit)
+                for row, sent in enumerate(sends)
+                if sent[unit][entry]
+            ]
             self.sent[layer][unit, entry] = bool(senders)
             if senders:
-                self.server[layer][unit, entry] = torch.stack(senders).mean()
+                self.server[layer][unit, entry] = self.mean(senders, len(owners))
 
     def accuracies(self, client: int) -> Any:
         """By client and task: nats without and with the task known."""
@@ -208,23 +212,24 @@ def test_a_network_names_the_masks_of_its_layers(options: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("network", "width", "engine", "sampled", "optimizer"),
+    ("network", "width", "engine", "sampled", "optimizer", "more"),
     [
-        (ALL, 2, "vmap", 2, ADAM),
-        (ALL, 1, "workers", 2, ADAM),
-        (ALL, 1, "vmap", 1, sgd),
-        (DEEP, 2, "workers", 2, ADAM),
-        (DEEP, 1, "vmap", 2, sgd),
+        (ALL, 2, "vmap", 2, ADAM, {}),
+        (ALL, 1, "workers", 2, ADAM, {}),
+        (ALL, 1, "vmap", 1, sgd, {}),
+        (DEEP, 2, "workers", 2, ADAM, {}),
+        (DEEP, 1, "vmap", 2, sgd, {"base_mean": "clients"}),
     ],
 )
 def test_a_whole_run_is_the_one_written_out(
-    network: dict[str, Any], width: int, engine: Any, sampled: int, optimizer: Any
+    network: dict[str, Any], width: int, engine: Any, sampled: int, optimizer: Any, more: dict[str, Any]
 ) -> None:
     """Parameters, what the server has, and likelihoods of all tasks with and without the task known."""
-    data, method = data_of(width, clients_per_round=sampled), CONFEDMADE(**OPTIONS)
+    options = {**OPTIONS, **more}
+    data, method = data_of(width, clients_per_round=sampled), CONFEDMADE(**options)
     make = double(partial(MADE, **network))
     federation = fit(tiny_client(data, make, optimizer, {"it": method}, EngineOptions(engine)), data)
-    fresh = tiny_client(data, make, optimizer, {"it": CONFEDMADE(**OPTIONS)})
+    fresh = tiny_client(data, make, optimizer, {"it": CONFEDMADE(**options)})
     bases = {layer.name: layer.weight.detach().clone() for layer in decomposed_layers(fresh.network)}
     naive = WrittenOut(
         data,
@@ -235,7 +240,7 @@ def test_a_whole_run_is_the_one_written_out(
         optimizer,
         "units",
         True,
-        OPTIONS,
+        options,
     )
     naive.sent = {x: torch.ones(base.shape, dtype=torch.bool) for x, base in bases.items()}
     naive.run()
