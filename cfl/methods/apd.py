@@ -269,12 +269,16 @@ class APD(Method):
             ended = {name: cohort.parameters[name].detach() for name in bases}
         for layer in self._layers:
             for position in experienced:
-                gates = 1.0 if layer.parts.mask is None else torch.sigmoid(cohort.parameters[layer.mask][position])
-                anchor[f"gates {layer.name}"][position, latest[position]] = gates
+                mask = self._held_mask(cohort, layer, position)
+                anchor[f"gates {layer.name}"][position, latest[position]] = 1.0 if mask is None else torch.sigmoid(mask)
                 anchor[f"base {layer.name}"][position] = ended[layer.base][position]
                 if layer.parts.earlier is not None:
                     anchor[f"earlier {layer.name}"][position] = cohort.parameters[layer.earlier][position]
         return anchor
+
+    def _held_mask(self, cohort: Cohort, layer: DecomposedLayer, position: int) -> Tensor | None:
+        """The mask under which consolidation holds what a client learned in its last task; None if there is none."""
+        return None if layer.parts.mask is None else cohort.parameters[layer.mask][position]
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Give clients the set with which they begin the cohort's task."""

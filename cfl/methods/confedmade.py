@@ -49,7 +49,9 @@ class CONFEDMADE(FedWeIT):
     senders (as in the authors' code; see ``base_mean``). Differs from the code: no entries of a client's own in the
     knowledge base (there: with them); sigmoid(m^(i)) in the drift (there: m^(i)); the current M in the loss, and that
     of the round in messages (there: M of the start); entries that no client sent stay unchanged (there: they become 0);
-    and L1 of m (there: none).
+    and L1 of m (there: none). Two more differences go with the network's ``stale_output_mask``, which imitates the
+    code: the drift of U and D is then scaled by the m with which task i + 1 began, which that code stores for m^(i),
+    and L1 of D has no M.
 
     Weights without an autoencoder mask have M = 1, so classifiers work as well.
 
@@ -122,8 +124,8 @@ class CONFEDMADE(FedWeIT):
         """As for FedWeIT; refuse clients that do not share their masks."""
         super().setup(context)
         network = context.network
-        if isinstance(network, MADE) and not network.synchronised:
-            raise ConfigError("model.network.synchronised", False, f"true with {type(self).__name__}")
+        if isinstance(network, MADE) and network.synchronised in (False, "start"):
+            raise ConfigError("model.network.synchronised", network.synchronised, f"true with {type(self).__name__}")
         self._sent = {x.name: torch.ones(x.weight.shape, dtype=torch.bool) for x in self._layers}
 
     def _knowledge_entries(self) -> int:
@@ -150,7 +152,21 @@ class CONFEDMADE(FedWeIT):
 
     def _counted(self, cohort: Cohort) -> Tensors:
         """The entries that M does not mask."""
-        return self._masks_of(cohort.round, cohort.steps - 1)
+        found = self._masks_of(cohort.round, cohort.steps - 1)
+        return {name: mask for name, mask in found.items() if not (self._as_published and name == "shortcut")}
+
+    def _held_mask(self, cohort: Cohort, layer: DecomposedLayer, position: int) -> Tensor | None:
+        """As for FedWeIT; for U and D, as in the authors' code, the mask with which the new task begins."""
+        mask = super()._held_mask(cohort, layer, position)
+        if mask is None or not self._as_published or not layer.name.startswith(("conditions.", "shortcut")):
+            return mask
+        return self._fresh(cohort.task, cohort.clients[position])[layer.mask].to(mask)
+
+    @property
+    def _as_published(self) -> bool:
+        """Whether the network imitates the authors' code."""
+        network = self.context.network
+        return isinstance(network, MADE) and network.stale_output_mask
 
     def _chosen(self, cohort: Cohort, layer: DecomposedLayer, trained: Tensors) -> Tensor:
         """``[k, O, ...]`` bool: entries of units above the cut-off that M does not mask."""
