@@ -68,7 +68,7 @@ class CONFEDMADE(FedWeIT):
         cut_off_by: ``rank``: the cut-off is a quantile of each layer's ``|m|`` (the code; shares of B in the paper's
             Table 4 are those of quantiles); ``value``: it is of ``|m|`` itself (the paper's words).
         send_masked: also send entries that M masks (Table 4, "without M").
-        weight_decay: see :class:`cfl.methods.APD`; not in eq 6.
+        weight_decay: see :class:`cfl.methods.APD`; not in eq 6. The one of the paper's appendix is the optimizer's.
         retroactive: whether A^(i) of earlier tasks go on being trained (eq 6); likewise.
         threshold: at or below it an entry of A counts as 0; likewise.
         top_kappa: see :class:`FedWeIT`.
