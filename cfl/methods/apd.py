@@ -54,10 +54,11 @@ class APD(Method):
     including the head, from its initial values. Images of an earlier task are tested with the task's stored set, the
     current B, and the entries of A above ``threshold`` in absolute value.
 
-    Differs from the papers: losses and start values are those of FedWeIT's code. Nothing is grouped by k-means (APD(2)
-    is left out), gradients are not rescaled and no best epoch is selected. FedWeIT's code trains A of the current task
-    only (``retroactive: false``). The consolidation term is then, up to rounding, ``1/2 sum_i sigmoid(m^(i))^2
-    (B - B*)^2``, whose cost does not grow with the number of tasks.
+    Differs from the papers: losses and start values are those of FedWeIT's code, with its weight decay, which FedWeIT's
+    paper does not have, and its half of lambda_2. Nothing is grouped by k-means (APD(2) is left out), gradients are not
+    rescaled and no best epoch is selected. FedWeIT's code trains A of the current task only (``retroactive: false``).
+    The consolidation term is then, up to rounding, ``1/2 sum_i sigmoid(m^(i))^2 (B - B*)^2``, whose cost does not grow
+    with the number of tasks.
 
     Gradient steps along the consolidation term are stable where ``learning rate * consolidation * sum_i
     sigmoid(m^(i))^2`` stays below 2: a consolidation of 100 is for Adam.
@@ -71,7 +72,8 @@ class APD(Method):
     Args:
         sparsity: lambda_1, at least 0; of the adaptive weights.
         mask_sparsity: of the masks; in the papers ``sparsity``, in FedWeIT's code 0.
-        consolidation: lambda_2, at least 0.
+        consolidation: lambda_2 as in FedWeIT's code, at least 0: the loss has half of it. Equation 2 of FedWeIT's paper
+            has no half; its lambda_2 is ``consolidation / 2``. Both code and paper say 100.
         weight_decay: at least 0; part of the loss, so that its effect does not depend on the optimizer.
         retroactive: whether A of earlier tasks are still trained (both papers).
         adaptive_from: A starts as a third of the ``initial`` base (FedWeIT's code), or of the ``current`` base with
@@ -267,12 +269,16 @@ class APD(Method):
             ended = {name: cohort.parameters[name].detach() for name in bases}
         for layer in self._layers:
             for position in experienced:
-                gates = 1.0 if layer.parts.mask is None else torch.sigmoid(cohort.parameters[layer.mask][position])
-                anchor[f"gates {layer.name}"][position, latest[position]] = gates
+                mask = self._held_mask(cohort, layer, position)
+                anchor[f"gates {layer.name}"][position, latest[position]] = 1.0 if mask is None else torch.sigmoid(mask)
                 anchor[f"base {layer.name}"][position] = ended[layer.base][position]
                 if layer.parts.earlier is not None:
                     anchor[f"earlier {layer.name}"][position] = cohort.parameters[layer.earlier][position]
         return anchor
+
+    def _held_mask(self, cohort: Cohort, layer: DecomposedLayer, position: int) -> Tensor | None:
+        """The mask under which consolidation holds what a client learned in its last task; None if there is none."""
+        return None if layer.parts.mask is None else cohort.parameters[layer.mask][position]
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Give clients the set with which they begin the cohort's task."""

@@ -45,10 +45,13 @@ class CONFEDMADE(FedWeIT):
     If the task of a sample is unknown, a client uses its current B, A, m, alpha and biases. This is the paper's
     evaluation, ``nll`` in summaries. With the set of the sample's own task, as in FedWeIT, it is ``nll_task_aware``.
 
-    Differs from the paper: B is not multiplied with the mask before it is sent, and means are over the senders (as in
-    the authors' code). Differs from the code: no entries of a client's own in the knowledge base (there: with them);
-    sigmoid(m^(i)) in the drift (there: m^(i)); the current M in the loss, and that of the round in messages (there: M
-    of the start); entries that no client sent stay unchanged (there: they become 0); and L1 of m (there: none).
+    Differs from the paper: by default B is not multiplied with the mask before it is sent, and means are over the
+    senders (as in the authors' code; see ``base_mean``). Differs from the code: no entries of a client's own in the
+    knowledge base (there: with them); sigmoid(m^(i)) in the drift (there: m^(i)); the current M in the loss, and that
+    of the round in messages (there: M of the start); entries that no client sent stay unchanged (there: they become 0);
+    and L1 of m (there: none). Two more differences go with the network's ``stale_output_mask``, which imitates the
+    code: the drift of U and D is then scaled by the m with which task i + 1 began, which that code stores for m^(i),
+    and L1 of D has no M.
 
     Weights without an autoencoder mask have M = 1, so classifiers work as well.
 
@@ -65,11 +68,12 @@ class CONFEDMADE(FedWeIT):
         cut_off_by: ``rank``: the cut-off is a quantile of each layer's ``|m|`` (the code; shares of B in the paper's
             Table 4 are those of quantiles); ``value``: it is of ``|m|`` itself (the paper's words).
         send_masked: also send entries that M masks (Table 4, "without M").
-        weight_decay: see :class:`cfl.methods.APD`; not in eq 6.
+        weight_decay: see :class:`cfl.methods.APD`; not in eq 6. The one of the paper's appendix is the optimizer's.
         retroactive: whether A^(i) of earlier tasks go on being trained (eq 6); likewise.
         threshold: at or below it an entry of A counts as 0; likewise.
         top_kappa: see :class:`FedWeIT`.
         attention: likewise.
+        base_mean: likewise; ``clients`` is line 12 of this paper's Algorithm 1.
 
     Raises:
         ConfigError: for values other than these, or clients whose masks differ; otherwise as :class:`FedWeIT`.
@@ -91,6 +95,7 @@ class CONFEDMADE(FedWeIT):
         threshold: float | None = None,
         top_kappa: float = 1.0,
         attention: Literal["random", "uniform", "zeros"] = "zeros",
+        base_mean: Literal["senders", "clients"] = "senders",
     ) -> None:
         super().__init__(
             sparsity,
@@ -102,6 +107,7 @@ class CONFEDMADE(FedWeIT):
             threshold,
             top_kappa=top_kappa,
             attention=attention,
+            base_mean=base_mean,
         )
         check_numbers(self._key, "(0, inf)", lambda_3=lambda_3)
         check_choices(self._key, ("rank", "value"), cut_off_by=cut_off_by)
@@ -118,8 +124,8 @@ class CONFEDMADE(FedWeIT):
         """As for FedWeIT; refuse clients that do not share their masks."""
         super().setup(context)
         network = context.network
-        if isinstance(network, MADE) and not network.synchronised:
-            raise ConfigError("model.network.synchronised", False, f"true with {type(self).__name__}")
+        if isinstance(network, MADE) and network.synchronised in (False, "start"):
+            raise ConfigError("model.network.synchronised", network.synchronised, f"true with {type(self).__name__}")
         self._sent = {x.name: torch.ones(x.weight.shape, dtype=torch.bool) for x in self._layers}
 
     def _knowledge_entries(self) -> int:
@@ -146,7 +152,21 @@ class CONFEDMADE(FedWeIT):
 
     def _counted(self, cohort: Cohort) -> Tensors:
         """The entries that M does not mask."""
-        return self._masks_of(cohort.round, cohort.steps - 1)
+        found = self._masks_of(cohort.round, cohort.steps - 1)
+        return {name: mask for name, mask in found.items() if not (self._as_published and name == "shortcut")}
+
+    def _held_mask(self, cohort: Cohort, layer: DecomposedLayer, position: int) -> Tensor | None:
+        """As for FedWeIT; for U and D, as in the authors' code, the mask with which the new task begins."""
+        mask = super()._held_mask(cohort, layer, position)
+        if mask is None or not self._as_published or not layer.name.startswith(("conditions.", "shortcut")):
+            return mask
+        return self._fresh(cohort.task, cohort.clients[position])[layer.mask].to(mask)
+
+    @property
+    def _as_published(self) -> bool:
+        """Whether the network imitates the authors' code."""
+        network = self.context.network
+        return isinstance(network, MADE) and network.stale_output_mask
 
     def _chosen(self, cohort: Cohort, layer: DecomposedLayer, trained: Tensors) -> Tensor:
         """``[k, O, ...]`` bool: entries of units above the cut-off that M does not mask."""

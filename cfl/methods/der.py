@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import ExtraSamples, Samples
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method
-from cfl.runtime.option_checks import check_integers, check_numbers
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
 class DER(Method):
@@ -20,8 +22,9 @@ class DER(Method):
         CE(own) + alpha mean (h(x') - z')^2 + beta CE(x'', y'')
 
     where ``z'`` are the logits of ``x'`` when it was trained on. The mean is over samples and outputs, as in the
-    authors' code and in Fed-A-GEM's (both papers print a squared norm, a sum over outputs). ``beta`` above 0 is DER++,
-    with a separate draw. Logits are compared over the outputs in the sample's own loss: all outputs if classes compete.
+    authors' code and in Fed-A-GEM's. Both papers print a squared norm, a sum over outputs (``over_outputs: sum``).
+    ``beta`` above 0 is DER++, with a separate draw. Logits are compared over the outputs in the sample's own loss: all
+    outputs if classes compete.
 
     Differs from the authors' code: own and drawn samples go through the network together, so that BatchNorm normalises
     them together; there they are two passes. The buffer holds the current task's samples too.
@@ -34,6 +37,8 @@ class DER(Method):
         alpha: weight of the logits, at least 0; Fed-A-GEM's tables take 1, and 0.3 on split CIFAR-10.
         beta: weight of the labels, at least 0; 0 is DER.
         batch_size: samples per local step and draw, or all of the buffer if it holds fewer.
+        over_outputs: whether a sample's squared differences of logits are their ``mean`` over outputs (the codes) or
+            their ``sum`` (the papers). With O outputs in the loss, ``alpha`` then counts O times as much.
 
     Raises:
         ConfigError: an option is out of range.
@@ -44,10 +49,14 @@ class DER(Method):
     client_clocks = True
     reweighs_added_only = True
 
-    def __init__(self, alpha: float = 1.0, beta: float = 0.0, batch_size: int = 32) -> None:
+    def __init__(
+        self, alpha: float = 1.0, beta: float = 0.0, batch_size: int = 32, over_outputs: Literal["mean", "sum"] = "mean"
+    ) -> None:
         check_numbers("methods.der", "[0, inf)", alpha=alpha, beta=beta)
         check_integers("methods.der", 1, batch_size=batch_size)
+        check_choices("methods.der", ("mean", "sum"), over_outputs=over_outputs)
         self.alpha, self.beta, self.batch_size = alpha, beta, batch_size
+        self.over_outputs = over_outputs
         self.replays_logits = alpha > 0
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
@@ -71,15 +80,18 @@ class DER(Method):
         return batch
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
-        """``alpha mean (h(x') - z')^2``."""
+        """``alpha mean (h(x') - z')^2``, or with the sum over outputs."""
         weights = samples.extras.get(f"{self.name} weight")
         if weights is None:
             return logits.new_zeros(())
         squares = (logits - samples.extras[f"{self.name} logits"].to(logits.dtype)).square()
-        if samples.allowed is None:
-            means = squares.mean(-1)
+        allowed = samples.allowed
+        if self.over_outputs == "sum":
+            losses = (squares if allowed is None else squares * allowed).sum(-1)
+        elif allowed is None:
+            losses = squares.mean(-1)
         else:
-            means = (squares * samples.allowed).sum(-1) / samples.allowed.sum(-1).clamp(min=1)
+            losses = (squares * allowed).sum(-1) / allowed.sum(-1).clamp(min=1)
         weights = weights.to(logits.dtype) * samples.mask
         # Not a product with the mask: padded entries may be infinite.
-        return torch.where(samples.mask, weights * means, torch.zeros_like(means)).sum()
+        return torch.where(samples.mask, weights * losses, torch.zeros_like(losses)).sum()

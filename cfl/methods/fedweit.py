@@ -28,19 +28,21 @@ class FedWeIT(APD):
 
     Each client has its own base. After local training client c sends the rows of ``B_c`` of the output units whose mask
     logits are the largest in absolute value, a share ``keep`` of each layer, with their indices. The server's G is the
-    mean of every unit over the clients that sent it. In the next round clients replace their units by those of G and
-    keep their own values of units that no client sent. In the first round they all receive the network's initial base.
-    At the end of a task the clients of its last round send A, without entries at or below ``threshold`` and, with
-    ``top_kappa``, only its largest entries. These form the knowledge base of the next task, which a client receives
-    when it begins that task; its own entry has no effect. Earlier tasks are tested as in APD, with the knowledge and
-    the attention with which they were learned.
+    mean of every unit over the clients that sent it (see ``base_mean``). In the next round clients replace their units
+    by those of G and keep their own values of units that no client sent. In the first round they all receive the
+    network's initial base. At the end of a task the clients of its last round (see ``lenders``) send A, without entries
+    at or below ``threshold`` and, with ``top_kappa``, only its largest entries. These form the knowledge base of the
+    next task, which a client receives when it begins that task; its own entry has no effect. Earlier tasks are tested
+    as in APD, with the knowledge and the attention with which they were learned.
 
-    Differs from the paper: B is not multiplied with the mask before it is sent, and means are over the senders of a
-    unit (both as in the authors' code; the paper's would shrink B); A comes from the clients of a task's last round
-    (the code), not from those of the next one's first (Algorithm 2). Differs from the code: entries of the knowledge
-    base are in the order of the clients' ids and without the client's own (there: in that of threads, and with it), m
-    is trained by the loss (there it gets no gradient), and ``keep`` is the paper's 30 %, with which its costs are
-    reported (there 70 %). Clients that are not sampled in a round do not train in it.
+    Differs from the paper: the loss has weight decay and half of lambda_2 (as in the authors' code; see
+    ``consolidation`` of :class:`APD`). By default B is not multiplied with the mask before it is sent, and means are
+    over the senders of a unit (both as in the code; the paper's form, ``base_mean: clients``, shrinks B), and A comes
+    from the clients of a task's last round (the code), not from those of the next one's first (``lenders: next_round``,
+    Algorithm 2). Differs from the code: entries of the knowledge base are in the order of the clients' ids and without
+    the client's own (there: in that of threads, and with it), m is trained by the loss (there it gets no gradient), and
+    ``keep`` is the paper's 30 %, with which its costs are reported (there 70 %). Of O units ``ceil(keep O)`` are sent,
+    there one fewer. Clients that are not sampled in a round do not train in it.
 
     With clocks of their own (``schedule.clock_spread``; the paper's Algorithm 3), a client sends A of a finished task
     at the beginning of the first round of a later task in which it is sampled. A client that begins a task receives the
@@ -61,6 +63,12 @@ class FedWeIT(APD):
         top_kappa: share of the entries of A that may be sent, the largest of all layers, in (0, 1] (Figure 5a).
         attention: initial attention: ``random``, drawn as masks are, of variance 1 / J for J entries (the code),
             ``uniform``, one over the number of entries that the client may use (the paper), or ``zeros``.
+        base_mean: the server's G is, for every unit that was sent, the mean of B over its ``senders`` (the code), or
+            the sum of ``B sigmoid(m)`` over its senders divided by the number of all ``clients`` of the round (the
+            paper, Algorithm 2, line 11).
+        lenders: A comes from the clients of a task's ``last_round`` (the code), or from those clients of the
+            ``next_round`` that have trained in the task (the paper, Algorithm 2, line 6). The same if all clients take
+            part in every round, and without effect if clients have clocks of their own.
         sparsity: see :class:`APD`, also for the other options.
 
     Raises:
@@ -86,6 +94,8 @@ class FedWeIT(APD):
         use_mask: bool = True,
         top_kappa: float = 1.0,
         attention: Literal["random", "uniform", "zeros"] = "random",
+        base_mean: Literal["senders", "clients"] = "senders",
+        lenders: Literal["last_round", "next_round"] = "last_round",
     ) -> None:
         super().__init__(
             sparsity,
@@ -99,6 +109,9 @@ class FedWeIT(APD):
         )
         check_numbers(self._key, "(0, 1]", keep=keep, top_kappa=top_kappa)
         check_choices(self._key, ("random", "uniform", "zeros"), attention=attention)
+        check_choices(self._key, ("senders", "clients"), base_mean=base_mean)
+        check_choices(self._key, ("last_round", "next_round"), lenders=lenders)
+        self.base_mean, self.lenders = base_mean, lenders
         self.keep, self.top_kappa = keep if use_mask else 1.0, top_kappa
         self.send_base = send_base
         self.borrows = self.individual_uplinks = send_adaptive and use_adaptive
@@ -249,6 +262,8 @@ class FedWeIT(APD):
         for layer in self._layers:
             base = trained[layer.base]
             sent = chosen[layer.name] = self._chosen(cohort, layer, trained)
+            if self.base_mean == "clients" and layer.mask in trained:
+                base = base * per_unit(torch.sigmoid(trained[layer.mask]), base)
             message[layer.base] = torch.where(per_unit(sent, base), base, torch.zeros_like(base))
             message[f"units of {layer.name}"] = sent.to(base.dtype)
         for row, client in enumerate(clients):  # one by one: their messages may differ in size
@@ -270,14 +285,15 @@ class FedWeIT(APD):
 
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
-        """Average every unit over the clients that sent it."""
+        """Average every unit that some client sent."""
         if self.send_base:
-            sums, _ = self.context.channel.sum("base")
+            sums, clients = self.context.channel.sum("base")
             for layer in self._layers:
                 senders = sums[f"units of {layer.name}"]
                 sent = senders > 0
                 weight = layer.weight
-                mean = sums[layer.base] / per_unit(senders.clamp(min=1), weight)
+                count = senders.clamp(min=1) if self.base_mean == "senders" else torch.full_like(senders, clients)
+                mean = sums[layer.base] / per_unit(count, weight)
                 weight.copy_(torch.where(per_unit(sent, weight), mean, weight))
                 self._sent[layer.name] = sent.cpu()
         self._count_bytes(plan.task)
@@ -297,10 +313,11 @@ class FedWeIT(APD):
 
     @torch.no_grad()
     def end_task(self, plan: RoundPlan) -> None:
-        """Let the clients of the last round send their adaptive weights, for the next task."""
+        """Let the clients of the last round, or of the next one, send their adaptive weights, for the next task."""
         context = self.context
         if self.borrows and not context.client_clocks and not context.is_last(plan.task):
-            self._hear(dict.fromkeys(context.own_clients(plan.task, plan.clients), plan.task), plan)
+            lenders = plan if self.lenders == "last_round" else context.plan(plan.round + 1)
+            self._hear(dict.fromkeys(context.own_clients(plan.task, lenders.clients), plan.task), plan)
 
     def _hear_beginners(self, plan: RoundPlan) -> None:
         """Let clients that begin a task in the next round send the adaptive weights of their last task."""

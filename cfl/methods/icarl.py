@@ -57,7 +57,8 @@ class ICaRL(OwnLoss):
     same run. Optimizers: any.
 
     Differs from the paper: the network starts every task from its current weights, with new outputs already there. The
-    mean over classes seen is mammoth's; the paper sums over them.
+    loss is a mean over classes seen, as in the mammoth library; the paper sums over them. Features of length 1 are the
+    paper's: some versions of mammoth take features as they are, in herding and in classification.
 
     Args:
         size: exemplars per client, of all classes together.

@@ -49,11 +49,14 @@ class MADE(DrawsEachStep, DensityNetwork):
     training cycles through ``num_masks`` draws of the hidden degrees, from a random one in each round. All masks of a
     step follow from one draw. Draws are keyed by (``mask_seed``, round, step), so that all clients of a round have the
     same masks. Without ``synchronised`` they are keyed by the client as well, and clients average weights of different
-    connectivities (CONFEDMADE, Table 1). Client 0's draws are those of the synchronised case.
+    connectivities (CONFEDMADE, Table 1). With ``start`` the first order and the first hidden degrees are common, and
+    all later draws, with the place in their cycle, are each client's own: so clients resample "independently" in
+    CONFEDMADE's section 3.2. Client 0's draws are always those of the synchronised case.
 
     Evaluation uses the first order and the first hidden degrees, or the mean of p over ``eval_orders`` draws of them,
     including the first. Without ``synchronised`` there is a density per client, with the client's own first order and
-    hidden degrees; the score of a global model is the mean of all their log-likelihoods.
+    hidden degrees; the score of a global model is the mean of all their log-likelihoods. With ``start`` that is so only
+    if several draws of hidden degrees are averaged.
 
     Differs from the papers: Germain et al. draw masks from one stream of random numbers, here each draw has a key.
     Initial weights are torch's for linear layers. Their code's direct connections into hidden layers are left out.
@@ -71,12 +74,14 @@ class MADE(DrawsEachStep, DensityNetwork):
         order: the first order: ``random``, or ``natural``, row by row.
         order_agnostic: another order in every local step.
         num_masks: draws of the hidden degrees; with 2 or more, training is connectivity-agnostic.
-        synchronised: all clients have the same masks.
+        synchronised: all clients have the same masks (true), share nothing (false), or share the first ones (``start``;
+            needs masks that are drawn anew: ``order_agnostic``, or ``num_masks`` above 1).
         eval_orders: draws whose densities are averaged in evaluation, for ``order_agnostic`` or ``num_masks`` above 1.
         mask_seed: seed of all draws; null draws it with the initial weights, and so from the run's seed. Give a number
             to use trained weights outside of their run.
         stale_output_mask: reproduce the defect described above in training and evaluation, where the order is then not
-            the first one. For comparisons; needs ``order_agnostic`` and ``num_masks`` 1.
+            the first one. For comparisons; needs ``order_agnostic`` and ``num_masks`` 1. The method CONFEDMADE then
+            also treats U and D as that code does.
 
     Raises:
         ConfigError: for values other than these, or options that have no effect together.
@@ -92,7 +97,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         order: Literal["random", "natural"] = "random",
         order_agnostic: bool = False,
         num_masks: int = 1,
-        synchronised: bool = True,
+        synchronised: bool | Literal["start"] = True,
         eval_orders: int = 1,
         mask_seed: int | None = None,
         stale_output_mask: bool = False,
@@ -104,6 +109,11 @@ class MADE(DrawsEachStep, DensityNetwork):
         check_integers("model.network", 1, num_masks=num_masks, eval_orders=eval_orders)
         key = "model.network"
         check_choices(key, ("random", "natural"), order=order)
+        if synchronised not in (True, False, "start"):
+            raise ConfigError(f"{key}.synchronised", synchronised, "true, false or start")
+        if synchronised == "start" and not order_agnostic and num_masks == 1:
+            valid = "true or false where all steps have the first masks: without order_agnostic and num_masks above 1"
+            raise ConfigError(f"{key}.synchronised", synchronised, valid)
         if not self.hidden and direct:
             raise ConfigError(f"{key}.direct", direct, "false without hidden layers: all connections are direct")
         if not self.hidden and num_masks > 1:
@@ -148,22 +158,24 @@ class MADE(DrawsEachStep, DensityNetwork):
 
     def degrees(self, round: int, client: int, step: int) -> Degrees:
         """A client's degrees in a local step."""
-        client = 0 if self.synchronised else client
-        order = self._first_order(client)
+        order, owner = self._first_order(client), self._owner(client)
         if self.order_agnostic:
-            order = random_order(self.variables, self.mask_seed, "order", round, step, client)
-        start = seed_for(self.mask_seed, "first mask", round) if self.num_masks > 1 else 0
+            order = random_order(self.variables, self.mask_seed, "order", round, step, owner)
+        own = (owner,) if owner and self.synchronised == "start" else ()
+        start = seed_for(self.mask_seed, "first mask", round, *own) if self.num_masks > 1 else 0
         hidden = self._hidden((start + step) % self.num_masks, client)
         return Degrees(order, hidden, self._first_order(client) if self.stale_output_mask else order)
 
     @property
     def differs_by_client(self) -> bool:
-        """Whether clients have their own masks, and so their own densities."""
+        """Whether clients have their own masks in evaluation, and so their own densities."""
+        if self.synchronised == "start":
+            return self.num_masks > 1 and self.eval_orders > 1
         return not self.synchronised
 
     def evaluation_degrees(self, number: int, device: torch.device, client: int = 0) -> Degrees:
         """The degrees of one of the densities, numbered from 0, that are averaged in a client's evaluation."""
-        key = (number, 0 if self.synchronised else client)
+        key = (number, client if self.differs_by_client else 0)
         if key not in self._of_evaluation:
             order = first = self._first_order(key[1])
             if self.order_agnostic and (number > 0 or self.stale_output_mask):
@@ -181,7 +193,12 @@ class MADE(DrawsEachStep, DensityNetwork):
         both = [*inner, into_outputs]
         return found | {f"conditions.{number}": mask for number, mask in enumerate(both) if self.conditioning}
 
+    def _owner(self, client: int, first: bool = False) -> int:
+        """Whose draws a client has, client 0's where they are shared; of the first ones, or of later ones."""
+        return 0 if (first if self.synchronised == "start" else self.synchronised) else client
+
     def _first_order(self, client: int) -> Tensor:
+        client = self._owner(client, first=True)
         if client not in self._first_orders:
             natural = self.order == "natural"
             self._first_orders[client] = (
@@ -192,9 +209,9 @@ class MADE(DrawsEachStep, DensityNetwork):
         return self._first_orders[client]
 
     def _hidden(self, number: int, client: int) -> tuple[Tensor, ...]:
-        key = (number, client)
+        key = (number, self._owner(client, first=number == 0))
         if key not in self._hidden_degrees:
-            drawn = random_hidden(self.hidden, self.variables, self.mask_seed, "hidden degrees", number, client)
+            drawn = random_hidden(self.hidden, self.variables, self.mask_seed, "hidden degrees", *key)
             self._hidden_degrees[key] = drawn
         return self._hidden_degrees[key]
 
@@ -229,7 +246,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         With n = ``eval_orders`` above 1: ``log (1/n sum_e p_e(x))``. If clients have their own masks: the mean of
         ``log p(x)`` over ``clients``, with one pass for each.
         """
-        if self.synchronised or not clients:
+        if not self.differs_by_client or not clients:
             clients = (0,)
         total = self._log_likelihood_of(x, clients[0])
         for client in clients[1:]:

@@ -36,6 +36,12 @@ def test_der_plus_plus_is_what_its_equation_says(scenario: str, engine: EngineOp
     assert_is_the_loop(SCENARIOS[scenario](), {"der": DER(0.5, 0.6, 3)}, settings, engine=engine)
 
 
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+def test_the_squared_norm_that_papers_print(scenario: str) -> None:
+    settings = Settings(der=3, alpha=0.2, over="sum")
+    assert_is_the_loop(SCENARIOS[scenario](), {"der": DER(0.2, 0.0, 3, "sum")}, settings)
+
+
 def test_labels_alone() -> None:
     assert_is_the_loop(replay_data(), {"der": DER(0.0, 0.6, 3)}, Settings(der=3, alpha=0.0, beta=0.6))
 
@@ -107,6 +113,10 @@ def test_the_term_by_hand() -> None:
     allowed = torch.tensor([True, True, False]).expand(4, 3)
     assert der.sample_loss(logits, samples(extras, mask, allowed)).item() == pytest.approx((5 + 2) / 2)
     assert der.sample_loss(logits, samples({}, mask)).item() == 0
+    printed = DER(2.0, over_outputs="sum")
+    printed.name = "der"
+    assert printed.sample_loss(logits, samples(extras, mask)).item() == pytest.approx(14 + 18)
+    assert printed.sample_loss(logits, samples(extras, mask, allowed)).item() == pytest.approx(5 + 2)
 
 
 def test_it_sends_nothing_but_the_model() -> None:
@@ -146,6 +156,7 @@ def test_logits_of_a_replaced_loss_are_refused() -> None:
         ({"alpha": math.inf}, "alpha", "at least 0"),
         ({"beta": math.nan}, "beta", "at least 0"),
         ({"batch_size": 0}, "batch_size", "at least 1"),
+        ({"over_outputs": "norm"}, "over_outputs", "sum"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], key: str, valid: str) -> None:

@@ -33,6 +33,7 @@ OPTIONS: dict[str, Any] = {
 }
 FROZEN = {**OPTIONS, "retroactive": False}
 SPARSE = {**OPTIONS, "sparsity": 0.06}
+LITERAL = {**OPTIONS, "draws": "own", "base_mean": "clients", "lenders": "next_round"}  # Algorithm 2, line by line
 ADAM = partial(torch.optim.Adam, lr=0.02)
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 BASE, UNITS = 16 * 8, 8  # of the one decomposed layer of the MLP
@@ -48,6 +49,8 @@ BASE, UNITS = 16 * 8, 8  # of the one decomposed layer of the MLP
         (split(3, classes=6), mlp, {**SPARSE, "retroactive": False}, ADAM, 2, "vmap", 2),
         (split(3, classes=6), ConvNet, {**SPARSE, "draws": "own"}, MOMENTUM, 2, "workers", 2),
         (None, ConvNet, FROZEN, sgd, 1, "vmap", 1),
+        (None, ConvNet, LITERAL, ADAM, 2, "vmap", 2),
+        (None, mlp, {**LITERAL, "draws": "common"}, sgd, 1, "workers", 1),
     ],
 )
 def test_a_whole_run_is_the_one_written_out(
@@ -64,6 +67,9 @@ def test_a_whole_run_is_the_one_written_out(
     assert any(not bool(units.all()) for units in naive.sent.values()), "some units are sent by nobody"
     if sampled == 1:
         assert any(len(owner.filed) + 1 < 3 for owner in naive.owners.values()), "somebody misses a task"
+    if "lenders" in options:
+        last, first = ([data.rounds.round(number).clients for number in numbers] for numbers in ((1, 3), (2, 4)))
+        assert list(map(list, last)) != list(map(list, first)), "others send than by default"
 
 
 @pytest.mark.parametrize(
@@ -431,6 +437,8 @@ def test_who_is_not_sampled_when_its_task_ends_counts_too() -> None:
         ({"threshold": float("nan")}, "threshold"),
         ({"adaptive_from": "last"}, "adaptive_from"),
         ({"draws": "mine"}, "draws"),
+        ({"base_mean": "all"}, "base_mean"),
+        ({"lenders": "first_round"}, "lenders"),
     ],
 )
 def test_other_options_are_refused(options: dict[str, Any], key: str) -> None:

@@ -318,6 +318,36 @@ def test_synchronised_masks_are_the_same_for_all_clients(options: dict[str, Any]
     assert StepDraws(distinct)
 
 
+def test_clients_may_share_the_first_masks_alone() -> None:
+    """Section 3.2 of CONFEDMADE: orders and hidden units are drawn again on each client, the model is one density."""
+    options = {"order_agnostic": True, "num_masks": 3, "mask_seed": 5}
+    alike, started = (made(hidden=[12], synchronised=value, **options) for value in (True, "start"))
+    drawn = {c: [started.degrees(r, c, s) for r in range(4) for s in range(3)] for c in range(4)}
+    orders = {c: [tuple(d.order.tolist()) for d in of] for c, of in drawn.items()}
+    assert len({order for of in orders.values() for order in of}) == 4 * 12
+    assert all(torch.equal(d.order, d.output_order) for of in drawn.values() for d in of)
+    hidden = {c: [tuple(d.hidden[0].tolist()) for d in of] for c, of in drawn.items()}
+    first = tuple(alike.evaluation_degrees(0, torch.device("cpu")).hidden[0].tolist())
+    for of in hidden.values():
+        assert all(len(set(of[at : at + 3])) == 3 and first in of[at : at + 3] for at in range(0, 12, 3))
+    own = [set(of) - {first} for of in hidden.values()]
+    assert len(set().union(*own)) == 4 * 2
+    places = {tuple(of[at : at + 3].index(first) for at in range(0, 12, 3)) for of in hidden.values()}
+    assert len(places) == 4  # in its cycle
+    for r, s in itertools.product(range(2), range(3)):
+        assert flat(started, r, 0, s) == flat(alike, r, 0, s)  # with one client both are the same thing
+    assert not started.differs_by_client
+    assert torch.equal(started.log_likelihood(states(), (1, 3)), alike.log_likelihood(states()))
+
+    several = made(hidden=[12], synchronised="start", eval_orders=3, **options)
+    assert several.differs_by_client
+    tested = {c: [several.evaluation_degrees(n, torch.device("cpu"), c) for n in range(3)] for c in range(4)}
+    for c, of in tested.items():
+        assert {tuple(d.hidden[0].tolist()) for d in of} == set(hidden[c])  # what this client has trained
+    fixed = made(hidden=[12], synchronised="start", order_agnostic=True, eval_orders=3)
+    assert not fixed.differs_by_client
+
+
 def test_order_agnostic_training_takes_an_order_per_step() -> None:
     network = made(hidden=[12], order_agnostic=True)
     drawn = {(r, s): network.degrees(r, 1, s) for r in range(3) for s in range(4)}
@@ -405,6 +435,8 @@ def test_the_last_hidden_layer() -> None:
         ("eval_orders", {"eval_orders": 0}),
         ("eval_orders", {"eval_orders": 2}),
         ("eval_orders", {"eval_orders": 4, "num_masks": 3}),
+        ("synchronised", {"synchronised": "first", "order_agnostic": True}),
+        ("synchronised", {"synchronised": "start"}),
         ("stale_output_mask", {"stale_output_mask": True}),
         ("stale_output_mask", {"stale_output_mask": True, "order_agnostic": True, "num_masks": 2}),
     ],

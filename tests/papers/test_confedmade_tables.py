@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from support.fabricated import resolver, tables_of, write_run
 
+from cfl.papers.cells import Experiments
 from cfl.papers.definition import Table
 from cfl.papers.expressions import Undefined
-from cfl.papers.results import read_result
+from cfl.papers.kept import RESULTS
+from cfl.papers.results import Results, read_result
+from cfl.running.missing_data import MISSING, MissingData
 
 AXES = (("table1", "clients"), ("table2", "configuration"), ("table4", "strategy"))
 TABLES = ("table1", "table2", "table3", "table3-present", "table4")
@@ -171,3 +174,16 @@ def test_offline_learns_about_as_long_as_one_task_lasts() -> None:
             given = rounds(of)
             total = sum(given) if len(given) > 1 else given[0] * tasks
             assert 0.7 * wanted <= total <= 1.5 * wanted, (scale, benchmark)
+
+
+def test_cells_whose_data_were_missing_say_so() -> None:
+    """As the project's own page of all cells has it: the list of missing data lies beside the kept runs."""
+    of = table("table3")
+    known = Experiments(resolver(), Results([]), MissingData(of.paper.folder / RESULTS / MISSING))
+    chosen = {"method": ["finetune", "confedmade"]}
+    found = {(cell.point["benchmark"], cell.status) for cell in known.cells(of, "short", chosen)}
+    assert found == {
+        ("mnist", "not run"),
+        ("binary", "cannot run here (needs rcv1, tretail)"),
+        ("mnist-emnist", "cannot run here (needs EMNISTLetters)"),
+    }

@@ -251,7 +251,7 @@ SURROGATE = {"mean": None, "std": None, "max_train": None, "max_test": None}
 ON_MNIST: dict[str, dict[str, Any]] = {
     "fl": {},
     "agem": {"AGEM": {"batch_size": 32}},
-    "der": {"DER": {"alpha": 1.0, "beta": 0.0, "batch_size": 32}},
+    "der": {"DER": {"alpha": 1.0, "beta": 0.0, "batch_size": 32, "over_outputs": "mean"}},
     "gpm": {"GPM": {"threshold": 0.95, "threshold_increment": 0.0, "samples": 300, **GPM}},
     "l2p": {"L2P": {"strength": 0.1, "mask_logits": True}},
     "fedcurv": {"FedCurv": {**FEDCURV, "on_unstable": "warn"}},
@@ -273,7 +273,7 @@ OF_METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "pmnist": ON_MNIST,
     "cifar10": ON_CIFAR
     | {
-        "der": {"DER": {"alpha": 0.3, "beta": 0.0, "batch_size": 32}},
+        "der": {"DER": {"alpha": 0.3, "beta": 0.0, "batch_size": 32, "over_outputs": "mean"}},
         "cfed": {
             "CFeD": {"surrogate": {"class_path": "cfl.data.sources.CIFAR100", "init_args": SURROGATE}, **CFED},
         },
@@ -281,7 +281,7 @@ OF_METHODS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cifar100": ON_CIFAR
     | {
-        "der": {"DER": {"alpha": 1.0, "beta": 0.0, "batch_size": 32}},
+        "der": {"DER": {"alpha": 1.0, "beta": 0.0, "batch_size": 32, "over_outputs": "mean"}},
         "cfed": {
             "CFeD": {"surrogate": {"class_path": "cfl.data.sources.CIFAR10", "init_args": SURROGATE}, **CFED},
         },

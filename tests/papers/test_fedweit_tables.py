@@ -108,6 +108,18 @@ def test_all_but_scaffold_lower_their_rates_on_validation_loss() -> None:
             assert list(of["methods"])[-1] == "decay"
 
 
+@pytest.mark.parametrize("method", ["fedweit", "local-apd", "fedprox-apd"])
+def test_notes_say_what_the_loss_has_beside_the_paper_s(method: str) -> None:
+    point = {"benchmark": "overlapped", "method": method, "scale": "paper"}
+    (options,) = (
+        of["init_args"] for of in config("table1", point)["methods"].values() if "weight_decay" in of["init_args"]
+    )
+    assert (options["consolidation"], options["weight_decay"]) == (100.0, 1e-4)
+    notes = " ".join(table("table1").recipe(point).notes)
+    assert "its lambda_2 is 50 here" in notes
+    assert "weight decay 0.0001" in notes
+
+
 def test_figure_5a_varies_one_share_at_a_time() -> None:
     found = [(weit(of)["keep"], weit(of)["top_kappa"]) for _, of in configs("figure5a")]
     shares = [0.1, 0.2, 0.3, 0.5, 1.0]
@@ -118,6 +130,8 @@ def test_figure_6_varies_the_coefficients_and_else_reads_runs_of_table_1() -> No
     found = {(weit(of)["sparsity"], weit(of)["consolidation"]) for _, of in configs("figure6-left")}
     assert len(found) == 12
     assert (0.001, 100.0) in found
+    for value in table("figure6-left").axes["consolidation"]:  # the loss has half of it, the paper's lambda_2 has not
+        assert table("figure6-left").label("consolidation", value) == f"{value} (lambda_2 {float(value) / 2:g})"
     for name in ("figure6-middle", "figure6-right", "figure9"):
         for point in table(name).points("paper"):
             assert table(name).recipe(point) == table("table1").recipe(point)

@@ -60,7 +60,8 @@ class Naive:
         make_optimizer: a client's.
         exchange: of bases: their ``mean``, the mean of their ``units``, or ``none``.
         lends: whether there is a knowledge base.
-        options: of the method: sparsity, mask_sparsity, consolidation, weight_decay, retroactive, keep.
+        options: of the method: sparsity, mask_sparsity, consolidation, weight_decay, retroactive, keep; base_mean and
+            lenders where they are not the default.
         mu: of a proximal term on the base.
         clocks: ``[C][T]`` rounds of each client's tasks; None where all change tasks together.
     """
@@ -183,9 +184,11 @@ class Naive:
             ending = [client for client, task in at.items() if self.task_of(client, number + 1) != task]
             if self.lends and self.clocks is None and ending:
                 self.knowledge = {}  # what everybody sends replaces what they had sent before
-                for client in set(ending) & set(plan.clients):
-                    if at[client] + 1 < len(self.data.tasks):
-                        self.share(client)
+                if number + 1 < self.data.num_rounds:
+                    late = self.options.get("lenders") == "next_round"
+                    for client in self.data.rounds.round(number + 1).clients if late else plan.clients:
+                        if self.owners[client].at == at[client]:
+                            self.share(client)
             for client in ending:
                 self.matrices[at[client]].update(self.accuracies(client))
         return self
@@ -204,17 +207,27 @@ class Naive:
         return task
 
     def exchange_units(self, layer: str, bases: Tensor, owners: list[Owner]) -> None:
-        """The mean of every unit over those that sent it."""
+        """The mean of every unit over those that sent it; or the sum under their masks, divided by all there are."""
         for unit in range(bases.shape[1]):
             senders = []
             for row, owner in enumerate(owners):
                 sizes = owner.set[f"mask {layer}"].abs()
                 kept = -(-len(sizes) * round(100 * self.options["keep"]) // 100)
                 if unit in sizes.argsort(descending=True)[:kept].tolist():
-                    senders.append(bases[row, unit])
+                    senders.append(self.message(layer, bases[row, unit], owner, unit))
             self.sent[layer][unit] = bool(senders)
             if senders:
-                self.server[layer][unit] = torch.stack(senders).mean(0)
+                self.server[layer][unit] = self.mean(senders, len(owners))
+
+    def message(self, layer: str, values: Tensor, owner: Owner, unit: int) -> Tensor:
+        """What a client sends of a unit of its base."""
+        literal = self.options.get("base_mean") == "clients"
+        return values * torch.sigmoid(owner.set[f"mask {layer}"][unit]) if literal else values
+
+    def mean(self, sent: list[Tensor], clients: int) -> Tensor:
+        """Over those who have sent, or over all."""
+        total = torch.stack(sent).sum(0)
+        return total / (clients if self.options.get("base_mean") == "clients" else len(sent))
 
     def sparse(self, values: Tensor) -> Tensor:
         """Without entries at or below the threshold."""

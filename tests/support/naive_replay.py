@@ -185,13 +185,16 @@ def mean_cross_entropy(data: FederatedDataModule, logits: Tensor, y: Tensor, tas
     return torch.stack(losses).mean()
 
 
-def mean_squares(data: FederatedDataModule, logits: Tensor, samples: Sequence[Slot], now: int) -> Tensor:
-    """DER's term: over samples and outputs."""
+def mean_squares(
+    data: FederatedDataModule, logits: Tensor, samples: Sequence[Slot], now: int, over: str = "mean"
+) -> Tensor:
+    """DER's term: the mean over samples, and over outputs, or their sum."""
     means = []
     for row, sample in zip(logits, samples, strict=True):
         assert sample.logits is not None
         allowed = outputs_of(data, sample.task, now)
-        means.append((row - sample.logits)[allowed].square().mean())
+        squares = (row - sample.logits)[allowed].square()
+        means.append(squares.mean() if over == "mean" else squares.sum())
     return torch.stack(means).mean()
 
 
@@ -212,6 +215,7 @@ class Settings:
     der: int | None = None
     alpha: float = 1.0
     beta: float = 0.0
+    over: str = "mean"
     fed: int | None = None
     every: int = 1
     asked: Literal["sampled", "all", "holders"] = "sampled"
@@ -294,7 +298,7 @@ class Training:
         n, m = len(samples), len(samples) + len(old)
         loss = mean_cross_entropy(data, logits[:n], y[:n], tasks[:n], plan.task)
         if old:
-            loss = loss + settings.alpha * mean_squares(data, logits[n:m], old, plan.task)
+            loss = loss + settings.alpha * mean_squares(data, logits[n:m], old, plan.task, settings.over)
         if labelled:
             loss = loss + settings.beta * mean_cross_entropy(data, logits[m:], y[m:], tasks[m:], plan.task)
         g = flat(torch.autograd.grad(loss, list(network.parameters())))

@@ -127,8 +127,8 @@ def naive_rounds(data: FederatedDataModule, start: dict[str, Tensor], network: M
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("synchronised", [True, False])
-def test_it_is_the_plain_loop(engine: str, width: int, synchronised: bool) -> None:
+@pytest.mark.parametrize("synchronised", [True, False, "start"])
+def test_it_is_the_plain_loop(engine: str, width: int, synchronised: bool | str) -> None:
     """For each width and engine, also where clients have masks of their own."""
     data = data_of(width, schedule={"local_epochs": 2})
     rounds = Rounds()

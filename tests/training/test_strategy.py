@@ -161,6 +161,12 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"stream": permuted(3), "schedule": {"clients_per_round": 3}},
         {},
     ),
+    "fedweit as printed": (
+        mlp,
+        lambda: {"fedweit": FedWeIT(consolidation=1.0, keep=0.4, base_mean="clients", lenders="next_round")},
+        {"stream": permuted(3), "schedule": {"clients_per_round": 3}},
+        {},
+    ),
     "own clocks": (
         norm_net,
         lambda: {"fedweit": FedWeIT(consolidation=1.0, keep=0.4), "decay": LearningRateDecay(5.0, 1, 0.001, 0.3)},

@@ -114,7 +114,8 @@ def check_fisher(kind: FisherKind, network: nn.Module, key: str) -> None:
             outside of local training.
     """
     if densities_differ(network):
-        raise ConfigError("model.network.synchronised", False, "true where Fisher information is measured")
+        value = getattr(network, "synchronised", False)
+        raise ConfigError("model.network.synchronised", value, "true where Fisher information is measured")
     if is_density(network) and kind != "empirical":
         raise ConfigError(key, kind, "empirical where a density is estimated: there are no labels")
 
