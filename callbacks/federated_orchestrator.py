@@ -115,6 +115,7 @@ class FederatedOrchestrator(Callback):
                 client.optimizer_for_its_options(clipping) if stage == "fit" else None,
             )
             self._check_options_do_something(client.federation)
+            self._check_weighting(client)
         data.follow(client.federation)
         # With personal models, processes share the clients to evaluate instead of the test sets.
         data.all_batches_everywhere = client.federation.has_personal_models
@@ -133,6 +134,12 @@ class FederatedOrchestrator(Callback):
                 raise ConfigError(
                     f"federated.{key}", value, f"{default}: with {whose} no tensor of the model is averaged"
                 )
+
+    def _check_weighting(self, client: Client) -> None:
+        """Refuse weights beside a bound of what each client adds to the sum."""
+        if self.client_weighting != "uniform" and client.methods.protection is not None:
+            valid = f"uniform with {client.methods.protection.key}, which bounds what each client adds to the sum"
+            raise ConfigError("federated.client_weighting", self.client_weighting, valid)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the server the network's current tensors."""

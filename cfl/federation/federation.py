@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
-from cfl.data.schedule import BoundSchedule
+from cfl.data.schedule import BoundSchedule, RoundPlan
 from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel, payload_bytes
@@ -27,6 +27,7 @@ from cfl.metrics.likelihood import NLLMatrix
 from cfl.metrics.measure import ACCURACY, NLL, Measure
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.density import is_density
+from cfl.privacy.release import Sample
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
@@ -226,6 +227,11 @@ class Federation:
         """The clients that hold a task, ascending."""
         held: list[int] = self.data.members[unwrap_task(task)].tolist()
         return held
+
+    def sample(self, plan: RoundPlan) -> Sample:
+        """A round's clients, and how they were chosen."""
+        present, rate = self.schedule.present(plan.round), self.schedule.sampling_rate(plan.round)
+        return Sample(plan.clients, tuple(present.tolist()), rate)
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
         """The clients among these that this process computes, in an extra round.
