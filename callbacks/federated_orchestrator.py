@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.callbacks.accuracy_targets import AccuracyTargets
 from cfl.callbacks.local_evaluation import LocalModels
+from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.callbacks.trainer_checks import NEVER, check_anomalies, check_evaluation, check_trainer
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.federation.channel import Channel
@@ -213,7 +214,8 @@ class FederatedOrchestrator(Callback):
         federation.curve.append(figures.get(federation.measure.figure))
         self._tell(trainer, work.mean_loss, figures)
         federation.seconds += time.perf_counter() - self._started
-        if any(targets.end_the_run(federation.curve) for targets in _all_of(AccuracyTargets, trainer)):
+        met = any(targets.end_the_run(federation.curve) for targets in _all_of(AccuracyTargets, trainer))
+        if met or any(budget.end_the_run(federation) for budget in _all_of(PrivacyBudget, trainer)):
             federation.stopped = not federation.finished
 
     @staticmethod

@@ -200,6 +200,9 @@ class BoundSchedule:
         members: per task, the ids of the clients that hold it, ascending.
         seed: the run's seed.
         clocks: ``[C, T]`` rounds of each client's tasks, each at least 1; None if all change tasks together.
+
+    Attributes:
+        ends_after: rounds after which the run ends early and is evaluated; None if it goes on to its last round.
     """
 
     def __init__(
@@ -213,6 +216,7 @@ class BoundSchedule:
             self._ends = self._own_ends[members[0]].max(0)
         self.num_tasks = len(members)
         self.num_rounds = int(self._ends[-1])
+        self.ends_after: int | None = None
         self._last: RoundPlan | None = None
 
     def _sample_size(self, present: int) -> int:
@@ -331,7 +335,11 @@ class BoundSchedule:
         every = self.settings.evaluate_every
         if self._own_ends is not None:
             return bool(self.due(plan))
-        return plan.last_of_task or (every > 0 and (plan.round_in_task + 1) % every == 0)
+        return (
+            plan.last_of_task
+            or plan.round + 1 == self.ends_after
+            or (every > 0 and (plan.round_in_task + 1) % every == 0)
+        )
 
     def row_is_whole(self, plan: RoundPlan) -> bool:
         """Whether, after this round, all clients have been evaluated after ``plan.task``."""

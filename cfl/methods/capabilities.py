@@ -227,8 +227,8 @@ class NoisySums(Protocol):
     """
 
     def releases(self, plan: RoundPlan) -> Mapping[str, Noise]:
-        """Topic -> the noise in its sum, of the sums that the server reads during this round and directly after it, in
-        the order in which it reads them. Also called for rounds to come, with the method as it is now."""
+        """Topic -> the noise in its sum, of the sums that the server reads during this round and directly after it.
+        Also called for rounds to come, with the method as it is now."""
 
 
 class UpdateProtection(Protocol):

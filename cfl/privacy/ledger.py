@@ -17,7 +17,7 @@ class Ledger:
     """Records every sum that the server reads under noise, and adds up what they cost the client that pays most.
 
     Two data sets are neighbours if they differ by all contributions of one client, to one release, to one task, or to
-    all. A sum without noise is no release; :attr:`uncovered` has what releases leave out.
+    all. A sum without noise is no release.
 
     Attributes:
         releases: in the order in which the server read them.
@@ -52,19 +52,23 @@ class Ledger:
         of = tuple(sorted(senders))
         self.releases.append(released(round, task, topic, noise, self._sample, of, first, share))
 
-    def foreseen(self, round: int, task: int, sample: Sample, announced: Mapping[str, Noise]) -> list[Release]:
+    @staticmethod
+    def foreseen(
+        round: int, task: int, sample: Sample, announced: Mapping[str, Noise], read_first: str
+    ) -> list[Release]:
         """The releases of a round to come, if all clients' messages come.
 
         Args:
             round: from 0.
             task: from 0.
             sample: the round's.
-            announced: topic -> noise, in the order in which the server will read the sums.
+            announced: topic -> noise.
+            read_first: the topic whose sum the server will read before others of the round, noisy or not.
         """
         whom = {"sampled": sample.clients, "all": sample.pool}
         return [
-            released(round, task, topic, noise, sample, whom[noise.whom], number == 0, 1.0)
-            for number, (topic, noise) in enumerate(announced.items())
+            released(round, task, topic, noise, sample, whom[noise.whom], topic == read_first, 1.0)
+            for topic, noise in announced.items()
         ]
 
     # Figures.
