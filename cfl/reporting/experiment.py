@@ -118,8 +118,11 @@ def targets_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def privacy_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """A configuration's ``privacy`` where its budget may end the run. Else it just says what is computed."""
-    privacy = config.get("privacy") or {}
-    return None if privacy.get("budget") is None else {**privacy, "budget": float(privacy["budget"])}
+    privacy = config.get("privacy")
+    budget = privacy.get("budget") if isinstance(privacy, Mapping) else None
+    if budget is None or not isinstance(privacy, Mapping):
+        return None
+    return {**privacy, "budget": float(budget) if isinstance(budget, int) else budget}
 
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
