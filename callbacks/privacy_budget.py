@@ -13,7 +13,7 @@ from cfl.federation.federation import Federation
 from cfl.methods.capabilities import crosses_tasks
 from cfl.methods.composition import Composition
 from cfl.privacy.accounting import INSTALL, Accountant, is_installed
-from cfl.privacy.ledger import Ledger, epsilon
+from cfl.privacy.ledger import Ledger
 from cfl.privacy.release import Release
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_numbers
@@ -79,7 +79,8 @@ class PrivacyBudget(Callback):
             raise ConfigError("privacy.budget", self.budget, "null: no method of this run adds noise to a sum")
         self._foresee(federation)
         if not federation.round and federation.schedule.ends_after == 0:
-            least = math.ceil(1000 * self._after(federation, 1)) / 1000
+            spent = federation.channel.ledger.epsilon_of_client(self.accountant, _foreseen(federation, 0))
+            least = math.ceil(1000 * spent) / 1000
             valid = f"null or at least {least:g}, which the first round takes"
             raise ConfigError("privacy.budget", self.budget, valid)
         if federation.stopped or self._is_spent(federation):
@@ -114,20 +115,20 @@ class PrivacyBudget(Callback):
 
     def _foresee(self, federation: Federation) -> None:
         """Tell the schedule the number of rounds that the budget allows, or None for all."""
-        budget = self.budget or 0.0
         fits, exceeds = federation.round, federation.schedule.num_rounds
-        if self._after(federation, exceeds) <= budget:
+        to_come = [one for round in range(fits, exceeds) for one in _foreseen(federation, round)]
+
+        def keeps_to_it(rounds: int) -> bool:
+            more = [one for one in to_come if one.round < rounds]
+            return federation.channel.ledger.epsilon_of_client(self.accountant, more) <= (self.budget or 0.0)
+
+        if keeps_to_it(exceeds):
             federation.schedule.ends_after = None
             return
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
-            fits, exceeds = (middle, exceeds) if self._after(federation, middle) <= budget else (fits, middle)
+            fits, exceeds = (middle, exceeds) if keeps_to_it(middle) else (fits, middle)
         federation.schedule.ends_after = fits
-
-    def _after(self, federation: Federation, rounds: int) -> float:
-        """Epsilon of one client after so many rounds."""
-        more = [one for round in range(federation.round, rounds) for one in _foreseen(federation, round)]
-        return federation.channel.ledger.epsilon_of_client(self.accountant, more)
 
     # Reports.
 
@@ -172,7 +173,7 @@ class PrivacyBudget(Callback):
                     "parts": one.noise.parts,
                     "clients": len(one.clients),
                     "sampling_rate": "" if one.rate is None else one.rate,
-                    "epsilon_per_release": epsilon([one], self.accountant) if known else "",
+                    "epsilon_per_release": self.accountant.epsilon(one.spent) if known else "",
                     "epsilon_one_task": so_far.epsilon_of_task(self.accountant, back) if known and last else "",
                     "epsilon_all_tasks": so_far.epsilon_of_client(self.accountant) if known and last else "",
                 }

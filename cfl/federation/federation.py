@@ -119,6 +119,7 @@ class Federation:
         self.curve: list[float | None] = []
         self.stopped = False
         self.engine: dict[str, Any] | None = None
+        self._pools: dict[int, tuple[int, ...]] = {}
         methods.check(data)
         check_objective(network, data.scenario)
         parameters = [n for n, _ in network.named_parameters()]
@@ -230,8 +231,9 @@ class Federation:
 
     def sample(self, plan: RoundPlan) -> Sample:
         """A round's clients, and how they were chosen."""
-        present, rate = self.schedule.present(plan.round), self.schedule.sampling_rate(plan.round)
-        return Sample(plan.clients, tuple(present.tolist()), rate)
+        if self.schedule.client_clocks or plan.task not in self._pools:  # with own clocks clients leave within a task
+            self._pools[plan.task] = tuple(self.schedule.present(plan.round).tolist())
+        return Sample(plan.clients, self._pools[plan.task], self.schedule.sampling_rate(plan.round))
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
         """The clients among these that this process computes, in an extra round.

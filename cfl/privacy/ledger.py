@@ -31,9 +31,13 @@ class Ledger:
 
     # Recording.
 
-    def enter_round(self, sample: Sample, announced: Mapping[str, Noise]) -> None:
-        """Say whom a round has, and in which sums there will be noise: topic -> noise."""
-        self._sample, self._announced, self._seen = sample, announced, False
+    def enter_round(self, sample: Sample | None, announced: Mapping[str, Noise]) -> None:
+        """Say whom a round has, and in which sums there will be noise: topic -> noise.
+
+        The sample is only needed if there will be any.
+        """
+        self._sample = Sample((), ()) if sample is None else sample
+        self._announced, self._seen = announced, False
 
     def read(self, round: int, task: int, topic: str, senders: Collection[int], came: Collection[int]) -> None:
         """The server reads a topic's sum.
@@ -75,16 +79,17 @@ class Ledger:
 
     def epsilon_of_release(self, accountant: Accountant) -> float:
         """The greatest epsilon of a single release."""
-        return max((epsilon([release], accountant) for release in self.releases), default=0.0)
+        return max((accountant.epsilon(release.spent) for release in self.releases), default=0.0)
 
     def epsilon_of_task(self, accountant: Accountant, reaches_back: bool) -> float:
         """The greatest epsilon of one client's data of one task.
 
         Args:
             accountant: computes it.
-            reaches_back: whether later releases depend on the samples of earlier tasks as well.
+            reaches_back: whether later releases depend on the samples of earlier tasks as well. The first task then
+                has all that others have.
         """
-        tasks = sorted({release.task for release in self.releases})
+        tasks = sorted({release.task for release in self.releases})[: 1 if reaches_back else None]
         return max((epsilon(self.about(task, reaches_back), accountant) for task in tasks), default=0.0)
 
     def epsilon_of_client(self, accountant: Accountant, more: Sequence[Release] = ()) -> float:

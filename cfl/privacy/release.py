@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from cfl.privacy.accounting import Spent
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -73,6 +75,13 @@ class Release:
         """Noise multiplier of all parts together: k parts are one release of a sensitivity that is sqrt(k) times as
         large."""
         return self.noise.multiplier / math.sqrt(self.noise.parts)
+
+    @property
+    def spent(self) -> Spent:
+        """What it tells about one of its clients."""
+        if self.rate is None:
+            return Spent(self.multiplier**-2)
+        return Spent(sampled={(self.rate, self.multiplier): 1})
 
 
 def released(

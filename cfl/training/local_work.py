@@ -100,7 +100,8 @@ class LocalWork:
         self._losses = RoundLosses()
         self._began, self._steps = time.perf_counter(), 0
         federation.channel.enter_round(plan.task, plan.round)
-        federation.channel.ledger.enter_round(federation.sample(plan), self.methods.releases(plan))
+        announced = self.methods.releases(plan)
+        federation.channel.ledger.enter_round(federation.sample(plan) if announced else None, announced)
         for part in plan.parts:
             if part.round_in_task == 0:
                 with self._in_round(f"beginning task {part.task}"):
@@ -384,9 +385,22 @@ class LocalWork:
         if self.require_plan().clients:
             return cast(dict[str, Tensor], protection.protected_mean(channel.sum(UPDATE)[0]))
         channel.sum_of_nobody(UPDATE)
+        self._used_outputs = self._outputs_of_nobody()
         tensors = federation.shared_tensors()
         nothing = {name: torch.zeros_like(tensors[name]) for name in federation.shared_parameters}
         return cast(dict[str, Tensor], protection.protected_mean(nothing))
+
+    def _outputs_of_nobody(self) -> Tensor | None:
+        """The outputs that a round without clients would have trained: if noise moved others, it would tell that nobody
+        has joined. None for all."""
+        federation, task = self.federation, self.require_plan().task
+        data, train = federation.data, federation.data.outputs.train
+        if train is None:
+            return None
+        mixed = range(task + 1 if data.exposure == "cumulative" else data.num_tasks)
+        tasks = [task] if data.exposure == "sequential" else list(mixed)
+        whose = {t: federation.members(t) if data.order is not None else [0] for t in tasks}
+        return train[sorted({data.stream_task(t, client) for t, clients in whose.items() for client in clients})].any(0)
 
     def _hear_others(self) -> None:
         """Take in losses of other processes' clients, the outputs that they trained, and how long their steps took."""

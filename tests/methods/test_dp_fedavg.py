@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, tiny_client, tiny_data, weights
+from support.tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
@@ -40,9 +40,11 @@ class Watched(DPFedAvg):
         return {name: rows.clone() for name, rows in self.sent[-1].items()}
 
 
-def poisson(clients: float | int = 2, **options: Any) -> FederatedDataModule:
-    schedule = {"sampling": "poisson", "clients_per_round": clients, "rounds_per_task": 6}
-    return tiny_data(num_clients=4, schedule=schedule, **options)
+POISSON = {"sampling": "poisson", "rounds_per_task": 6}
+
+
+def poisson(clients: float | int = 2) -> FederatedDataModule:
+    return tiny_data(num_clients=4, schedule={**POISSON, "clients_per_round": clients})
 
 
 def run(
@@ -165,6 +167,15 @@ def test_rounds_that_nobody_joins_close(kind: str) -> None:
             moved = [noisy[round][name] - value for name, value in noisy[round - 1].items()]
             # Noise of standard deviation 0.1 * 0.5, by one expected client.
             assert float(torch.cat([m.flatten() for m in moved]).std()) == pytest.approx(0.05, rel=0.3)
+
+
+def test_noise_of_a_round_without_clients_moves_the_outputs_of_the_task_alone() -> None:
+    data = tiny_data(split(2), num_clients=4, schedule={**POISSON, "clients_per_round": 1}, scenario="task")
+    (empty, *_) = [r for r in range(6, 12) if not data.rounds.round(r).clients]
+    watch = Rounds()
+    run(data, {"dp": DPFedAvg(0.1, 0.5)}, callbacks=[watch])
+    moved = (watch.models[empty]["head.bias"] - watch.models[empty - 1]["head.bias"]) != 0
+    assert moved.tolist() == [False, False, True, True]
 
 
 def weights_of_start(data: FederatedDataModule) -> dict[str, Tensor]:
