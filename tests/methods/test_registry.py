@@ -215,6 +215,16 @@ def test_clients_without_samples_of_a_task_stay_away(name: str) -> None:
         assert distance(found, plain) > 1e-4
 
 
+@each_method
+def test_rounds_that_no_client_joins_close(name: str) -> None:
+    """The third and the fourth of five rounds of the first task have no client."""
+    case = CASES[name]
+    schedule = {"sampling": "poisson", "clients_per_round": 0.3, "rounds_per_task": 5}
+    data = case.data_of(num_clients=4, schedule=schedule)
+    assert [bool(data.rounds.round(r).clients) for r in range(5)] == [True, True, False, False, True]
+    assert case.start(data, case.methods("tried")).finished
+
+
 WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
 
 
