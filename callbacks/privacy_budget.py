@@ -60,7 +60,7 @@ class PrivacyBudget(Callback):
     # The budget.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing but a warning where epsilons will be lacking; a budget is checked when the fit starts."""
+        """Refuse a budget without the library that computes epsilon."""
         if stage == "fit" and self.budget is not None and not is_installed():
             raise ConfigError("privacy.budget", self.budget, f"null without dp-accounting, which {INSTALL} installs")
 

@@ -188,7 +188,7 @@ def test_sketches_with_noise_beside_updates_without() -> None:
     assert release.noise.parts == 2
     assert not_covered(federation) == [
         "update: the models are averaged without noise",
-        "fot sketch: other values of the messages",
+        "fot sketch: numbers beside the noisy tensors",
     ]
     assert reaches_back(federation) == []  # it remembers what was released
 

@@ -72,7 +72,7 @@ class GaussianMechanism:
             parts: tensors of a message, each clipped and noised by itself.
             whom: clients that send.
         """
-        return Noise(self.sigma(1) / self.clip, self.clip, "clients", whom, parts, "other values of the messages")
+        return Noise(self.sigma(1) / self.clip, self.clip, "clients", whom, parts, "numbers beside the noisy tensors")
 
     def clipped(self, a: Tensor) -> Tensor:
         """``a`` scaled down to Frobenius norm ``clip`` if it is longer: ``a / ||a|| * min(||a||, clip)``."""
