@@ -6,6 +6,7 @@ from cfl.callbacks.checkpoint import RoundCheckpoint
 from cfl.callbacks.federated_orchestrator import FederatedOrchestrator
 from cfl.callbacks.local_evaluation import LocalModels
 from cfl.callbacks.metric_logging import DashboardLog
+from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.callbacks.progress import RoundProgress
 from cfl.callbacks.run_record import RunRecord
 
@@ -14,6 +15,7 @@ __all__ = [
     "DashboardLog",
     "FederatedOrchestrator",
     "LocalModels",
+    "PrivacyBudget",
     "RoundCheckpoint",
     "RoundProgress",
     "RunRecord",

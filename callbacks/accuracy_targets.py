@@ -84,7 +84,7 @@ class AccuracyTargets(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Do not continue a run that has stopped."""
         federation = federation_of(pl_module)
-        if federation.stopped:
+        if federation.stopped and self.end_the_run(federation.curve):
             trainer.should_stop = True
             if trainer.is_global_zero:
                 print(f"nothing to do: the run stopped after {federation.round} rounds, with all targets met")

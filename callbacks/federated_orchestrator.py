@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.callbacks.accuracy_targets import AccuracyTargets
 from cfl.callbacks.local_evaluation import LocalModels
+from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.callbacks.trainer_checks import NEVER, check_anomalies, check_evaluation, check_trainer
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.federation.channel import Channel
@@ -115,6 +116,7 @@ class FederatedOrchestrator(Callback):
                 client.optimizer_for_its_options(clipping) if stage == "fit" else None,
             )
             self._check_options_do_something(client.federation)
+            self._check_weighting(client)
         data.follow(client.federation)
         # With personal models, processes share the clients to evaluate instead of the test sets.
         data.all_batches_everywhere = client.federation.has_personal_models
@@ -133,6 +135,12 @@ class FederatedOrchestrator(Callback):
                 raise ConfigError(
                     f"federated.{key}", value, f"{default}: with {whose} no tensor of the model is averaged"
                 )
+
+    def _check_weighting(self, client: Client) -> None:
+        """Refuse weights beside a bound of what each client adds to the sum."""
+        if self.client_weighting != "uniform" and client.methods.protection is not None:
+            valid = f"uniform with {client.methods.protection.key}, which bounds what each client adds to the sum"
+            raise ConfigError("federated.client_weighting", self.client_weighting, valid)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the server the network's current tensors."""
@@ -206,7 +214,8 @@ class FederatedOrchestrator(Callback):
         federation.curve.append(figures.get(federation.measure.figure))
         self._tell(trainer, work.mean_loss, figures)
         federation.seconds += time.perf_counter() - self._started
-        if any(targets.end_the_run(federation.curve) for targets in _all_of(AccuracyTargets, trainer)):
+        met = any(targets.end_the_run(federation.curve) for targets in _all_of(AccuracyTargets, trainer))
+        if met or any(budget.end_the_run(federation) for budget in _all_of(PrivacyBudget, trainer)):
             federation.stopped = not federation.finished
 
     @staticmethod

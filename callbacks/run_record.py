@@ -26,6 +26,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from cfl import __version__
 from cfl.callbacks.accuracy_targets import AccuracyTargets, rounds_in_words
 from cfl.callbacks.local_evaluation import LocalModels
+from cfl.callbacks.privacy_budget import UNITS, PrivacyBudget
 from cfl.data.report import save as save_partition_report
 from cfl.data.schedule import RoundPlan
 from cfl.federation.channel import payload_bytes
@@ -55,6 +56,7 @@ from cfl.runtime.run_files import (
     CONFIG,
     PARTITION,
     PARTITION_PICTURE,
+    PRIVACY,
     ROUNDS,
     SUMMARY,
     client_matrix_file,
@@ -72,7 +74,7 @@ _log = logging.getLogger(__name__)
 WANDB_ID = "wandb-id.txt"
 
 
-TABLES = {Path(file).stem for file in (ROUNDS, PARTITION)} | {
+TABLES = {Path(file).stem for file in (ROUNDS, PARTITION, PRIVACY)} | {
     Path(matrix_file(measure.name, variant)).stem
     for measure in (ACCURACY, NLL)
     for variant in ("", "_task_il", "_task_aware")
@@ -158,7 +160,8 @@ class RunRecord(Callback):
     """Writes a run's figures into one folder.
 
     It writes ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
-    ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and after the last round
+    ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, ``privacy.csv`` if a method adds noise
+    (:class:`cfl.callbacks.privacy_budget.PrivacyBudget`), and after the last round
     ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends, the learning curve
     ``accuracy_rounds.png``. ``SHA256SUMS``, checksums of these files, and then ``summary.json`` are written last, after
     the last checkpoint. Accuracies and forgetting are in percent. Density runs have ``nll_matrix.csv`` and so on
@@ -197,6 +200,7 @@ class RunRecord(Callback):
         self._drawn = False
         self.last_row: dict[str, Any] = {}
         self.targets = AccuracyTargets()
+        self.privacy = PrivacyBudget()
         self.local_models = LocalModels()
         self.versions = {
             "cfl": __version__,
@@ -262,9 +266,10 @@ class RunRecord(Callback):
     # During a fit.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Store the run's targets."""
+        """Store the run's targets and budget."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         self.targets = next((c for c in callbacks if isinstance(c, AccuracyTargets)), AccuracyTargets())
+        self.privacy = next((c for c in callbacks if isinstance(c, PrivacyBudget)), PrivacyBudget())
         self.local_models = next((c for c in callbacks if isinstance(c, LocalModels)), LocalModels())
         self._begun = False
         self.settle(trainer, stage)
@@ -449,7 +454,9 @@ class RunRecord(Callback):
             figures |= {f"{key}{suffix}": value for key, value in federation.figures(matrix).items()}
         if self.targets.accuracies:
             figures["rounds_to_accuracy"] = self.targets.rounds(federation.curve)
+        if self.targets.accuracies or self.privacy.budget is not None:
             figures["stopped_early"] = federation.stopped
+        figures |= self.privacy.summary(federation)
         figures |= self.local_models.summary()
         return figures | methods_figures(federation.methods)
 
@@ -458,6 +465,7 @@ class RunRecord(Callback):
         self.write_matrices(federation)
         for name, method in federation.methods.items():
             _write_csv(self.folder / f"{name}.csv", method.report().rows)
+        _write_csv(self.folder / PRIVACY, self.privacy.rows(federation))
 
     def _draw(self, client: Client) -> None:
         """Draw a finished run's pictures. Those that cannot be written are left out, with a warning."""
@@ -556,7 +564,9 @@ class RunRecord(Callback):
                 + ("not all have been evaluated yet" if whole is None else of_all)
             )
         if federation.stopped:
-            print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: all targets are met")
+            met = self.targets.end_the_run(federation.curve)
+            why = "all targets are met" if met else self.privacy.why_stopped
+            print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: {why}")
         elif federation.round and not plan_of.round(federation.round - 1).last_of_task:
             print(f"task {after} is not finished: {federation.round} of {plan_of.num_rounds} rounds")
         formulas = federation.measure.formulas
@@ -571,6 +581,10 @@ class RunRecord(Callback):
             print(f"{name:<{width}} {'undefined' if value is None else rounded(value, 3).rjust(9)}   {formula}")
         for line in rounds_in_words(self.targets.rounds(federation.curve), federation.round):
             print(line)
+        for figure, epsilon in self.privacy.summary(federation).items():
+            if figure in UNITS and epsilon is not None:
+                delta = self.privacy.accountant.delta
+                print(f"epsilon {rounded(epsilon, 3)} (delta {delta:g}): {UNITS[figure]}")
         sent = (federation.channel.total_uplink_bytes, federation.channel.total_downlink_bytes)
         up, down = (rounded(number / 1e6, 2, ",") for number in sent)
         seconds = rounded(federation.seconds, 1, ",")

@@ -13,6 +13,7 @@ from cfl.callbacks import (
     DashboardLog,
     FederatedOrchestrator,
     LocalModels,
+    PrivacyBudget,
     RoundCheckpoint,
     RoundProgress,
     RunRecord,
@@ -45,7 +46,7 @@ def trainer(
             refused when the fit begins.
     """
     # The order of cfl fit: what others add comes first.
-    own: list[Callback] = [LocalModels(), FederatedOrchestrator(), AccuracyTargets()]
+    own: list[Callback] = [LocalModels(), FederatedOrchestrator(), AccuracyTargets(), PrivacyBudget()]
     if run_dir is not None:
         own += [RunRecord(dir=str(run_dir)), DashboardLog(), RoundCheckpoint()]
     own.append(RoundProgress())

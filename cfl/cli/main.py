@@ -29,6 +29,7 @@ from cfl.callbacks import (
     DashboardLog,
     FederatedOrchestrator,
     LocalModels,
+    PrivacyBudget,
     RoundCheckpoint,
     RoundProgress,
     RunRecord,
@@ -85,6 +86,7 @@ SECTIONS: Mapping[str, type] = {
     "buffer": ReplayBuffer,
     "federated": FederatedOrchestrator,
     "targets": AccuracyTargets,
+    "privacy": PrivacyBudget,
     "trainer": Trainer,
 }
 """The class whose signature has the defaults of a section's options."""
@@ -93,8 +95,8 @@ SECTIONS: Mapping[str, type] = {
 class FederatedCLI(LightningCLI):
     """LightningCLI with the keys of a federated experiment.
 
-    ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets`` say what is run; ``run``,
-    ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` where and how.
+    ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets``, ``privacy`` say what is run;
+    ``run``, ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` where and how.
 
     Attributes:
         announced: the header's first line where it has been printed.
@@ -138,6 +140,7 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(LocalModels, "local_models")
         parser.add_lightning_class_args(FederatedOrchestrator, "federated")
         parser.add_lightning_class_args(AccuracyTargets, "targets")
+        parser.add_lightning_class_args(PrivacyBudget, "privacy")
         parser.add_lightning_class_args(RunRecord, "run")
         parser.add_lightning_class_args(DashboardLog, "dashboards")
         parser.add_lightning_class_args(RoundProgress, "progress")

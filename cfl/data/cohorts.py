@@ -32,7 +32,8 @@ class CohortBatch:
     repeats one of its own samples, so that padding is always valid data.
 
     Attributes:
-        clients: the K clients' ids; empty while a process waits for others with more clients.
+        clients: the K clients' ids; empty while a process waits for others with more clients, and in a round that
+            nobody joins.
         sizes: number of training samples of each of the K clients.
         index: ``[K, B]`` int64 into the task's training set.
         mask: ``[K, B]`` bool, False where padded.
@@ -404,7 +405,7 @@ class RoundLoader:
 
     The order of a client's samples is keyed by (seed, round, client, epoch), so it is the same for every cohort width.
     With several processes each gets the cohorts of its own share of the clients. All get the same number of batches:
-    a process that finishes before the others gets batches without clients.
+    a process that finishes before the others gets batches without clients. A round without clients is one of these.
 
     Args:
         plan: the round; the clients of a cohort belong to one of its parts.
@@ -442,7 +443,8 @@ class RoundLoader:
         lengths = [sum(-(-max(steps[c] for c in group) // block) for _, group in groups) for groups in dealt]
         self.cohorts = [group for _, group in dealt[process]]
         self._tasks = [task for task, _ in dealt[process]]
-        self._length, self._idle = max(lengths), max(lengths) - lengths[process]
+        self._length = max(1, *lengths)  # a round that nobody joins is one batch without clients
+        self._idle = self._length - lengths[process]
 
     def __len__(self) -> int:
         return self._length

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from cfl.data.client_clocks import can_differ, rounds_of_clients
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.option_checks import check_integers, check_numbers
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Schedule:
         clients_per_round: clients sampled per round, uniformly without replacement: an integer, or a
             fraction in (0, 1] of the clients that hold the task, rounded to the nearest integer, halves to the even
             one, at least 1.
+        sampling: ``fixed``: as many clients as ``clients_per_round`` says. ``poisson``: each client that holds the task
+            joins a round by itself, with the probability for which ``clients_per_round`` is the expected number (a
+            fraction is the probability). Their number then varies, and a round may have no client; it leaves the model
+            as it is, unless noise is added to it.
         local_epochs: passes of a sampled client over its data of the task.
         batch_size: samples per local step.
         drop_last: drop a client's last partial batch instead of training on it.
@@ -75,6 +80,7 @@ class Schedule:
         cohort_width: int | Literal["auto"] = "auto",
         evaluate_every: int = 0,
         clock_spread: float = 0.0,
+        sampling: Literal["fixed", "poisson"] = "fixed",
     ) -> None:
         check_integers("schedule", 1, local_epochs=local_epochs, batch_size=batch_size)
         check_integers("schedule", 0, evaluate_every=evaluate_every)
@@ -91,6 +97,9 @@ class Schedule:
         if clock_spread and evaluate_every:
             valid = "0 with schedule.clock_spread: a client is evaluated where its own tasks end"
             raise ConfigError("schedule.evaluate_every", evaluate_every, valid)
+        check_choices("schedule", ("fixed", "poisson"), sampling=sampling)
+        if clock_spread and sampling == "poisson":
+            raise ConfigError("schedule.sampling", sampling, "fixed with schedule.clock_spread")
         self.rounds_per_task = rounds_per_task
         self.clients_per_round = clients_per_round
         self.local_epochs = local_epochs
@@ -99,6 +108,7 @@ class Schedule:
         self.cohort_width = cohort_width
         self.evaluate_every = evaluate_every
         self.clock_spread = clock_spread
+        self.sampling = sampling
         self._settled = cohort_width if isinstance(cohort_width, int) else None
         self.most_padding: float | None = None
         self.at_once = 1
@@ -190,6 +200,9 @@ class BoundSchedule:
         members: per task, the ids of the clients that hold it, ascending.
         seed: the run's seed.
         clocks: ``[C, T]`` rounds of each client's tasks, each at least 1; None if all change tasks together.
+
+    Attributes:
+        ends_after: rounds after which the run ends early and is evaluated; None if it goes on to its last round.
     """
 
     def __init__(
@@ -203,6 +216,7 @@ class BoundSchedule:
             self._ends = self._own_ends[members[0]].max(0)
         self.num_tasks = len(members)
         self.num_rounds = int(self._ends[-1])
+        self.ends_after: int | None = None
         self._last: RoundPlan | None = None
 
     def _sample_size(self, present: int) -> int:
@@ -214,10 +228,29 @@ class BoundSchedule:
         """Whether clients have their own clocks, that is, do not change tasks together."""
         return self._own_ends is not None
 
-    @property
+    @cached_property
     def most_clients(self) -> int:
         """The greatest number of clients in any round."""
+        if self.settings.sampling == "poisson":
+            return max(1, *(len(self._plan(round).clients) for round in range(self.num_rounds)))
         return max(self._sample_size(len(self.members[task])) for task in range(self.num_tasks))
+
+    def sampling_rate(self, round: int) -> float | None:
+        """The probability with which each of the clients :meth:`present` joins a round by itself; None if their number
+        is fixed."""
+        if self.settings.sampling == "fixed":
+            return None
+        wanted, present = self.settings.clients_per_round, len(self.present(round))
+        return wanted if isinstance(wanted, float) else min(wanted, present) / present
+
+    def expected_clients(self, round: int) -> float:
+        """The expected number of clients in a round, which does not depend on who joins."""
+        rate, present = self.sampling_rate(round), len(self.present(round))
+        return float(self._sample_size(present)) if rate is None else rate * present
+
+    def next_with_clients(self, round: int) -> int | None:
+        """The first round from this one on that a client joins, or None."""
+        return next((later for later in range(round, self.num_rounds) if self.round(later).clients), None)
 
     def rounds_of(self, task: int) -> int:
         """Number of rounds of a task."""
@@ -270,7 +303,11 @@ class BoundSchedule:
     def _plan(self, round: int) -> RoundPlan:
         task, present = self.task_of(round), self.present(round)
         generator = numpy_generator(self.seed, "sample clients", round)
-        chosen = generator.choice(present, size=self._sample_size(len(present)), replace=False)
+        rate = self.sampling_rate(round)
+        if rate is None:
+            chosen = generator.choice(present, size=self._sample_size(len(present)), replace=False)
+        else:
+            chosen = present[generator.random(len(present)) < rate]
         clients = tuple(np.sort(chosen).tolist())
         return RoundPlan(
             round=round,
@@ -298,7 +335,11 @@ class BoundSchedule:
         every = self.settings.evaluate_every
         if self._own_ends is not None:
             return bool(self.due(plan))
-        return plan.last_of_task or (every > 0 and (plan.round_in_task + 1) % every == 0)
+        return (
+            plan.last_of_task
+            or plan.round + 1 == self.ends_after
+            or (every > 0 and (plan.round_in_task + 1) % every == 0)
+        )
 
     def row_is_whole(self, plan: RoundPlan) -> bool:
         """Whether, after this round, all clients have been evaluated after ``plan.task``."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from cfl.privacy.ledger import Ledger
 from cfl.runtime import distributed
 from cfl.runtime.errors import BadUpdate
 from cfl.runtime.moving import moved
@@ -43,7 +44,7 @@ class Channel:
 
     With several processes, each has a channel for the clients that it trains. The server then reads sums over the
     clients of all processes, and all processes must read in the same order. Byte counts and skipped clients are this
-    process's own until :meth:`synchronise`.
+    process's own until :meth:`synchronise`. The ledger is told of every sum that the server reads.
 
     Args:
         on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that message out of the
@@ -54,6 +55,7 @@ class Channel:
     Attributes:
         skipped: (round, task, client) of each client that was left out of a round because its model was not finite.
         skipped_messages: (round, topic, client) of each other message that was left out because it was not finite.
+        ledger: the sums that were read under noise, and what they tell about a client.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class Channel:
         self._sums: dict[str, dict[str, Tensor]] = {}
         self._weights: dict[str, float] = {}
         self._senders: dict[str, set[int]] = {}
+        self._came: dict[str, set[int]] = {}
+        self.ledger = Ledger()
         self._single: dict[str, dict[int, dict[str, Tensor]]] = {}
         self._task = self._round = 0
-        self._agreed = self.state_dict()
+        self._agreed = self._counts()
 
     @property
     def total_uplink_bytes(self) -> int:
@@ -137,6 +141,7 @@ class Channel:
         for name, total in added.items():
             sums[name] = sums[name].add_(total) if name in sums else total
         self._weights[topic] = self._weights.get(topic, 0.0) + sum(weights)
+        self._came.setdefault(topic, set()).update(c for c, weight in zip(clients, weights, strict=True) if weight)
 
     def sum(self, topic: str) -> tuple[dict[str, Tensor], float]:
         """Return a topic's weighted sum and its total weight, and empty the topic.
@@ -145,11 +150,11 @@ class Channel:
             BadUpdate: if no client sent a finite message.
             RuntimeError: if one client sent messages from two processes.
         """
-        senders = self._senders.pop(topic, set())
-        own = distributed.gather((self._weights.pop(topic, 0.0), senders))
-        weight = sum(weight for weight, _ in own)
+        senders, came = self._senders.pop(topic, set()), self._came.pop(topic, set())
+        own = distributed.gather((self._weights.pop(topic, 0.0), senders, came))
+        weight = sum(weight for weight, _, _ in own)
         seen: set[int] = set()
-        for _, senders in own:
+        for _, senders, _ in own:
             if seen & senders:
                 raise RuntimeError(
                     f"topic {topic!r}: client {min(seen & senders)} sent from two processes; extra rounds go over "
@@ -160,7 +165,12 @@ class Channel:
         if weight == 0.0:
             why = "every client was skipped" if topic == UPDATE else "every one that came has NaN or infinity"
             raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
+        self.ledger.read(self._round, self._task, topic, seen, set().union(*(came for _, _, came in own)))
         return sums, weight
+
+    def sum_of_nobody(self, topic: str) -> None:
+        """Tell the ledger that the server reads a sum to which it has asked no client to add."""
+        self.ledger.read(self._round, self._task, topic, (), ())
 
     def mean(self, topic: str) -> dict[str, Tensor]:
         """Return a topic's weighted mean, and empty the topic."""
@@ -189,7 +199,9 @@ class Channel:
     def collect_individually(self, topic: str) -> dict[int, dict[str, Tensor]]:
         """Return a topic's single messages as client -> payload, clients ascending, and empty the topic."""
         self._senders.pop(topic, None)
-        return dict(sorted(distributed.share_out(self._single.pop(topic, {})).items()))
+        found = dict(sorted(distributed.share_out(self._single.pop(topic, {})).items()))
+        self.ledger.read(self._round, self._task, topic, found, found)
+        return found
 
     def _count_uplink(
         self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None
@@ -264,10 +276,14 @@ class Channel:
         self.skipped[known:] = sorted({entry for theirs in everyones for entry in theirs["skipped"]})
         fresh_messages = {entry for theirs in everyones for entry in theirs["skipped_messages"]}
         self.skipped_messages[messages:] = sorted(fresh_messages)
-        self._agreed = self.state_dict()
+        self._agreed = self._counts()
 
     def state_dict(self) -> dict[str, Any]:
-        """Byte counts and the records of skipped clients and messages, between rounds, when all sums are empty."""
+        """Byte counts, the records of skipped clients and messages, and the ledger, between rounds, when all sums are
+        empty."""
+        return {**self._counts(), "ledger": self.ledger.state_dict()}
+
+    def _counts(self) -> dict[str, Any]:
         return {
             "uplink_bytes": dict(self.uplink_bytes),
             "downlink_bytes": dict(self.downlink_bytes),
@@ -281,4 +297,5 @@ class Channel:
         self.downlink_bytes = dict(state["downlink_bytes"])
         self.skipped = [(entry[0], entry[1], entry[2]) for entry in state["skipped"]]
         self.skipped_messages = [(entry[0], entry[1], entry[2]) for entry in state.get("skipped_messages", [])]
-        self._agreed = self.state_dict()
+        self.ledger.load_state_dict(state.get("ledger", Ledger().state_dict()))
+        self._agreed = self._counts()

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
-from cfl.data.schedule import BoundSchedule
+from cfl.data.schedule import BoundSchedule, RoundPlan
 from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel, payload_bytes
@@ -27,6 +27,7 @@ from cfl.metrics.likelihood import NLLMatrix
 from cfl.metrics.measure import ACCURACY, NLL, Measure
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.density import is_density
+from cfl.privacy.release import Sample
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
@@ -118,6 +119,7 @@ class Federation:
         self.curve: list[float | None] = []
         self.stopped = False
         self.engine: dict[str, Any] | None = None
+        self._pools: dict[int, tuple[int, ...]] = {}
         methods.check(data)
         check_objective(network, data.scenario)
         parameters = [n for n, _ in network.named_parameters()]
@@ -226,6 +228,12 @@ class Federation:
         """The clients that hold a task, ascending."""
         held: list[int] = self.data.members[unwrap_task(task)].tolist()
         return held
+
+    def sample(self, plan: RoundPlan) -> Sample:
+        """A round's clients, and how they were chosen."""
+        if self.schedule.client_clocks or plan.task not in self._pools:  # with own clocks clients leave within a task
+            self._pools[plan.task] = tuple(self.schedule.present(plan.round).tolist())
+        return Sample(plan.clients, self._pools[plan.task], self.schedule.sampling_rate(plan.round))
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
         """The clients among these that this process computes, in an extra round.

@@ -6,6 +6,7 @@ from cfl.methods.base import Method
 from cfl.methods.cfed import CFeD
 from cfl.methods.confedmade import CONFEDMADE
 from cfl.methods.der import DER
+from cfl.methods.dp_fedavg import DPFedAvg
 from cfl.methods.er import ER
 from cfl.methods.ewc import EWC
 from cfl.methods.fed_agem import FedAGEM
@@ -39,6 +40,7 @@ __all__ = [
     "RGO",
     "SCAFFOLD",
     "CFeD",
+    "DPFedAvg",
     "FedAGEM",
     "FedCIL",
     "FedCurv",

@@ -111,7 +111,7 @@ class Method:
         """
 
     def end_round(self, plan: RoundPlan) -> None:
-        """The server has updated the global model."""
+        """The server has updated the global model. Not called after a round that no client joined."""
 
     def end_task(self, plan: RoundPlan) -> None:
         """A task's last round is over. Not called for ``task_free`` methods."""

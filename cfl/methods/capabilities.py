@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
+from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
+from cfl.privacy.release import Noise
 
 
 class NetworkExtension(Protocol):
@@ -213,6 +215,32 @@ class ServerTraining(Protocol):
 
     moves_model_after_round: bool
     """False if the method's options switch it off."""
+
+
+# What leaves the clients.
+
+
+class NoisySums(Protocol):
+    """Adds Gaussian noise to sums of messages, or has clients add it (DPFedAvg, FOT's mechanism).
+
+    The ledger counts what it declares (:mod:`cfl.privacy.ledger`).
+    """
+
+    def releases(self, plan: RoundPlan) -> Mapping[str, Noise]:
+        """Topic -> the noise in its sum, of the sums that the server reads during this round and directly after it.
+        Also called for rounds to come, with the method as it is now."""
+
+
+class UpdateProtection(Protocol):
+    """Bounds what a client's update adds to the sum, and adds noise to the sum (DPFedAvg); at most one method of a run
+    may have it."""
+
+    def bounded_updates(self, updates: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What clients send in place of their ``updates``, parameter name -> ``[k, ...]``, which may be changed in
+        place. Further entries are summed with them. Every client has the weight 1."""
+
+    def protected_mean(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameter name -> mean update, from the sums of :meth:`bounded_updates`; zeros if no client took part."""
 
 
 CHANGING_GRADIENTS = (Regularizer, RightMultiplication, GradientTransform)

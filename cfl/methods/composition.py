@@ -30,6 +30,7 @@ from cfl.methods.capabilities import (
     LearningRateFactors,
     LocalObjective,
     NetworkExtension,
+    NoisySums,
     Penalty,
     PersonalModel,
     PersonalParameters,
@@ -41,10 +42,12 @@ from cfl.methods.capabilities import (
     SampleWeights,
     ServerTransform,
     TaskModel,
+    UpdateProtection,
     has,
 )
 from cfl.methods.context import Context
 from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
+from cfl.privacy.release import Noise
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
 
@@ -156,6 +159,42 @@ class Composition(MethodComposition):
             ):
                 if refused:
                     raise ConfigError(key, value, valid)
+        self._check_task_ends(data)
+        self._check_protection()
+
+    def _check_task_ends(self, data: FederatedDataModule) -> None:
+        """Refuse a stream in which nobody joins a round after which methods ask its clients for more."""
+        asking = [f"methods.{name}" for name, method in self.items() if type(method).end_task is not Method.end_task]
+        if data.schedule.sampling == "fixed" or not asking:
+            return
+        for round in range(data.num_rounds):
+            plan = data.rounds.round(round)
+            if plan.last_of_task and not plan.clients:
+                when = f"nobody joins round {round}, the last of task {plan.task}"
+                valid = f"fixed, more schedule.clients_per_round, or another seed with {', '.join(asking)}: {when}"
+                raise ConfigError("schedule.sampling", "poisson", valid)
+
+    def _check_protection(self) -> None:
+        """Refuse two methods that protect updates, and methods beside one to which the server shows single messages."""
+        protecting = list(self.with_capability(UpdateProtection))
+        if len(protecting) > 1:
+            raise ConfigError("methods", protecting, "at most one method that adds noise to the sum of updates")
+        single = [name for name, method in self.items() if method.individual_uplinks]
+        if protecting and single:
+            valid = f"methods that read sums beside {protecting[0]}; {', '.join(single)} reads single clients' messages"
+            raise ConfigError("methods", list(self), valid)
+
+    @property
+    def protection(self) -> Any:
+        """The method that protects updates, or None."""
+        return next(iter(self.with_capability(UpdateProtection).values()), None)
+
+    def releases(self, plan: RoundPlan) -> dict[str, Noise]:
+        """Topic -> the noise in its sum, of all sums that the server reads under noise in a round."""
+        found: dict[str, Noise] = {}
+        for method in self.with_capability(NoisySums).values():
+            found |= method.releases(task_free_plan(plan) if method.task_free else plan)
+        return found
 
     def check_optimizer(self, optimizer: Optimizer, clipping: str | None) -> None:
         """Refuse an optimizer, or a way of clipping gradients, under which a method's guarantee does not hold.
@@ -222,9 +261,9 @@ class Composition(MethodComposition):
             method.begin_task(plan)
 
     def end_round(self, plan: RoundPlan) -> None:
-        """Call the methods after the server has updated the global model."""
+        """Call the methods after the server has updated the global model, unless nobody has joined the round."""
         self._pulls, self._factors, self._multiplied = {}, {}, None
-        for method in self.values():
+        for method in self.values() if plan.clients else ():
             method.end_round(task_free_plan(plan) if method.task_free else plan)
 
     def end_task(self, plan: RoundPlan) -> None:

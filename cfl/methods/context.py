@@ -142,6 +142,10 @@ class Context:
         """The clients that may be sampled in a round, ascending."""
         return self._rounds.present(round)
 
+    def expected_clients(self, round: int) -> float:
+        """The number of clients in a round, or its expectation if they join by themselves."""
+        return self._rounds.expected_clients(round)
+
     def task_of(self, round: int) -> int:
         """The task of a round; if clients have their own clocks, the earliest task that a client may be at."""
         return self._rounds.task_of(round)

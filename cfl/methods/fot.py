@@ -34,6 +34,7 @@ from cfl.methods.components.subspace import (
     used_share,
 )
 from cfl.methods.context import Context
+from cfl.privacy.release import Noise
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
@@ -199,7 +200,7 @@ class FOT(Method):
         self.residual_share = residual_share
         self.layers = layers
         self.gpse_model = gpse_model
-        self.gpse_clients = gpse_clients
+        self.gpse_clients: Literal["sampled", "all"] = gpse_clients
         self.gpse_batch_size = gpse_batch_size
         self.gpse_dropout = gpse_dropout
         self.sketch_sharing = sketch_sharing
@@ -410,6 +411,12 @@ class FOT(Method):
         return bases, importances, rows
 
     # Reports and checkpoints.
+
+    def releases(self, plan: RoundPlan) -> dict[str, Noise]:
+        """The noise in the sum of the sketches, or of second moments, after a task."""
+        if self.mechanism is None or not plan.last_of_task or not self._extracts_after(plan.task):
+            return {}
+        return {self._topic: self.mechanism.noise(len(self._dims), self.gpse_clients, self._message.without_noise)}
 
     @property
     def used_space(self) -> float:

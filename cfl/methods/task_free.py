@@ -121,6 +121,11 @@ class TaskFreeContext(_View):
         present: np.ndarray = self._behind.present(self._begun(round))
         return present
 
+    def expected_clients(self, round: int) -> float:
+        """As :meth:`cfl.methods.context.Context.expected_clients`."""
+        expected: float = self._behind.expected_clients(self._begun(round))
+        return expected
+
     def task_at(self, round: int, client: int) -> TaskHandle:
         """A handle of the task that a client is at in a round."""
         return TaskHandle(self._behind.task_at(self._begun(round), client))

@@ -29,6 +29,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "trainer": "except precision and clipping",
     "engine": "except a reduced matmul_precision",
     "targets": "unless they may end the run",
+    "privacy": "unless its budget may end the run",
     "buffer": "where no method replays",
     "data.root": "",
     "schedule.cohort_width": "",
@@ -115,13 +116,22 @@ def targets_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**targets, "accuracies": sorted(float(accuracy) for accuracy in targets["accuracies"])}
 
 
+def privacy_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A configuration's ``privacy`` where its budget may end the run. Else it just says what is computed."""
+    privacy = config.get("privacy")
+    budget = privacy.get("budget") if isinstance(privacy, Mapping) else None
+    if budget is None or not isinstance(privacy, Mapping):
+        return None
+    return {**privacy, "budget": float(budget) if isinstance(budget, int) else budget}
+
+
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration that decides results.
 
     Left out are folders, logging, checkpoints, devices and the cohort width, which changes speed only: nearly all that
-    may change when a run is resumed (:data:`MAY_CHANGE`). ``targets`` are part of it only where they may end the run:
-    others just say what is recorded. The ``buffer`` is part of it only where a method replays from it, the order of
-    ``methods`` only where there are several, the precision of products only where it is reduced.
+    may change when a run is resumed (:data:`MAY_CHANGE`). ``targets`` and ``privacy`` are part of it only where they
+    may end the run: others just say what is recorded. The ``buffer`` is part of it only where a method replays from it,
+    the order of ``methods`` only where there are several, the precision of products only where it is reduced.
 
     Args:
         config: a subcommand's configuration as plain dictionaries, lists and values.
@@ -132,6 +142,8 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     targets, precision = targets_of(config), matmul_precision_of(config)
     if targets is not None:
         experiment["targets"] = targets
+    if (privacy := privacy_of(config)) is not None:
+        experiment["privacy"] = privacy
     if precision != _EXACT:
         experiment["matmul_precision"] = precision
     methods = config.get("methods") or {}

@@ -79,6 +79,7 @@ FIGURES = (
     Figure("acc_worst_client", "worst client %", "the lowest ACC of any client", "higher"),
     Figure("uplink_bytes", "uplink MB", "sent by all clients over all rounds; MB = 1e6 bytes", "lower", divisor=1e6),
     Figure("downlink_bytes", "downlink MB", "received by all clients over all rounds", "lower", divisor=1e6),
+    Figure("epsilon_all_tasks", "epsilon", "of one client over all tasks, for the run's delta (privacy.csv)", "lower"),
     Figure("seconds", "seconds", "duration of the run on its machine", "lower", 1),
     Figure("used_space", "used space %", "share of the input space that a subspace method uses up", None),
 )

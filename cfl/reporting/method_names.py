@@ -29,6 +29,7 @@ PRINTED = {
     "SingleTask": "Single task",
     "LearningRateDecay": "LR decay",
     "GradientCompensation": "GLFC",
+    "DPFedAvg": "DP-FedAvg",
 }
 """Class of a method, none for federated averaging -> its name. A method's place here also decides how it is drawn
 (:mod:`cfl.reporting.line_styles`), so new ones belong at the end."""

@@ -207,11 +207,13 @@ class Client(LightningModule):
     def training_step(self, batch: CohortBatch | CohortBlock, batch_idx: int) -> Tensor:
         """A local step of every client of the cohort, up to its losses; or several, from the first to the last."""
         work = cast(LocalWork, self.work)
+        if not batch.clients:  # Lightning wants a loss of every step
+            return torch.zeros((), device=self.device, requires_grad=True)
         return work.train(batch) if isinstance(batch, CohortBlock) else work.losses(batch)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """See :meth:`cfl.training.local_work.LocalWork.backward`; a block of steps has had its own."""
-        if not self._in_blocks:
+        if not self._is_no_step:
             cast(LocalWork, self.work).backward(loss)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -233,16 +235,17 @@ class Client(LightningModule):
 
         A block has taken its steps when the closure returns.
         """
-        if self._in_blocks:
+        if self._is_no_step:
             optimizer_closure()
             return
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         cast(LocalWork, self.work).rescale()
 
     @property
-    def _in_blocks(self) -> bool:
-        """Whether the running round comes in blocks of steps."""
-        return cast(Federation, self.federation).data.steps_per_block > 1
+    def _is_no_step(self) -> bool:
+        """Whether the optimizer has nothing to do: the round comes in blocks of steps, or nobody has joined it."""
+        plan = cast(LocalWork, self.work).plan
+        return cast(Federation, self.federation).data.steps_per_block > 1 or (plan is not None and not plan.clients)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Nothing where the engine leaves no gradients."""

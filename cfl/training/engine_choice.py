@@ -86,7 +86,9 @@ def choose_engine(
     everyones = distributed.gather(settled)
     if everyones[0] is not None and None not in everyones:
         return Chosen(everyones[0], [] if known is None else [known])
-    next_round = min(federation.round, data.num_rounds - 1)
+    next_round = data.rounds.next_with_clients(min(federation.round, data.num_rounds - 1))
+    if next_round is None:
+        return Chosen(open_choices[0], [])
     trials = Trials(data, next_round, network, input_shape, options, optimizer_of, fused_sgd, by_hand)
     in_one_go = trials.most_steps if blocks else 1
     measured = probe(open_choices, trials.of, trials.client_steps_of_run, steps_in_one_go=in_one_go)

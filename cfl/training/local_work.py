@@ -100,6 +100,8 @@ class LocalWork:
         self._losses = RoundLosses()
         self._began, self._steps = time.perf_counter(), 0
         federation.channel.enter_round(plan.task, plan.round)
+        announced = self.methods.releases(plan)
+        federation.channel.ledger.enter_round(federation.sample(plan) if announced else None, announced)
         for part in plan.parts:
             if part.round_in_task == 0:
                 with self._in_round(f"beginning task {part.task}"):
@@ -334,6 +336,8 @@ class LocalWork:
         # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
         update = {n: trained[n].sub_(cohort.global_parameters[n]) for n in federation.shared_parameters}
         message = cohort.to_server({**update, **{n: trained[n] for n in federation.shared_buffers}})
+        if (protection := self.methods.protection) is not None:
+            message = protection.bounded_updates(message)
         if federation.personal:
             own = cohort.to_server({n: rows for n, rows in trained.items() if n in federation.personal})
             usable = federation.channel.usable({**message, **own}, clients)  # left out is left out with all it has
@@ -354,8 +358,8 @@ class LocalWork:
         federation.channel.enter_round(plan.task, plan.round)
         federation.clients.synchronise()  # what follows may need any client's
         self._hear_others()
-        if federation.shared_parameters or federation.shared_buffers:
-            mean = federation.channel.mean(UPDATE)
+        mean = self._mean_update()
+        if mean:
             federation.server.apply(
                 {n: mean[n] for n in federation.shared_parameters},
                 {n: mean[n] for n in federation.shared_buffers},
@@ -371,6 +375,33 @@ class LocalWork:
             check_same_model(federation)
         federation.synchronise()
 
+    def _mean_update(self) -> dict[str, Tensor]:
+        """What the server moves the global model by; empty if nothing was sent."""
+        federation, channel, protection = self.federation, self.federation.channel, self.methods.protection
+        if not (federation.shared_parameters or federation.shared_buffers):
+            return {}
+        if protection is None:
+            return channel.mean(UPDATE) if self.require_plan().clients else {}
+        if self.require_plan().clients:
+            return cast(dict[str, Tensor], protection.protected_mean(channel.sum(UPDATE)[0]))
+        channel.sum_of_nobody(UPDATE)
+        self._used_outputs = self._outputs_of_nobody()
+        tensors = federation.shared_tensors()
+        nothing = {name: torch.zeros_like(tensors[name]) for name in federation.shared_parameters}
+        return cast(dict[str, Tensor], protection.protected_mean(nothing))
+
+    def _outputs_of_nobody(self) -> Tensor | None:
+        """The outputs that a round without clients would have trained: if noise moved others, it would tell that nobody
+        has joined. None for all."""
+        federation, task = self.federation, self.require_plan().task
+        data, train = federation.data, federation.data.outputs.train
+        if train is None:
+            return None
+        mixed = range(task + 1 if data.exposure == "cumulative" else data.num_tasks)
+        tasks = [task] if data.exposure == "sequential" else list(mixed)
+        whose = {t: federation.members(t) if data.order is not None else [0] for t in tasks}
+        return train[sorted({data.stream_task(t, client) for t, clients in whose.items() for client in clients})].any(0)
+
     def _hear_others(self) -> None:
         """Take in losses of other processes' clients, the outputs that they trained, and how long their steps took."""
         seconds = (time.perf_counter() - self._began) / max(self._steps, 1)
@@ -381,7 +412,7 @@ class LocalWork:
             masks = [mask for _, mask, _ in heard if mask is not None]
             self._used_outputs = torch.stack(masks).any(0) if masks else None
             seconds = max(of_process for _, _, of_process in heard)
-        if self._blocks:
+        if self._blocks and self.require_plan().clients:
             self.federation.data.steps_per_block = steps_per_block(seconds)
 
     def _hold_unused_outputs(self, step: dict[str, Tensor]) -> dict[str, Tensor]:

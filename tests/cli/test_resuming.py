@@ -33,8 +33,9 @@ UNDER_CONDITIONS = {
     "trainer.gradient_clip_algorithm": "except precision and clipping",
     "engine.matmul_precision": "except a reduced matmul_precision",
     "targets.accuracies": "unless they may end the run",
+    "privacy.budget": "unless its budget may end the run",
 }
-OTHERS = {"federated.on_bad_update": "skip", "targets.accuracies": [50]}
+OTHERS = {"federated.on_bad_update": "skip", "targets.accuracies": [50], "privacy.budget": 5}
 
 
 def changed(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -80,6 +81,8 @@ def test_conditions(capsys: pytest.CaptureFixture[str]) -> None:
     assert not refused(plain, changed(plain, "buffer.size", 3))
     assert refused(plain, ending)
     assert not refused(plain, recording)
+    assert refused(plain, changed(plain, "privacy.budget", 5.0))
+    assert not refused(plain, changed(plain, "privacy.delta", 1e-6))
     assert refused(plain, changed(plain, "engine.matmul_precision", "medium"))
     assert not refused(plain, changed(plain, "engine.matmul_precision", "highest"))
 

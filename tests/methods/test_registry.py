@@ -21,7 +21,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 from support.local_work import counted_steps
-from support.tiny import NetworkFactory, norm_net, prompted_net
+from support.tiny import NetworkFactory, mlp, norm_net, prompted_net
 from torch import Tensor
 
 import cfl.methods
@@ -93,6 +93,13 @@ ENTRIES: dict[str, Entry] = {
     ),
     "DER": Entry(
         active={"batch_size": 4}, config="der.yaml", neutral={"alpha": 0.0, "beta": 0.0}, plain_in_first_task=False
+    ),
+    "DPFedAvg": Entry(
+        active={"clip": 0.2, "noise_multiplier": 0.1, "quantile": 0.5, "per_layer": True},
+        config="dp-fedavg.yaml",
+        neutral={"clip": 1e9, "noise_multiplier": 0.0},
+        plain_in_first_task=False,
+        network=mlp,  # running statistics would have no noise
     ),
     "ICaRL": Entry(active={"size": 8}, config="icarl.yaml", plain_in_first_task=False),
     "FedAGEM": Entry(active={"samples": 8, "when": "always"}, config="fed-agem.yaml", plain_in_first_task=False),
@@ -208,6 +215,16 @@ def test_clients_without_samples_of_a_task_stay_away(name: str) -> None:
         assert distance(found, plain) > 1e-4
 
 
+@each_method
+def test_rounds_that_no_client_joins_close(name: str) -> None:
+    """The third and the fourth of five rounds of the first task have no client."""
+    case = CASES[name]
+    schedule = {"sampling": "poisson", "clients_per_round": 0.3, "rounds_per_task": 5}
+    data = case.data_of(num_clients=4, schedule=schedule)
+    assert [bool(data.rounds.round(r).clients) for r in range(5)] == [True, True, False, False, True]
+    assert case.start(data, case.methods("tried")).finished
+
+
 WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
 
 
@@ -266,6 +283,7 @@ STATES: dict[str, dict[str, tuple[str, str]]] = {
         "surrogate": ("_surrogate_digest", "str"),
     },
     "CONFEDMADE": FEDWEIT_STATE,
+    "DPFedAvg": {"clips": ("clips", "Tensor"), "rows": ("_rows", "list[{round: int, clip: float, within: float}]")},
     "EWC": {
         "curvature": ("curvature", "dict"),
         "anchor": ("anchor", "dict"),

@@ -40,7 +40,21 @@ from cfl.data.task_handles import TaskHandle, TaskHandles, TaskHidden, unwrap_ta
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
-from cfl.methods import AGEM, DER, ER, EWC, GLFC, L2P, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
+from cfl.methods import (
+    AGEM,
+    DER,
+    ER,
+    EWC,
+    GLFC,
+    L2P,
+    SCAFFOLD,
+    DPFedAvg,
+    FedAGEM,
+    FedCurv,
+    FedProx,
+    Method,
+    PersonalLayers,
+)
 from cfl.methods.composition import Composition
 from cfl.methods.context import Context
 from cfl.methods.task_free import (
@@ -60,6 +74,7 @@ FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "fed_agem-holders": lambda: {"fed_agem": FedAGEM(8, clients="holders")},
     "agem+fed_agem": lambda: {"agem": AGEM(8), "fed_agem": FedAGEM(8)},
     "fedprox": lambda: {"fedprox": FedProx(0.1)},
+    "dp_fedavg": lambda: {"dp_fedavg": DPFedAvg(0.1, 0.5, quantile=0.5)},
     "fedcurv": lambda: {"fedcurv": FedCurv(0.5)},
     "scaffold-I": lambda: {"scaffold": SCAFFOLD("I")},
     "scaffold-II": lambda: {"scaffold": SCAFFOLD("II")},
@@ -250,7 +265,7 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
     assert {kind: " ".join(sorted(kind._SHOWN)) for kind in shown} == shown
     by_task = "client_batches members outputs_in_loss outputs_in_loss_of own_clients"
     assert " ".join(sorted(TaskFreeContext._TASK_AT)) == by_task
-    own = "global_index_trained_on labels_at plan present samples_at task_at"
+    own = "expected_clients global_index_trained_on labels_at plan present samples_at task_at"
     assert " ".join(sorted(name for name in vars(TaskFreeContext) if not name.startswith("_"))) == own
 
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from cfl.privacy.release import Noise
 from cfl.runtime.option_checks import check_choices, check_numbers
 
 SigmaRule = Literal["paper", "standard"]
@@ -63,6 +64,16 @@ class GaussianMechanism:
             raise ValueError(f"num_clients must be at least 1, got {num_clients}")
         factor = 2.0 if self.sigma_rule == "standard" else 1.0
         return self.clip / self.epsilon * math.sqrt(factor * math.log(1.25 / self.delta) / num_clients)
+
+    def noise(self, parts: int, whom: Literal["sampled", "all"], without: str) -> Noise:
+        """The noise in the sum of all clients' messages, for the ledger (:mod:`cfl.privacy.ledger`).
+
+        Args:
+            parts: tensors of a message, each clipped and noised by itself.
+            whom: clients that send.
+            without: what else the messages hold that has no noise, in words; empty for nothing.
+        """
+        return Noise(self.sigma(1) / self.clip, self.clip, "clients", whom, parts, without)
 
     def clipped(self, a: Tensor) -> Tensor:
         """``a`` scaled down to Frobenius norm ``clip`` if it is longer: ``a / ||a|| * min(||a||, clip)``."""

@@ -11,6 +11,7 @@ from cfl.reporting.experiment import (
     ONLY_WHERE_OR_HOW_FAST,
     TRAINER_DECIDES,
     matmul_precision_of,
+    privacy_of,
     targets_of,
 )
 
@@ -36,6 +37,9 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     targets = targets_of(config)
     if targets is not None:
         _flatten("targets", targets, flat)
+    privacy = privacy_of(config)
+    if privacy is not None:
+        _flatten("privacy", privacy, flat)
     trainer = config.get("trainer")
     if isinstance(trainer, Mapping):
         flat |= {f"trainer.{key}": trainer.get(key) for key in TRAINER_DECIDES}

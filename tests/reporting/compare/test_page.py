@@ -107,6 +107,21 @@ def test_figures_differences_and_ranks_are_those_of_the_tables(tmp_path: Path) -
     ]  # fmt: skip
 
 
+def test_epsilon_is_a_figure_of_runs_with_noise(tmp_path: Path) -> None:
+    runs = readings(
+        tmp_path,
+        {"method": "fedavg"},
+        *({"method": "dp_fedavg", "seed": seed, "epsilon_all_tasks": 8.0 + seed} for seed in (0, 1)),
+    )
+    data = data_of(runs)
+    (table,) = data["tables"]
+    assert "epsilon_all_tasks" in [figure["key"] for figure in data["figures"]]
+    assert table["rows"][1]["figures"]["epsilon_all_tasks"][0] == 8.5
+    assert "epsilon_all_tasks" not in table["rows"][0]["figures"]
+    assert [run["figures"]["epsilon_all_tasks"] for run in table["runs"]] == [None, 8.0, 9.0]
+    assert "epsilon_all_tasks" not in [figure["key"] for figure in data_of(runs[:1])["figures"]]
+
+
 def test_learning_curves_end_with_the_shortest_run(tmp_path: Path) -> None:
     one, two = readings(tmp_path, {"seed": 0, "evaluate_every": 1}, {"seed": 1, "evaluate_every": 1})
     curve = list(two.run.curve[:9])

@@ -109,6 +109,18 @@ def test_learning_curves_of_densities_are_likelihoods(browser: Any, tmp_path: Pa
     page.close()
 
 
+def test_accuracy_against_epsilon_is_drawn_where_a_run_has_one(browser: Any, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "noisy", "dp_fedavg", epsilon_all_tasks=8.5)
+    make_run(tmp_path / "runs" / "plain", "fedavg")
+    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
+    page = browser.new_page(viewport={"width": 1300, "height": 5000})
+    page.goto((tmp_path / "report" / "report.html").as_uri())
+    drawn(page)
+    assert names(page, "epsilon") == ["DP-FedAvg"]
+    assert page.eval_on_selector("#epsilon .plot", "(plot) => plot.data.map((t) => t.x)") == [[8.5]]
+    page.close()
+
+
 def test_charts_are_seen_and_not_blank(tab: Any) -> None:
     """Lines in the colours of the methods are really there."""
     for chart in ("seen", "first", "rounds"):

@@ -40,6 +40,7 @@ class CovarianceMessage:
     """
 
     needs_bases = False
+    without_noise = ""
 
     def __init__(self, seed: int, mechanism: GaussianMechanism | None) -> None:
         self.seed, self.mechanism = seed, mechanism

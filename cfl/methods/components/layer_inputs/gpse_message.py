@@ -54,6 +54,10 @@ class GpseMessage(Protocol):
     def needs_bases(self) -> bool:
         """Whether clients compute with the bases of earlier tasks, which are then sent to them."""
 
+    @property
+    def without_noise(self) -> str:
+        """What of the message a mechanism adds no noise to, in words; empty for nothing."""
+
     def collector(self, layer: nn.Module, of: LayerOfClient) -> Any:
         """A :class:`Collector` for one client's inputs."""
 

@@ -32,6 +32,7 @@ class SketchMessage:
     """
 
     needs_bases = True
+    without_noise = "numbers beside the noisy tensors"
 
     def __init__(
         self,

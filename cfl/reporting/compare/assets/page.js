@@ -428,6 +428,7 @@
     }
     const aimed = has("acc") || has("nll");
     if (aimed && has("uplink_bytes")) sections.push(section("uplink", `${mainName()} against uplink`, "Bytes sent by all clients over all rounds; small marks are single seeds.", plot(() => againstCost("uplink_bytes"))));
+    if (aimed && has("epsilon_all_tasks")) sections.push(section("epsilon", `${mainName()} against epsilon`, "What all noisy sums tell about one client, over all tasks; what it does not cover is in each run's summary.", plot(() => againstCost("epsilon_all_tasks"))));
     if (aimed && has("seconds")) sections.push(section("time", `${mainName()} against time`, "Seconds of the whole run, on whatever machine it ran.", plot(() => againstCost("seconds"))));
     const compared = data.figures.filter((one) => here.rows.some((row) => row.differences[one.key]));
     if (compared.length) {

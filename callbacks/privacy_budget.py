@@ -1,0 +1,232 @@
+"""What a run's noisy sums tell about one client: figures, a table, and a budget that ends the run."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from cfl.federation.channel import UPDATE
+from cfl.federation.federation import Federation
+from cfl.methods.capabilities import crosses_tasks
+from cfl.methods.composition import Composition
+from cfl.privacy.accounting import INSTALL, Accountant, is_installed
+from cfl.privacy.ledger import Ledger
+from cfl.privacy.release import Release
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_numbers
+from cfl.training.access import federation_of
+
+UNITS = {
+    "epsilon_per_release": "what one client adds to one sum that the server reads",
+    "epsilon_one_task": "all that one client contributes to the sums that depend on its data of one task",
+    "epsilon_all_tasks": "all that one client contributes, over all tasks so far",
+}
+"""Figure -> what two data sets may differ in to be neighbours; the greatest over releases, clients and tasks."""
+_log = logging.getLogger(__name__)
+
+
+class PrivacyBudget(Callback):
+    """Computes epsilon of a run whose methods add noise, and may end the run before it exceeds a budget.
+
+    ``privacy.csv`` has a row for every sum under noise that the server has read. The summary has three epsilons, each
+    with its unit, and what they do not cover. They need the library dp-accounting (extra ``privacy``).
+
+    A run with a budget ends between two rounds as if it were finished, before the first round with which the epsilon of
+    one client over all tasks (``epsilon_all_tasks``) would exceed the budget. The model is evaluated after the last
+    round. Releases to come are counted as if all clients' messages came; where clients add the noise and some do not
+    come, the last round may exceed the budget.
+
+    Args:
+        budget: greatest epsilon of one client over all tasks, above 0; null for no limit.
+        delta: probability that the loss is larger, between 0 and 1; well below 1 divided by the number of clients.
+        accountant: ``pld``: privacy loss distributions, tight. ``rdp``: Rényi divergences, looser and faster.
+
+    Raises:
+        ConfigError: for other values.
+    """
+
+    def __init__(
+        self, budget: float | None = None, delta: float = 1e-5, accountant: Literal["pld", "rdp"] = "pld"
+    ) -> None:
+        check_numbers("privacy", "(0, inf)", or_null=True, budget=budget)
+        check_numbers("privacy", "(0, 1)", delta=delta)
+        check_choices("privacy", ("pld", "rdp"), accountant=accountant)
+        self.budget = budget
+        self.accountant = Accountant(delta, accountant)
+
+    # The budget.
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a budget without the library that computes epsilon."""
+        if stage == "fit" and self.budget is not None and not is_installed():
+            raise ConfigError("privacy.budget", self.budget, f"null without dp-accounting, which {INSTALL} installs")
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the round before which the run has to end.
+
+        Raises:
+            ConfigError: no method adds noise, or the first round would exceed the budget.
+        """
+        federation = federation_of(pl_module)
+        if not is_installed() and _adds_noise(federation) and trainer.is_global_zero:
+            _log.warning("no epsilons of this run's noise: %s installs what computes them", INSTALL)
+        if self.budget is None:
+            return
+        if not _adds_noise(federation):
+            raise ConfigError("privacy.budget", self.budget, "null: no method of this run adds noise to a sum")
+        self._foresee(federation)
+        if not federation.round and federation.schedule.ends_after == 0:
+            spent = federation.channel.ledger.epsilon_of_client(self.accountant, _foreseen(federation, 0))
+            least = math.ceil(1000 * spent) / 1000
+            valid = f"null or at least {least:g}, which the first round takes"
+            raise ConfigError("privacy.budget", self.budget, valid)
+        if federation.stopped or self._is_spent(federation):
+            federation.stopped = trainer.should_stop = True
+            if trainer.is_global_zero:
+                print(f"nothing to do: the run stopped after {federation.round} rounds, {self.why_stopped}")
+
+    def end_the_run(self, federation: Federation) -> bool:
+        """Whether the budget allows no further round; the FederatedOrchestrator asks after counting a round."""
+        if self.budget is None or federation.finished:
+            return False
+        done = federation.round - 1
+        came = [one for one in federation.channel.ledger.releases if one.round == done]
+        if _costs(came) != _costs(_foreseen(federation, done)):  # messages were lacking
+            self._foresee(federation)
+        return self._is_spent(federation)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the Trainer if the run has stopped."""
+        if self.budget is not None and federation_of(pl_module).stopped:
+            trainer.should_stop = True
+
+    @property
+    def why_stopped(self) -> str:
+        """Why a run has ended early."""
+        return f"as another round would exceed privacy.budget = {self.budget:g}"
+
+    @staticmethod
+    def _is_spent(federation: Federation) -> bool:
+        last = federation.schedule.ends_after
+        return last is not None and federation.round >= last and not federation.finished
+
+    def _foresee(self, federation: Federation) -> None:
+        """Tell the schedule the number of rounds that the budget allows, or None for all."""
+        fits, exceeds = federation.round, federation.schedule.num_rounds
+        to_come = [one for round in range(fits, exceeds) for one in _foreseen(federation, round)]
+
+        def keeps_to_it(rounds: int) -> bool:
+            more = [one for one in to_come if one.round < rounds]
+            return federation.channel.ledger.epsilon_of_client(self.accountant, more) <= (self.budget or 0.0)
+
+        if keeps_to_it(exceeds):
+            federation.schedule.ends_after = None
+            return
+        while exceeds - fits > 1:
+            middle = (fits + exceeds) // 2
+            fits, exceeds = (middle, exceeds) if keeps_to_it(middle) else (fits, middle)
+        federation.schedule.ends_after = fits
+
+    # Reports.
+
+    def summary(self, federation: Federation) -> dict[str, Any]:
+        """The run's epsilons and what they mean; empty if no sum was noisy."""
+        ledger = federation.channel.ledger
+        if not ledger.releases:
+            return {}
+        back = reaches_back(federation)
+        figures: dict[str, Any] = dict.fromkeys(UNITS)
+        if is_installed():
+            figures = {
+                "epsilon_per_release": ledger.epsilon_of_release(self.accountant),
+                "epsilon_one_task": ledger.epsilon_of_task(self.accountant, bool(back)),
+                "epsilon_all_tasks": ledger.epsilon_of_client(self.accountant),
+            }
+        words = {
+            "delta": self.accountant.delta,
+            "accountant": self.accountant.kind if is_installed() else f"none: {INSTALL}",
+            "releases": len(ledger.releases),
+            "units": UNITS,
+            "later_tasks_use_earlier_data": back,
+            "not_covered": not_covered(federation),
+        }
+        return {**figures, "privacy": words}
+
+    def rows(self, federation: Federation) -> list[dict[str, Any]]:
+        """A row for every release. Epsilons over several releases are in the last row of each task that has ended."""
+        releases, back = federation.channel.ledger.releases, bool(reaches_back(federation))
+        known, so_far, found = is_installed(), Ledger(), []
+        for number, one in enumerate(releases):
+            so_far.releases.append(one)
+            last = federation.finished if number + 1 == len(releases) else releases[number + 1].task != one.task
+            found.append(
+                {
+                    "round": one.round,
+                    "task": one.task,
+                    "topic": one.topic,
+                    "noise_by": one.noise.added_by,
+                    "sensitivity": one.noise.sensitivity,
+                    "noise_multiplier": one.noise.multiplier,
+                    "parts": one.noise.parts,
+                    "clients": len(one.clients),
+                    "sampling_rate": "" if one.rate is None else one.rate,
+                    "epsilon_per_release": self.accountant.epsilon(one.spent) if known else "",
+                    "epsilon_one_task": so_far.epsilon_of_task(self.accountant, back) if known and last else "",
+                    "epsilon_all_tasks": so_far.epsilon_of_client(self.accountant) if known and last else "",
+                }
+            )
+        return found
+
+
+def _foreseen(federation: Federation, round: int) -> list[Release]:
+    """The releases of a round, as they will be if all clients' messages come."""
+    plan, methods = federation.schedule.round(round), federation.methods
+    assert isinstance(methods, Composition)
+    return Ledger.foreseen(round, plan.task, federation.sample(plan), methods.releases(plan), UPDATE)
+
+
+def _costs(releases: list[Release]) -> list[Any]:
+    """What of releases decides epsilon, in an order of their own."""
+    return sorted((one.topic, one.multiplier, one.clients, one.rate or 0.0) for one in releases)
+
+
+def _adds_noise(federation: Federation) -> bool:
+    """Whether a round's releases are foreseen, or recorded already."""
+    rounds = range(federation.schedule.num_rounds)
+    return bool(federation.channel.ledger.releases) or any(_foreseen(federation, round) for round in rounds)
+
+
+def reaches_back(federation: Federation) -> list[str]:
+    """What makes releases depend on clients' samples of earlier tasks, by its key; empty for nothing.
+
+    What the server remembers of earlier tasks was released then. What clients keep was not.
+    """
+    exposure = federation.data.exposure
+    found = [] if exposure == "sequential" else [f"data.exposure = {exposure}"]
+    for name, method in federation.methods.items():
+        if crosses_tasks(method) or (method.looks_back and method.client_storage()):
+            found.append(f"methods.{name}")
+    if not found and federation.clients.bytes():
+        found.append("what clients keep from round to round")
+    return found
+
+
+def not_covered(federation: Federation) -> list[str]:
+    """What the epsilons of a run leave out, in words."""
+    ledger = federation.channel.ledger
+    found = [
+        f"{topic}: {'the models are averaged' if topic == UPDATE else 'messages are read'} without noise"
+        for topic in federation.channel.uplink_bytes
+        if topic not in ledger.topics
+    ]
+    found += ledger.uncovered
+    if federation.data.outputs.train is not None:
+        found.append("class masks: the outputs that a round trains tell which classes occur")
+    if any(one.rate is not None for one in ledger.releases):
+        found.append(
+            "schedule.sampling: poisson hides clients from those who do not know who took part; the server knows"
+        )
+    return found

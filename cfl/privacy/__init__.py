@@ -1,0 +1,1 @@
+"""What leaves clients under noise, and what that costs them: releases, their ledger, and its figures."""

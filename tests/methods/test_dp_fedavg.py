@@ -1,0 +1,257 @@
+"""DPFedAvg and Poisson sampling: bounds client by client, the noise of the sum, and rounds without clients."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
+from torch import Tensor
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.engines import EngineOptions
+from cfl.federation.federation import Federation
+from cfl.methods import FOT, DPFedAvg, FedWeIT, Method, PersonalLayers
+from cfl.models import MLP
+from cfl.privacy.release import Noise
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
+
+STILL = partial(torch.optim.SGD, lr=0.0)
+"""With it clients' updates are zero."""
+PRECISE = double(mlp)
+
+
+class Watched(DPFedAvg):
+    """Keeps what clients sent and would have sent, and the sums that the server read."""
+
+    def __init__(self, *options: Any, **named: Any) -> None:
+        super().__init__(*options, **named)
+        self.given: list[dict[str, Tensor]] = []
+        self.sent: list[dict[str, Tensor]] = []
+
+    def bounded_updates(self, updates: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.given.append({name: rows.clone() for name, rows in updates.items()})
+        self.sent.append({name: rows.clone() for name, rows in super().bounded_updates(updates).items()})
+        return {name: rows.clone() for name, rows in self.sent[-1].items()}
+
+
+POISSON = {"sampling": "poisson", "rounds_per_task": 6}
+
+
+def poisson(clients: float | int = 2) -> FederatedDataModule:
+    return tiny_data(num_clients=4, schedule={**POISSON, "clients_per_round": clients})
+
+
+def run(
+    data: FederatedDataModule,
+    methods: dict[str, Method],
+    network: Any = PRECISE,
+    optimizer: Any = sgd,
+    **options: Any,
+) -> Federation:
+    return fit(tiny_client(data, network, optimizer, methods), data, **options)
+
+
+def one_round(**options: Any) -> FederatedDataModule:
+    return tiny_data(num_clients=4, schedule={"rounds_per_task": [1, 1], "cohort_width": 3, **options})
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_every_client_is_bounded_by_itself_and_the_mean_is_over_expected_clients(per_layer: bool) -> None:
+    data, watch = one_round(), Rounds()
+    method = Watched(0.05, 0.3, per_layer=per_layer, quantile=0.5)
+    run(data, {"dp": method}, callbacks=[watch])
+    start = dict(tiny_client(data, double(mlp)).network.named_parameters())
+    names = list(start)
+    layers = [[n for n in names if n.startswith(layer)] for layer in ("layers.0", "head")] if per_layer else [names]
+    assert sum(map(len, layers)) == len(names)
+    bound = 0.05 / math.sqrt(len(layers))
+    total = {n: torch.zeros_like(p) for n, p in start.items()}
+    clients = within = 0
+    for given, sent in zip(method.given[:2], method.sent[:2], strict=True):  # cohorts of the first round
+        for row in range(len(given[names[0]])):
+            clients += 1
+            for number, layer in enumerate(layers):
+                norm = math.sqrt(sum(float((given[n][row] ** 2).sum()) for n in layer))
+                within += norm <= bound
+                assert sent["updates within the bound"][row, number] == (0.5 if norm <= bound else -0.5)
+                for name in layer:
+                    expected = given[name][row] * min(1.0, bound / norm)
+                    torch.testing.assert_close(sent[name][row], expected, rtol=1e-12, atol=0)
+                    total[name] += expected
+    assert clients == 4
+    assert within < 4 * len(layers)
+    generator = torch_generator(data.seed, "update noise", 0)
+    scale = method._update_multiplier * 0.05
+    for name, tensor in start.items():
+        noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+        moved = tensor + (total[name] + scale * noise) / 4
+        torch.testing.assert_close(watch.models[0][name], moved.detach(), rtol=1e-9, atol=1e-12)
+    (row, _) = method.report().rows
+    count = torch.randn(len(layers), generator=generator).double() * method._count_noise
+    share = float((count + (within - 2 * len(layers)) / len(layers)).mean()) / 4 + 0.5
+    if not per_layer:
+        assert row["within"] == pytest.approx(share, rel=1e-9)
+        assert float(method.report().rows[1]["clip"]) == pytest.approx(0.05 * math.exp(-0.2 * (share - 0.5)), rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"per_layer": True}, {"quantile": 0.9, "per_layer": True}], ids=str)
+def test_the_noise_of_the_sum_has_its_standard_deviation(options: dict[str, Any]) -> None:
+    data, watch = one_round(), Rounds()
+    method = DPFedAvg(0.4, 2.0, **options)
+    wide = partial(MLP, hidden=[120], dropout=0.0)
+    run(data, {"dp": method}, wide, STILL, callbacks=[watch])
+    start = dict(tiny_client(data, wide).network.named_parameters())
+    noise = torch.cat([(4 * (watch.models[0][n] - p)).detach().flatten() for n, p in start.items()])
+    multiplier = 2.0
+    if "quantile" in options:  # both sums together have the multiplier 2
+        bounds = len(method.groups)
+        multiplier = method._update_multiplier
+        assert multiplier**-2 + bounds / (2 * method._count_noise) ** 2 == pytest.approx(2.0**-2)
+    assert float(noise.std()) == pytest.approx(0.4 * multiplier, rel=5 / math.sqrt(2 * len(noise)))
+    assert abs(float(noise.mean())) < 5 * 0.4 * multiplier / math.sqrt(len(noise))
+
+
+def test_an_adaptive_bound_comes_to_the_quantile_of_the_norms() -> None:
+    data = tiny_data(num_clients=4, schedule={"rounds_per_task": [30, 1], "cohort_width": 4})
+    method = Watched(10.0, 0.0, quantile=0.5, clip_lr=0.5)
+    run(data, {"dp": method}, callbacks=[])
+    last = method.given[29]
+    norms = torch.stack([rows.flatten(1).square().sum(1) for rows in last.values()]).sum(0).sqrt()
+    bound = method.report().rows[29]["clip"]
+    assert norms.min() <= 1.3 * bound
+    assert bound <= 1.3 * norms.max()
+    assert method.report().rows[0]["within"] == 1.0
+
+
+# Sampling, and rounds that nobody joins.
+
+
+def test_clients_join_by_themselves_with_the_rate() -> None:
+    data = tiny_data(num_clients=10, schedule={"sampling": "poisson", "clients_per_round": 3, "rounds_per_task": 500})
+    plans = [data.rounds.round(r).clients for r in range(1000)]
+    assert data.rounds.sampling_rate(0) == 0.3
+    assert data.rounds.expected_clients(0) == pytest.approx(3.0)
+    assert data.rounds.most_clients == max(map(len, plans))
+    counts = torch.bincount(torch.tensor([c for clients in plans for c in clients]), minlength=10)
+    assert ((counts - 300).abs() < 5 * math.sqrt(1000 * 0.3 * 0.7)).all()
+    sizes = torch.tensor([float(len(clients)) for clients in plans])
+    assert float(sizes.var()) == pytest.approx(10 * 0.3 * 0.7, rel=0.3)
+    fraction = tiny_data(num_clients=10, schedule={"sampling": "poisson", "clients_per_round": 0.05})
+    assert fraction.rounds.sampling_rate(0) == 0.05  # not rounded to a number of clients
+    assert fraction.rounds.expected_clients(0) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("kind", ["vmap", "workers"])
+def test_rounds_that_nobody_joins_close(kind: str) -> None:
+    data = poisson(1)
+    empty = [r for r in range(12) if not data.rounds.round(r).clients]
+    assert len(empty) > 2
+    results = []
+    for methods in ({}, {"dp": DPFedAvg(0.1, 0.5)}):
+        watch = Rounds()
+        client = tiny_client(data, double(mlp), sgd, methods, EngineOptions(kind))  # type: ignore[arg-type]
+        federation = fit(client, data, callbacks=[watch])
+        assert federation.round == 12
+        results.append(watch.models)
+    plain, noisy = results
+    for round in empty:
+        before = plain[round - 1] if round else weights_of_start(data)
+        assert all(torch.equal(plain[round][name], value) for name, value in before.items())
+        if round:
+            moved = [noisy[round][name] - value for name, value in noisy[round - 1].items()]
+            # Noise of standard deviation 0.1 * 0.5, by one expected client.
+            assert float(torch.cat([m.flatten() for m in moved]).std()) == pytest.approx(0.05, rel=0.3)
+
+
+def test_noise_of_a_round_without_clients_moves_the_outputs_of_the_task_alone() -> None:
+    data = tiny_data(split(2), num_clients=4, schedule={**POISSON, "clients_per_round": 1}, scenario="task")
+    (empty, *_) = [r for r in range(6, 12) if not data.rounds.round(r).clients]
+    watch = Rounds()
+    run(data, {"dp": DPFedAvg(0.1, 0.5)}, callbacks=[watch])
+    moved = (watch.models[empty]["head.bias"] - watch.models[empty - 1]["head.bias"]) != 0
+    assert moved.tolist() == [False, False, True, True]
+
+
+def weights_of_start(data: FederatedDataModule) -> dict[str, Tensor]:
+    return {n: t.detach() for n, t in tiny_client(data, double(mlp)).network.named_parameters()}
+
+
+def test_a_stream_whose_tasks_end_without_clients_is_refused_beside_methods_that_ask_them_for_more() -> None:
+    data = tiny_data(num_clients=4, schedule={"sampling": "poisson", "clients_per_round": 0.3, "rounds_per_task": 3})
+    assert not data.rounds.round(2).clients
+    run(data, {})
+    with pytest.raises(ConfigError, match=r"schedule.sampling.*nobody joins round 2, the last of task 0"):
+        run(data, {"fot": FOT()})
+
+
+# The ledger of a run.
+
+
+def test_the_ledger_counts_every_round_and_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
+    saved = SaveAfter(7, tmp_path / "7.ckpt")
+    whole = run(poisson(), {"dp": DPFedAvg(0.1, 0.5, quantile=0.5)}, callbacks=[saved])
+    resumed = run(poisson(), {"dp": DPFedAvg(0.1, 0.5, quantile=0.5)}, ckpt_path=tmp_path / "7.ckpt")
+    releases = whole.channel.ledger.releases
+    assert [(one.round, one.task, one.rate, one.clients) for one in releases] == [
+        (round, round // 6, 0.5, (0, 1, 2, 3)) for round in range(12)
+    ]
+    assert {one.noise.multiplier for one in releases} == {0.5}
+    assert len({one.noise.sensitivity for one in releases}) == 12  # the bound moves
+    assert resumed.channel.ledger.state_dict() == whole.channel.ledger.state_dict()
+    assert all(torch.equal(ours, weights(resumed)[name]) for name, ours in weights(whole).items())
+
+
+def test_of_a_fixed_number_of_clients_those_pay_who_took_part() -> None:
+    data = tiny_data(num_clients=4, schedule={"clients_per_round": 2})
+    releases = run(data, {"dp": DPFedAvg(0.1, 0.5)}).channel.ledger.releases
+    assert [(one.clients, one.rate) for one in releases] == [(data.rounds.round(r).clients, None) for r in range(6)]
+    assert not run(data, {"dp": DPFedAvg(0.1, 0.0)}).channel.ledger.releases
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: DPFedAvg(clip=0.0), "methods.dp_fedavg.clip"),
+        (lambda: DPFedAvg(noise_multiplier=-1.0), "methods.dp_fedavg.noise_multiplier"),
+        (lambda: DPFedAvg(quantile=1.5), "methods.dp_fedavg.quantile"),
+        (lambda: DPFedAvg(clip_lr=0.5), "methods.dp_fedavg.clip_lr"),
+        (lambda: DPFedAvg(count_noise=1.0), "methods.dp_fedavg.count_noise"),
+        (lambda: DPFedAvg(noise_multiplier=0.0, quantile=0.5, count_noise=1.0), "methods.dp_fedavg.count_noise"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(make: Any, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key} "):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("methods", "network", "federated", "key"),
+    [
+        ({"dp": DPFedAvg()}, norm_net, {}, "federated.batchnorm"),
+        ({"dp": DPFedAvg()}, mlp, {"client_weighting": "samples"}, "federated.client_weighting"),
+        ({"dp": DPFedAvg(), "again": DPFedAvg()}, mlp, {}, "methods"),
+        ({"dp": DPFedAvg(), "weit": FedWeIT()}, mlp, {}, "methods"),
+        ({"own": PersonalLayers(["*"]), "dp": DPFedAvg()}, mlp, {}, "methods.dp.clip"),
+        ({"dp": DPFedAvg(quantile=0.5, count_noise=0.4)}, mlp, {}, "methods.dp.count_noise"),
+    ],
+    ids=["statistics", "weights", "twins", "single messages", "nothing sent", "count noise"],
+)
+def test_runs_in_which_it_would_not_protect_are_refused(
+    methods: dict[str, Method], network: Any, federated: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key} "):
+        run(one_round(), methods, network, federated=federated)
+
+
+def test_a_sum_without_noise_is_no_release() -> None:
+    with pytest.raises(ValueError, match="multiplier"):
+        Noise(0.0, 1.0)
