@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.federation.channel import UPDATE
 from cfl.federation.federation import Federation
-from cfl.methods.capabilities import crosses_tasks
+from cfl.methods.capabilities import NoisySums, crosses_tasks
 from cfl.methods.composition import Composition
 from cfl.privacy.accounting import INSTALL, Accountant, is_installed
 from cfl.privacy.ledger import Ledger
@@ -83,7 +83,8 @@ class PrivacyBudget(Callback):
             least = math.ceil(1000 * spent) / 1000
             valid = f"null or at least {least:g}, which the first round takes"
             raise ConfigError("privacy.budget", self.budget, valid)
-        if federation.stopped or self._is_spent(federation):
+        last = federation.schedule.ends_after
+        if last is not None and last <= federation.round < federation.schedule.num_rounds:
             federation.stopped = trainer.should_stop = True
             if trainer.is_global_zero:
                 print(f"nothing to do: the run stopped after {federation.round} rounds, {self.why_stopped}")
@@ -96,7 +97,8 @@ class PrivacyBudget(Callback):
         came = [one for one in federation.channel.ledger.releases if one.round == done]
         if _costs(came) != _costs(_foreseen(federation, done)):  # messages were lacking
             self._foresee(federation)
-        return self._is_spent(federation)
+        last = federation.schedule.ends_after
+        return last is not None and federation.round >= last
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the Trainer if the run has stopped."""
@@ -107,11 +109,6 @@ class PrivacyBudget(Callback):
     def why_stopped(self) -> str:
         """Why a run has ended early."""
         return f"as another round would exceed privacy.budget = {self.budget:g}"
-
-    @staticmethod
-    def _is_spent(federation: Federation) -> bool:
-        last = federation.schedule.ends_after
-        return last is not None and federation.round >= last and not federation.finished
 
     def _foresee(self, federation: Federation) -> None:
         """Tell the schedule the number of rounds that the budget allows, or None for all."""
@@ -195,6 +192,8 @@ def _costs(releases: list[Release]) -> list[Any]:
 
 def _adds_noise(federation: Federation) -> bool:
     """Whether a round's releases are foreseen, or recorded already."""
+    if not federation.methods.with_capability(NoisySums):
+        return False
     rounds = range(federation.schedule.num_rounds)
     return bool(federation.channel.ledger.releases) or any(_foreseen(federation, round) for round in rounds)
 
