@@ -31,6 +31,7 @@ from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
 from cfl.data.task_handles import TaskHandles, TaskRef, unwrap_task, unwrap_tasks
 from cfl.data.types import Task
+from cfl.metrics.measure import measure_of
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
@@ -58,8 +59,9 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         num_clients: number of clients C.
         repartition: deal every task anew. If false, all tasks are dealt together: tasks over the same samples have the
             same partition, and of different tasks a client may have many samples of one and few of another.
-        scenario: ``task``, ``class`` or ``domain`` incremental; or ``density``: labels are not used, samples are binary
-            and the network estimates their density. null takes ``domain`` if a label means the same in every task
+        scenario: ``task``, ``class`` or ``domain`` incremental; ``density``: labels are not used, samples are binary
+            and the network estimates their density; or ``regression``: labels are numbers, which the network predicts.
+            null takes ``regression`` if labels are numbers, else ``domain`` if a label means the same in every task
             (permuted, rotated), else ``task``.
         class_loss: the training loss of a class-incremental run is over ``all`` classes of the stream, or over those
             ``seen`` so far, also for replayed samples of earlier tasks. With ``seen``, tests choose among these
@@ -137,7 +139,14 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         check_choices("data", ("test", "validation"), evaluate_on=evaluate_on)
         if evaluate_on == "validation" and not validation:
             raise ConfigError("data.validation", validation, "above 0 with data.evaluate_on: validation")
-        self.scenario: Scenario = scenario or ("domain" if stream.shared_labels else "task")
+        of_classes: Scenario = "domain" if stream.shared_labels else "task"
+        self.scenario: Scenario = scenario or ("regression" if stream.numbers else of_classes)
+        targets = measure_of(self.scenario).targets
+        if targets != "inputs" and (targets == "numbers") != stream.numbers:
+            valid = (
+                "regression, since labels are numbers" if stream.numbers else "another one, since labels are classes"
+            )
+            raise ConfigError("data.scenario", scenario, valid)
         if class_loss == "seen" and self.scenario != "class":
             how = "data.scenario: class with data.stream: ClassSplit, for example"
             valid = f"all with data.scenario: {self.scenario}; seen is for class-incremental streams ({how})"
@@ -296,7 +305,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         _ = self.inputs  # computed before several threads need it at the same time
         _ = self.of_files
         _ = self.digests  # computed before the first checkpoint, whose time is measured
-        if self.scenario == "density":
+        if measure_of(self.scenario).targets == "inputs":
             require_binary(self.tasks)
         if self.exposure == "asynchronous":
             _ = self._portions

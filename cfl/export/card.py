@@ -29,6 +29,7 @@ _MEANINGS = {
     "task's outputs is the answer.",
     "class": "Every task has outputs of its own; the largest of all is the answer, or of a task's where that is known.",
     "density": "There are no classes.",
+    "regression": "All tasks share the outputs.",
 }
 _CHANNELS = {1: "grey", 3: "red, green, blue"}
 
@@ -161,8 +162,9 @@ def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
         last = last_task(federation)  # with clients' own clocks, that of the fastest
         seen = data.outputs.offsets[last] + data.stream.classes_per_task[last]
         meaning += f" Only outputs below {seen} have been trained so far, and the run's tests asked no others."
-    if data.scenario == "density":
-        return f"## Output\n\nfloat32 `[N]`: the log-likelihood of each sample, in nats. {meaning}"
+    if answers := federation.measure.answers:
+        shape = "[N]" if federation.measure.predicts == "density" else f"[N, {data.num_outputs}]"
+        return f"## Output\n\nfloat32 `{shape}`: {answers}. {meaning}"
     what = "logits"
     if answer.classifiers:
         what = f"scores of {', '.join(type(method).__name__ for method in answer.classifiers)}, larger is better"

@@ -24,7 +24,7 @@ from cfl.models import MADE
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import difference
 from cfl.testing.method_case import NAME, MethodCase, told
-from cfl.testing.tiny_data import black_and_white, permuted, source, split
+from cfl.testing.tiny_data import black_and_white, brightness, permuted, source, split
 from cfl.testing.tiny_networks import double
 from cfl.testing.tiny_runs import Rounds
 
@@ -43,7 +43,7 @@ def scenarios_are_those_declared(case: MethodCase) -> None:
 def scenario_is_as_declared(case: MethodCase, scenario: Scenario) -> None:
     """:func:`scenarios_are_those_declared` for one of them."""
     density = scenario == "density"
-    stream = {"domain": permuted, "density": black_and_white}.get(scenario, split)(2)
+    stream = {"domain": permuted, "density": black_and_white, "regression": brightness}.get(scenario, split)(2)
     make = case.for_densities if density and case.for_densities is not None else case.make
     methods = {NAME: make(), **case.beside()}
     data = case.data_of(stream=stream, scenario=scenario, num_clients=4, schedule={"rounds_per_task": 1})

@@ -19,7 +19,8 @@ def check_source(source: Source, root: Path | None = None) -> None:
 
     - ``transform``: ``mean``, ``std`` and ``scale`` fit the channels, and give finite network inputs;
     - ``images``, ``labels``: uint8 ``[N, C, H, W]`` of the declared ``shape``, int64 from 0 below ``num_classes``,
-      at least one sample in the training and in the test set;
+      or float32 ``[N, num_classes]`` if it announces ``numbers``; at least one sample in the training and in the
+      test set;
     - ``again``: loading again gives the same samples in the same order, also if the first ones were changed;
     - ``apart``: training and test set share no memory, and not all test images are training images as well.
 
@@ -80,6 +81,16 @@ def _check_part(who: str, source: Source, part: str, images: ImageSet) -> None:
     if tuple(images.images.shape[1:]) != tuple(source.shape):
         found = list(images.images.shape[1:])
         raise AssertionError(f"images: {part} images of {who} have shape {found}; it announces {list(source.shape)}")
+    if source.numbers != (images.labels.ndim == 2):
+        announced = "numbers" if source.numbers else "classes"
+        raise AssertionError(f"labels: {part} labels of {who} are {images.labels.dtype}; it announces {announced}")
+    if source.numbers:
+        if images.labels.shape[1] != source.num_classes or not bool(images.labels.isfinite().all()):
+            shown = f"{list(images.labels.shape)}, or not finite"
+            raise AssertionError(
+                f"labels: {part} labels of {who} are {shown}; it announces {source.num_classes} numbers"
+            )
+        return
     lowest, highest = int(images.labels.min()), int(images.labels.max())
     if lowest < 0 or highest >= source.num_classes:
         raise AssertionError(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.schedule import Schedule
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import ClassSplit, Permuted, Stream
+from cfl.data.types import ImageSet
 
 
 def source(classes: int = 4, train: int = 80, test: int = 40) -> Synthetic:
@@ -30,6 +34,26 @@ def split(tasks: int = 2, **of_source: int) -> ClassSplit:
 def black_and_white(tasks: int = 2) -> Permuted:
     """A stream for densities: images of black and white pixels, permuted."""
     return Permuted(Binarised(source()), tasks)
+
+
+class _Brightness(Synthetic):
+    """Images whose labels are numbers to predict: the mean brightness of their upper and of their lower half."""
+
+    numbers = True
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """See :meth:`Synthetic.read`."""
+        train, test = (part.images for part in super().read(root))
+        return ImageSet(train, _halves(train)), ImageSet(test, _halves(test))
+
+
+def _halves(images: Tensor) -> Tensor:
+    return images.float().view(len(images), 2, -1).mean(-1) / 255
+
+
+def brightness(tasks: int = 2) -> Permuted:
+    """A stream for regression: two numbers per image, whose pixels are permuted."""
+    return Permuted(_Brightness(2, [1, 4, 4], 80, 40, noise=60.0), tasks)
 
 
 def tiny_data(

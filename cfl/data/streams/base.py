@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cfl.data.sources.base import Source
 from cfl.data.types import Task
+from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
 from cfl.runtime.option_checks import check_integers
 
@@ -21,6 +22,17 @@ def check_number_of_tasks(num_tasks: int) -> None:
     require_memory(
         "data.stream.num_tasks", num_tasks, 8 * num_tasks**2, "fewer tasks, with a matrix of their accuracies"
     )
+
+
+def require_classes(source: Source, stream: str) -> None:
+    """Refuse a data set whose labels are numbers, for a stream that divides classes among tasks.
+
+    Raises:
+        ConfigError: ``data.stream``.
+    """
+    if source.numbers:
+        valid = "one that keeps all samples together, such as Permuted or Sequence: there are no classes to divide"
+        raise ConfigError("data.stream", f"{stream} of {source.name}, whose labels are numbers", valid)
 
 
 class Stream(ABC):
@@ -68,6 +80,20 @@ class Stream(ABC):
         if source is not None:
             return [source.names(root)] * self.num_tasks
         return [tuple(map(str, range(classes))) for classes in self.classes_per_task]
+
+    @property
+    def numbers(self) -> bool:
+        """Whether labels are numbers to predict, instead of classes.
+
+        Raises:
+            ConfigError: ``data.stream``: those of some tasks are, those of others not.
+        """
+        sources = [source for task in range(self.num_tasks) if (source := self.source_of(task)) is not None]
+        found = {source.numbers for source in sources}
+        if len(found) > 1:
+            value = [f"{source.name}: {'numbers' if source.numbers else 'classes'}" for source in sources]
+            raise ConfigError("data.stream", value, "sources whose labels are all classes or all numbers")
+        return found == {True}
 
     @property
     def unlike_published(self) -> list[str]:
