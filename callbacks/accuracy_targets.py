@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.data.schedule import Schedule
-from cfl.metrics.measure import measure_of
 from cfl.reporting.run_folder import rounds_to
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_numbers
@@ -79,7 +78,7 @@ class AccuracyTargets(Callback):
         if stage == "fit":
             data = data_of(trainer)
             self.check(data.schedule, data.num_tasks)
-            measure = measure_of(data.scenario)
+            measure = data.measure
             if self.accuracies and not measure.is_accuracy:
                 raise ConfigError("targets.accuracies", list(self.accuracies), f"[] where runs measure {measure.words}")
 

@@ -17,7 +17,8 @@ class ImageSet:
 
     Attributes:
         images: ``[N, C, H, W]`` uint8, or float32 where the data set holds numbers that bytes cannot.
-        labels: ``[N]`` int64, values ``0 .. num_classes - 1``; or ``[N, D]`` float32, numbers to predict.
+        labels: ``[N]`` int64, values ``0 .. num_classes - 1``; or float32 ``[N, D]``, numbers to
+            predict, or ``[N, M, 5]``, boxes: class (-1 where there is none), left, top, right and bottom in pixels.
         clients: ``[N]`` int64 from 0, whose sample each is, where the data set says so; otherwise None.
     """
 
@@ -30,9 +31,13 @@ class ImageSet:
             found = f"{self.images.dtype} {list(self.images.shape)}"
             raise TypeError(f"images must be uint8 or float32 [N, C, H, W], got {found}")
         kind = (self.labels.dtype, self.labels.ndim)
-        if kind not in ((torch.int64, 1), (torch.float32, 2)) or len(self.labels) != len(self.images):
+        if kind not in ((torch.int64, 1), (torch.float32, 2), (torch.float32, 3)) or len(self.labels) != len(
+            self.images
+        ):
             count, found = len(self.images), f"{self.labels.dtype} {list(self.labels.shape)}"
-            raise TypeError(f"labels must be int64 [N={count}] or float32 [N={count}, D], got {found}")
+            raise TypeError(
+                f"labels must be int64 [N={count}], float32 [N={count}, D] or [N={count}, M, 5], got {found}"
+            )
         if self.clients is not None and (self.clients.dtype, self.clients.shape) != (
             torch.int64,
             self.labels.shape[:1],

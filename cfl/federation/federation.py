@@ -118,7 +118,7 @@ class Federation:
         self.stopped = False
         self.engine: dict[str, Any] | None = None
         methods.check(data)
-        self.measure: Measure = measure_of(data.scenario)
+        self.measure: Measure = data.measure
         check_network(network, data.scenario)
         parameters = [n for n, _ in network.named_parameters()]
         buffers = state_buffers(network)

@@ -51,7 +51,7 @@ class Context:
         buffer: the clients' replay buffers, or None if no method uses them.
         methods: name -> method, all methods of the run in their order, to read their declarations.
         seed: the run's seed, for :mod:`cfl.randomness.generators`.
-        scenario: ``task``, ``class``, ``domain``, ``density`` or ``regression``.
+        scenario: ``task``, ``class``, ``domain``, ``density``, ``regression`` or ``detection``.
         measure: what clients are trained and evaluated by (:class:`cfl.metrics.base.Measure`).
         exposure: the tasks whose samples clients train on during a task (``data.exposure``).
         class_loss: ``all`` or ``seen``, the setting ``data.class_loss``.

@@ -31,7 +31,7 @@ class DER(Method):
 
     Sends: nothing beyond the model. Storage per client: the buffer, with a number per sample and output. Extra compute:
     forward and backward of the drawn samples in every local step. Scenarios: task-, class- and
-    domain-incremental; and regression, with the loss of numbers for CE. Optimizers: any.
+    domain-incremental; regression and detection, with their losses for CE. Optimizers: any.
 
     Args:
         alpha: weight of the logits, at least 0; Fed-A-GEM's tables take 1, and 0.3 on split CIFAR-10.
@@ -42,7 +42,7 @@ class DER(Method):
         ConfigError: an option is out of range.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "regression"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "regression", "detection"})
     replays_logits = True
     task_free = True
     client_clocks = True

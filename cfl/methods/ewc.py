@@ -77,7 +77,9 @@ class EWC(Method):
 
     looks_back: ClassVar[bool] = True
     pulls_with: ClassVar[str] = "strength"
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density", "regression"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     state = ("curvature", "anchor", "_rows")  # clients' own quadratics are in ``context.clients``
 
     def __init__(

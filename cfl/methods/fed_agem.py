@@ -89,7 +89,7 @@ class FedAGEM(Method):
 
     shared_only: ClassVar[bool] = True
     replays_logits: ClassVar[bool] = False
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "regression"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "regression", "detection"})
     task_free = True
     client_clocks = True
     kind: ClassVar[Literal["add", "project", "look"]] = "project"

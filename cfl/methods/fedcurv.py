@@ -93,7 +93,9 @@ class FedCurv(Method):
         ConfigError: for values other than these; two of these methods; with ``stop``, an unstable penalty.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density", "regression"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     pulls_with: ClassVar[str] = "strength"
     task_free = True
     client_clocks = True

@@ -74,7 +74,9 @@ class LearningRateDecay(Method):
             two such methods, or SCAFFOLD beside it.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density", "regression"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     optimizers = LINEAR_OPTIMIZERS
     client_clocks = True
     state = ("_rows",)  # clients' rates are in ``context.clients``

@@ -81,7 +81,9 @@ class SCAFFOLD(Method):
             to more than one task's samples, or a density is estimated.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density", "regression"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     client_clocks = True
     state = ("variate",)  # clients' own variates are in ``context.clients``
 

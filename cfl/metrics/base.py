@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cfl.metrics.task_matrix import TaskMatrix
 
 Better = Literal["higher", "lower"]
+Targets = Literal["classes", "numbers", "boxes", "inputs"]
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class Measure(ABC):
         of_papers: keys of the figures that articles print, its mean first.
         known: what names of files and figures end with where the task of a test sample was known.
         scenarios: those of ``data.scenario`` in which runs have this measure.
-        targets: what it compares outputs with: ``classes``, ``numbers``, or the ``inputs`` themselves.
-        predicts: what a network gives (:attr:`cfl.models.base.Network.predicts`): a ``vector`` per sample, or a
-            ``density``.
+        targets: what it compares outputs with: ``classes``, ``numbers``, ``boxes``, or the ``inputs`` themselves.
+        predicts: what a network gives (:attr:`cfl.models.base.Network.predicts`): a ``vector`` per sample,
+            ``boxes``, or a ``density``.
         network: such a network in words.
         by_outputs: whether the loss is a function of outputs and targets alone.
         is_cross_entropy: whether the loss is the cross-entropy, which engines have written out.
@@ -91,7 +92,7 @@ class Measure(ABC):
     of_papers: ClassVar[tuple[str, ...]]
     known: ClassVar[str] = ""
     scenarios: ClassVar[tuple[str, ...]]
-    targets: ClassVar[Literal["classes", "numbers", "inputs"]]
+    targets: ClassVar[Targets]
     predicts: ClassVar[str] = "vector"
     network: ClassVar[str] = "a network with an output layer, such as MLP"
     by_outputs: ClassVar[bool] = True
@@ -115,6 +116,34 @@ class Measure(ABC):
     def scenario_in_words(self, scenario: str) -> str:
         """One of :attr:`scenarios` for readers."""
         return scenario
+
+    def on(self, shape: tuple[int, int, int]) -> Measure:
+        """The same for images ``(C, H, W)``, whose size may be part of what outputs mean."""
+        return self
+
+    def num_outputs(self, shape: tuple[int, int, int], classes: Sequence[int]) -> int:
+        """Size of the network's output, where tasks have no classes of their own.
+
+        Args:
+            shape: ``(C, H, W)`` of a sample.
+            classes: of every task, what its data set calls its number of classes; the same for all.
+        """
+        return classes[0]
+
+    def require(self) -> None:  # noqa: B027
+        """Refuse a run for which something is not installed.
+
+        Raises:
+            ConfigError: says what to install.
+        """
+
+    def start(self, network: nn.Module, targets: Callable[[], Tensor]) -> None:  # noqa: B027
+        """Give a new network what it takes from the targets ``[N, ...]`` of the first task's training samples.
+
+        Args:
+            network: the global model, before any training.
+            targets: reads them.
+        """
 
     @abstractmethod
     def matrix(self, num_tasks: int, num_clients: int | None, num_outputs: int) -> TaskMatrix:

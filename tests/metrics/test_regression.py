@@ -161,7 +161,7 @@ class Pairs(Dataset):
 def test_a_dataset_of_numbers() -> None:
     y = torch.randn(6, 3)
     source = FromDataset(TensorDataset(torch.rand(6, 1, 2, 2), y), Pairs(y.tolist()), numbers=True)
-    assert (source.num_classes, source.numbers) == (3, True)
+    assert (source.num_classes, source.targets) == (3, "numbers")
     train, test = source.load(Path())
     assert torch.equal(train.labels, y)
     torch.testing.assert_close(test.labels, y)

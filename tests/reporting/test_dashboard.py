@@ -113,9 +113,10 @@ def test_offline_runs_land_in_the_panels(logged: tuple[set[str], dict[str, Any]]
     assert {"final/acc", "final/fgt", "final/bwt", "cl/acc", "cl/accuracy_matrix", "comm/uplink_bytes"} <= named
     assert {"final/nll", "cl/nll", "cl/nll_matrix", "cl/nll_heatmap"} <= named
     # A media key is logged as one item or, nested, as several under it.
+    named = {key for key in named if not re.search("/map(_|$)", key)}  # of detection, whose library may be missing
     assert [key for key in named if not any(name == key or name.startswith(f"{key}/") for name in keys)] == []
     patterns = {panel["config"]["metricRegex"] for panel in panels(found) if "metricRegex" in panel["config"]}
-    assert len(patterns) == 3
+    assert len(patterns) == 4
     assert {name for name in keys for pattern in patterns if re.fullmatch(pattern, name)} == {
         "task_00/acc",
         "task_01/acc",

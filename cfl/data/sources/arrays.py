@@ -215,7 +215,7 @@ class NpzSource(StandardSource):
         numbers: bool = False,
     ) -> None:
         check_numbers_alone(num_classes, numbers)
-        self.numbers = numbers
+        self.targets = "numbers" if numbers else "classes"
         if not path:
             raise ConfigError(f"{KEY}.path", path, self.layout.about)
         check_integers(KEY, 1, or_null=True, num_classes=num_classes)
@@ -240,6 +240,10 @@ class NpzSource(StandardSource):
     @abstractmethod
     def _convert(self, stored: NDArray[Any]) -> Tensor:
         """``[N, C, H, W]`` of an array of samples."""
+
+    @property
+    def _numbers(self) -> bool:
+        return self.targets == "numbers"
 
     def _file(self, root: Path) -> Path:
         return root / Path(self.path).expanduser()
@@ -275,9 +279,9 @@ class NpzSource(StandardSource):
         elif name == "num_classes" and (known := self._known(data_root())):
             self.num_classes = int(known["num_classes"])
         elif name == "shape":
-            self.shape = self._shape_of(stored_shape(self._existing_file(name), self.layout, self.numbers))
+            self.shape = self._shape_of(stored_shape(self._existing_file(name), self.layout, self._numbers))
         elif name == "num_classes":
-            self.num_classes = npz_num_classes(self._existing_file(name), self.layout, self.numbers)
+            self.num_classes = npz_num_classes(self._existing_file(name), self.layout, self._numbers)
         elif name == "mean":
             self.mean = (0.0,) * self.shape[0]
         elif name == "std":
@@ -291,12 +295,12 @@ class NpzSource(StandardSource):
         file = self._file(root)
         if not os.path.isfile(file):
             raise DataFilesMissing(f"{file} is missing. Expected: {self.layout.about}. {where_else(self.path)}")
-        train, test = read_arrays(file, self.layout, self._convert, self.numbers)
+        train, test = read_arrays(file, self.layout, self._convert, self._numbers)
         channels, height, width = train.images.shape[1:]
         found = (channels, height, width)
         labels = [part.labels.numpy() for part in (train, test)]
-        needed = labels[0].shape[1] if self.numbers else 1 + max(int(of_part.max()) for of_part in labels)
-        if not self.may_lack_classes and not self.numbers:
+        needed = labels[0].shape[1] if self._numbers else 1 + max(int(of_part.max()) for of_part in labels)
+        if not self.may_lack_classes and not self._numbers:
             needed = _counted(file, labels[0], labels[1], self.layout)
         if "shape" not in self.__dict__:
             self.shape = found

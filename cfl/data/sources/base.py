@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cfl.data.sources.images import images_of_array, stored_image
 from cfl.data.types import ImageSet, PixelTransform
+from cfl.metrics.base import Targets
 
 
 class Source(ABC):
@@ -20,7 +21,7 @@ class Source(ABC):
         name: short lower-case name used in reports and run names.
         shape: ``(C, H, W)`` of the stored images.
         num_classes: number of classes; of numbers to predict, D.
-        numbers: whether labels are numbers to predict, ``[N, D]``, instead of classes.
+        targets: what labels are: ``classes``, ``numbers`` to predict ``[N, D]``, or ``boxes`` ``[N, M, 5]``.
         mean: per channel, of ``stored / scale``.
         std: per channel, of ``stored / scale``.
         scale: stored value that means 1.0.
@@ -37,7 +38,7 @@ class Source(ABC):
     name: str
     shape: tuple[int, int, int]
     num_classes: int
-    numbers: bool = False
+    targets: Targets = "classes"
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scale: float = 255.0

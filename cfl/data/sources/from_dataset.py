@@ -65,7 +65,7 @@ class FromDataset(StandardSource):
         numbers: bool = False,
     ) -> None:
         check_numbers_alone(num_classes, numbers)
-        self.numbers = numbers
+        self.targets = "numbers" if numbers else "classes"
         check_integers(KEY, 1, or_null=True, num_classes=num_classes)
         check_numbers(KEY, "(0, inf)", or_null=True, scale=scale)
         self.train, self.test = _made(train, "train"), _made(test, "test")
@@ -111,7 +111,7 @@ class FromDataset(StandardSource):
         images = torch.empty((len(dataset), *self.shape), dtype=self._dtype)
         labels = self._label.new_empty((len(dataset), *self._label.shape))
         for index in range(len(dataset)):
-            image, label = _sample(dataset, part, index, self.numbers)
+            image, label = _sample(dataset, part, index, self.targets == "numbers")
             if label.shape != self._label.shape:
                 found = (
                     f"{part}[{index}] has {len(label)} numbers to predict, the first training sample {self.num_classes}"
@@ -119,7 +119,7 @@ class FromDataset(StandardSource):
                 raise DataFilesMissing(f"{self.name}: {found}")
             images[index], labels[index] = self._like_the_first(image, f"{part}[{index}]"), label
         for index in range(0, len(dataset), -(-len(dataset) // _READ_TWICE)):
-            if not torch.equal(_sample(dataset, part, index, self.numbers)[0], images[index]):
+            if not torch.equal(_sample(dataset, part, index, self.targets == "numbers")[0], images[index]):
                 value = f"{type(dataset).__name__}, whose sample {index} is another one when it is read again"
                 raise ConfigError(f"{KEY}.{part}", value, "a Dataset without random transforms; see data.augmentation")
         return ImageSet(images, labels)

@@ -90,7 +90,7 @@ class StandardSource(Source):
             if len(values) != channels:
                 raise ConfigError(f"{KEY}.{name}", list(values), f"{channels} number(s), one per channel")
         for name, limit in (("max_train", self.max_train), ("max_test", self.max_test)):
-            if limit is not None and not self.numbers and limit < self.num_classes:
+            if limit is not None and self.targets == "classes" and limit < self.num_classes:
                 raise ConfigError(
                     f"{KEY}.{name}", limit, f"at least {self.num_classes}, one sample of each class, or null for all"
                 )
@@ -135,7 +135,7 @@ class StandardSource(Source):
                 f"{self.name}: the files hold {part} images of shape {list(read.images.shape[1:])}, "
                 f"not {list(self.shape)}{others}"
             )
-        if self.numbers:
+        if self.targets != "classes":
             if not bool(read.labels.isfinite().all()):
                 raise DataFilesMissing(f"{self.name}: the {part} labels hold NaN or infinity, or too large a number")
             return

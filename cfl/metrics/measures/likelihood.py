@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
@@ -67,6 +69,10 @@ class Likelihood(Measure):
     answers = "log-likelihoods, in nats"
     heading = "Densities"
     about = "Runs that estimate a density have negative log-likelihoods (nats) in place of accuracies; lower is better."
+
+    def num_outputs(self, shape: tuple[int, int, int], classes: Sequence[int]) -> int:
+        """See :meth:`Measure.num_outputs`: one per variable of a sample."""
+        return math.prod(shape)
 
     def matrix(self, num_tasks: int, num_clients: int | None, num_outputs: int) -> NLLMatrix:
         """See :meth:`Measure.matrix`."""
