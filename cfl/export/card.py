@@ -29,7 +29,6 @@ _MEANINGS = {
     "task's outputs is the answer.",
     "class": "Every task has outputs of its own; the largest of all is the answer, or of a task's where that is known.",
     "density": "There are no classes.",
-    "regression": "All tasks share the outputs.",
 }
 _CHANNELS = {1: "grey", 3: "red, green, blue"}
 
@@ -157,14 +156,13 @@ def _stored(source: Source) -> str:
 
 def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
     data = federation.data
-    meaning = _MEANINGS[data.scenario]
+    meaning = _MEANINGS.get(data.scenario, "All tasks share the outputs.")
     if data.outputs.grows and not federation.finished:
         last = last_task(federation)  # with clients' own clocks, that of the fastest
         seen = data.outputs.offsets[last] + data.stream.classes_per_task[last]
         meaning += f" Only outputs below {seen} have been trained so far, and the run's tests asked no others."
     if answers := federation.measure.answers:
-        shape = "[N]" if federation.measure.predicts == "density" else f"[N, {data.num_outputs}]"
-        return f"## Output\n\nfloat32 `{shape}`: {answers}. {meaning}"
+        return f"## Output\n\nfloat32 `{federation.measure.answers_shape}`: {answers}. {meaning}"
     what = "logits"
     if answer.classifiers:
         what = f"scores of {', '.join(type(method).__name__ for method in answer.classifiers)}, larger is better"

@@ -73,6 +73,7 @@ class Measure(ABC):
         is_cross_entropy: whether the loss is the cross-entropy, which engines have written out.
         tells_tasks: whether a model of the task of a test sample may answer for it.
         answers: what exported models give, in words, where these are no scores of classes.
+        answers_shape: their shape, for N samples.
         is_accuracy: whether its values are accuracies, which ``targets.accuracies`` may name.
         heading: of its section in dashboards; empty where they are built around it.
         about: a sentence under the heading.
@@ -99,6 +100,7 @@ class Measure(ABC):
     is_cross_entropy: ClassVar[bool] = False
     tells_tasks: ClassVar[bool] = True
     answers: ClassVar[str] = ""
+    answers_shape: ClassVar[str] = ""
     is_accuracy: ClassVar[bool] = False
     heading: ClassVar[str] = ""
     about: ClassVar[str] = ""

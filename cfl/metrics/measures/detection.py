@@ -53,6 +53,7 @@ class Detection(Measure):
     predicts = "boxes"
     network = "a network that predicts boxes, such as TinyYOLO, in this scenario"
     answers = "what was found, each with class (-1 for nothing), left, top, right, bottom in pixels, and score"
+    answers_shape = "[N, n, 6]"
     heading = "Detection"
     about = "Runs that detect objects have mean average precisions in place of accuracies; higher is better."
 

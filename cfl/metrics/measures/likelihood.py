@@ -67,6 +67,7 @@ class Likelihood(Measure):
     by_outputs = False
     tells_tasks = False  # of whose task a sample is, nobody says where densities are estimated
     answers = "log-likelihoods, in nats"
+    answers_shape = "[N]"
     heading = "Densities"
     about = "Runs that estimate a density have negative log-likelihoods (nats) in place of accuracies; lower is better."
 

@@ -45,6 +45,7 @@ class Regression(Measure):
     scenarios = ("regression",)
     targets = "numbers"
     answers = "the numbers predicted, in the targets' unit"
+    answers_shape = "[N, D]"
     heading = "Regression"
     about = "Runs that predict numbers have root mean squared errors in place of accuracies; lower is better."
 
