@@ -12,8 +12,8 @@ from torch import Tensor
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.schedule import Schedule
-from cfl.data.sources import Binarised, DetectionSource, Synthetic
-from cfl.data.sources.boxes import Record
+from cfl.data.sources import Binarised, Synthetic
+from cfl.data.sources.boxes import DetectionSource, Record
 from cfl.data.streams import ClassSplit, Permuted, Sequence, Stream
 from cfl.data.types import ImageSet
 

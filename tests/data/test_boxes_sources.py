@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from cfl.data.sources import CocoBoxes, DetectionSource, RecordedFrames, VocBoxes
+from cfl.data.sources import CocoBoxes, RecordedFrames, VocBoxes
+from cfl.data.sources.boxes import DetectionSource
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.testing import check_source
 

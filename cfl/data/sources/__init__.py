@@ -4,7 +4,6 @@ from cfl.data.sources.arrays import Arrays
 from cfl.data.sources.base import Source
 from cfl.data.sources.binarised import Binarised
 from cfl.data.sources.binary_sets import BinarySet
-from cfl.data.sources.boxes import DetectionSource
 from cfl.data.sources.coco_boxes import CocoBoxes
 from cfl.data.sources.digits import Digits
 from cfl.data.sources.features import Features
@@ -32,7 +31,6 @@ __all__ = [
     "Binarised",
     "BinarySet",
     "CocoBoxes",
-    "DetectionSource",
     "Digits",
     "EMNISTLetters",
     "FashionMNIST",
