@@ -74,12 +74,13 @@ class AccuracyTargets(Callback):
         return {name_of(accuracy): rounds_to(curve, accuracy) for accuracy in self.accuracies}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """As :meth:`check`; also refuse density networks, which have no accuracies."""
+        """As :meth:`check`; also refuse runs that measure something else than accuracies."""
         if stage == "fit":
             data = data_of(trainer)
             self.check(data.schedule, data.num_tasks)
-            if self.accuracies and data.scenario == "density":
-                raise ConfigError("targets.accuracies", list(self.accuracies), "[] where a density is estimated")
+            measure = data.measure
+            if self.accuracies and not measure.is_accuracy:
+                raise ConfigError("targets.accuracies", list(self.accuracies), f"[] where runs measure {measure.words}")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Do not continue a run that has stopped."""

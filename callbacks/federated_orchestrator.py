@@ -17,7 +17,7 @@ from cfl.callbacks.trainer_checks import NEVER, check_anomalies, check_evaluatio
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.federation.channel import Channel
 from cfl.federation.client_states import ClientStates
-from cfl.federation.federation import Federation, state_buffers
+from cfl.federation.federation import Federation, check_network, state_buffers
 from cfl.federation.server import Server
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_numbers
@@ -94,6 +94,9 @@ class FederatedOrchestrator(Callback):
                 raise ConfigError("federated.batchnorm", self.batchnorm, valid)
             limit = None if self.client_state_memory_mb is None else int(1e6 * self.client_state_memory_mb)
             clipping = (trainer.gradient_clip_algorithm or "norm") if trainer.gradient_clip_val else None
+            if stage == "fit":
+                check_network(client.network, data.scenario)
+                data.measure.start(client.network, lambda: data.tasks[0].train.labels)
             client.federation = Federation(
                 client.network,
                 data,

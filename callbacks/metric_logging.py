@@ -14,7 +14,7 @@ from matplotlib.image import imread
 
 from cfl.callbacks.checkpoint import record_of
 from cfl.federation.federation import Federation
-from cfl.metrics.accuracy import average_accuracy
+from cfl.metrics.transfer import average_accuracy
 from cfl.models.density import is_density
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
@@ -22,8 +22,6 @@ from cfl.reporting.method_names import printed_methods
 from cfl.runtime.run_files import PARTITION_PICTURE
 from cfl.training.access import client_of, federation_of
 from cfl.training.evaluation import mean_matrix
-
-_FINAL = ("acc", "fgt", "bwt", "nll")
 
 
 class DashboardLog(Callback):
@@ -91,7 +89,8 @@ class DashboardLog(Callback):
             rounds_to = record_of(trainer).targets.rounds(federation.curve)
             figures |= {f"cl/rounds_to_{name}": found for name, found in rounds_to.items() if found == federation.round}
         if federation.finished:
-            figures |= {f"final/{key}": figures[f"cl/{key}"] for key in _FINAL if f"cl/{key}" in figures}
+            final = [key for key in federation.measure.of_papers if f"cl/{key}" in figures]
+            figures |= {f"final/{key}": figures[f"cl/{key}"] for key in final}
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=plan.round)
         if plan.last_of_task or federation.finished:
@@ -166,15 +165,15 @@ def _is_written(path: Path) -> bool:
 
 
 def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
-    """ACC, FGT, BWT, FWT and every task's accuracy after ``task``, or its NLL; undefined ones are left out."""
+    """The measure's figures and every task's value after ``task``, such as ACC; undefined ones are left out."""
     summary = federation.measured.summary(after=task)
     figures = {f"cl/{key}": value for key, value in summary.items() if value is not None}
     matrix = mean_matrix(federation)
     figure = federation.measure.figure
     figures |= {f"task_{i:02d}/{figure}": value for i, value in enumerate(matrix[task].tolist()) if value == value}
-    if federation.accuracy_task_il is not None:
-        known = federation.accuracy_task_il.compute()
-        figures["cl/acc_task_il"] = average_accuracy(known, task).nanmean().item()
+    if federation.known is not None:
+        known = average_accuracy(federation.known.compute(), task).nanmean().item()
+        figures[f"cl/{figure}{federation.measure.known}"] = known
     for name, method in federation.methods.items():
         rows = [row for row in method.report().rows if _task_of(row, federation) == task]
         figures |= {f"{name}/{key}": value for key, value in _method_figures(rows).items()}

@@ -31,7 +31,7 @@ from cfl.data.report import save as save_partition_report
 from cfl.data.schedule import RoundPlan
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.metrics.measure import ACCURACY, NLL
+from cfl.metrics.measure import MEASURES
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.reporting import folder_lock
 from cfl.reporting.checksums import write_checksums
@@ -75,14 +75,12 @@ WANDB_ID = "wandb-id.txt"
 
 
 TABLES = {Path(file).stem for file in (ROUNDS, PARTITION, PRIVACY)} | {
-    Path(matrix_file(measure.name, variant)).stem
-    for measure in (ACCURACY, NLL)
-    for variant in ("", "_task_il", "_task_aware")
+    Path(matrix_file(measure.name, variant)).stem for measure in MEASURES for variant in {"", measure.known}
 }
 """Names of a run's tables, which no method may have, because its own table would overwrite them."""
 PICTURES = (
     *(PARTITION_PICTURE, "samples.png"),
-    *(f"{measure.name}_{kind}.png" for measure in (ACCURACY, NLL) for kind in ("matrix", "curve", "rounds")),
+    *(f"{measure.name}_{kind}.png" for measure in MEASURES for kind in ("matrix", "curve", "rounds")),
 )
 """A run's pictures."""
 MOST_SAMPLES = 10_000
@@ -111,7 +109,7 @@ def _left_by_a_run(folder: Path) -> list[Path]:
     """
     names = [*PICTURES, *(f"{name}.csv" for name in (*TABLES, *_methods_in(folder))), *OTHER_FILES]
     found = [folder / name for name in names if (folder / name).is_file()]
-    for measure in (ACCURACY, NLL):
+    for measure in MEASURES:
         found += folder.glob(f"{CLIENTS}/{matrix_file(measure.name, '_*')}")
     if found:  # otherwise the folder holds no run, though there may be runs below it
         found += [file for file in folder.glob("**/events.out.tfevents.*") if not _is_of_another(file, folder)]
@@ -399,7 +397,7 @@ class RunRecord(Callback):
         append(path, _csv([row], header=new))
 
     def write_matrices(self, federation: Federation) -> None:
-        """Write the accuracy or NLL matrix; in class-incremental runs also the one with known tasks."""
+        """Write the measure's matrix, and the one with known tasks if there is one."""
         name = federation.measure.name
         write_matrix_csv(self.folder / matrix_file(name), mean_matrix(federation), mean_initial(federation))
         for suffix, known in known_tasks(federation).items():
@@ -609,8 +607,7 @@ def mean_initial(federation: Federation) -> torch.Tensor:
 
 def known_tasks(federation: Federation) -> dict[str, TaskMatrix]:
     """Suffix of file names -> the matrix with the tasks of test samples known, if there is one."""
-    found = {"_task_il": federation.accuracy_task_il, "_task_aware": federation.nll_task_aware}
-    return {suffix: matrix for suffix, matrix in found.items() if matrix is not None}
+    return {} if federation.known is None else {federation.measure.known: federation.known}
 
 
 def _means(federation: Federation, matrix: TaskMatrix) -> tuple[torch.Tensor, torch.Tensor]:

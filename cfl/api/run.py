@@ -12,7 +12,7 @@ from torch import Tensor
 from cfl.cli.main import restored
 from cfl.export.answer import Answer, Choice
 from cfl.export.prediction import ImageClassifier
-from cfl.metrics.measure import ACCURACY, NLL, Measure
+from cfl.metrics.measure import Measure, called
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.reporting.method_names import printed
@@ -59,8 +59,8 @@ class Run:
         return f"Run({str(self.folder)!r}: {figures.method} on {figures.benchmark}, seed {figures.seed}; {shown})"
 
     def _ends(self) -> dict[str, float]:
-        values = {"acc": self.acc, "fgt": self.fgt, "bwt": self.bwt, "nll": self.figures.others.get("nll")}
-        return {key: value for key, value in values.items() if value is not None}
+        found = {"acc": self.acc, "fgt": self.fgt, "bwt": self.bwt, **self.figures.others}
+        return {key: found[key] for key in self._measure.of_papers if found.get(key) is not None}
 
     @property
     def acc(self) -> float | None:
@@ -86,7 +86,7 @@ class Run:
     def accuracy_matrix(self) -> Tensor:
         """``[T, T]`` float64: accuracy in percent on each task (column) after each task (row), NaN where not evaluated.
 
-        Negative log-likelihoods in nats, for a run that estimates a density.
+        Of a run with another measure its values, such as negative log-likelihoods in nats.
         """
         return self.figures.matrix
 
@@ -106,7 +106,7 @@ class Run:
 
     @property
     def _measure(self) -> Measure:
-        return NLL if self.figures.measure == NLL.name else ACCURACY
+        return called(self.figures.measure)
 
     # The model.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +46,22 @@ class Augmentation(ABC):
     training only. Tests and extra communication rounds use unchanged images, except those from a replay buffer.
     """
 
+    moves_boxes: ClassVar[bool] = False
+    """Whether :meth:`moved` moves boxes as images are."""
+
+    def moved(self, boxes: Tensor, words: Tensor, height: int, width: int) -> Tensor:
+        """Boxes ``[n, M, 5]`` in images changed by the same random bits ``[n]``.
+
+        Those without a pixel left in the image, or of class -1, are of class -1.
+
+        Args:
+            boxes: class, left, top, right and bottom in pixels.
+            words: as for the images.
+            height: of an image.
+            width: of an image.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
         """``[n, C, H, W]`` uint8 to new images of the same shape, given 64 random bits ``[n]`` int64 for each."""
@@ -68,6 +85,8 @@ class CropFlip(Augmentation):
         ConfigError: ``data.augmentation.padding`` is out of range, or nothing would change.
     """
 
+    moves_boxes = True
+
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
         check_integers("data.augmentation", 0, at_most=_MOST_PADDING, padding=padding)
         if padding == 0 and not flip:
@@ -79,6 +98,18 @@ class CropFlip(Augmentation):
         places = 2 * self.padding + 1
         top, left = ((words >> shift & _OFFSET_MASK) * places >> _BITS for shift in (0, _BITS))
         return top, left, (words < 0) if self.flip else torch.zeros_like(words, dtype=torch.bool)
+
+    def moved(self, boxes: Tensor, words: Tensor, height: int, width: int) -> Tensor:
+        """See :meth:`Augmentation.moved`; boxes are cut to the crop."""
+        top, left, mirrored = self.draws(words)
+        shift = (torch.stack([left, top, left, top], -1) - self.padding).unsqueeze(1)
+        corners = boxes[..., 1:] - shift
+        flipped = torch.stack([width - corners[..., 2], corners[..., 1], width - corners[..., 0], corners[..., 3]], -1)
+        corners = torch.where(mirrored[:, None, None], flipped, corners).clamp(min=0)
+        corners = corners.minimum(corners.new_tensor([width, height, width, height]))
+        gone = (boxes[..., 0] < 0) | (corners[..., 2:] - corners[..., :2] < 1).any(-1)
+        classes = boxes[..., 0].masked_fill(gone, -1.0)
+        return torch.cat([classes.unsqueeze(-1), corners.masked_fill(gone.unsqueeze(-1), 0.0)], -1)
 
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
         """See :meth:`Augmentation.__call__`."""

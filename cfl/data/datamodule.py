@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
 from cfl.data.task_handles import TaskHandles, TaskRef, unwrap_task, unwrap_tasks
 from cfl.data.types import Task
+from cfl.metrics.measure import MEASURES, Measure, measure_of
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
@@ -58,9 +58,10 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         num_clients: number of clients C.
         repartition: deal every task anew. If false, all tasks are dealt together: tasks over the same samples have the
             same partition, and of different tasks a client may have many samples of one and few of another.
-        scenario: ``task``, ``class`` or ``domain`` incremental; or ``density``: labels are not used, samples are binary
-            and the network estimates their density. null takes ``domain`` if a label means the same in every task
-            (permuted, rotated), else ``task``.
+        scenario: ``task``, ``class`` or ``domain`` incremental; ``density``: labels are not used, samples are binary
+            and the network estimates their density; ``regression``: labels are numbers, which the network predicts; or
+            ``detection``: labels are boxes, which it finds. null takes the latter two by the labels, else ``domain`` if
+            a label means the same in every task (permuted, rotated), else ``task``.
         class_loss: the training loss of a class-incremental run is over ``all`` classes of the stream, or over those
             ``seen`` so far, also for replayed samples of earlier tasks. With ``seen``, tests choose among these
             classes, since nothing has been learned about the others. With ``exposure: joint`` all classes are seen from
@@ -137,7 +138,17 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         check_choices("data", ("test", "validation"), evaluate_on=evaluate_on)
         if evaluate_on == "validation" and not validation:
             raise ConfigError("data.validation", validation, "above 0 with data.evaluate_on: validation")
-        self.scenario: Scenario = scenario or ("domain" if stream.shared_labels else "task")
+        of_classes: Scenario = "domain" if stream.shared_labels else "task"
+        fitting = [measure for measure in MEASURES if measure.targets == stream.targets]
+        by_labels = of_classes if stream.targets == "classes" else fitting[0].scenarios[0]
+        self.scenario: Scenario = scenario or cast(Scenario, by_labels)
+        if self.measure.targets not in ("inputs", stream.targets):
+            known = " or ".join(name for measure in fitting for name in measure.scenarios)
+            raise ConfigError("data.scenario", scenario, f"{known}, since labels are {stream.targets}")
+        if augmentation is not None and stream.targets == "boxes" and not augmentation.moves_boxes:
+            valid = "null or one that moves boxes with their images, such as CropFlip"
+            raise ConfigError("data.augmentation", type(augmentation).__name__, valid)
+        self.measure.require()
         if class_loss == "seen" and self.scenario != "class":
             how = "data.scenario: class with data.stream: ClassSplit, for example"
             valid = f"all with data.scenario: {self.scenario}; seen is for class-incremental streams ({how})"
@@ -180,9 +191,14 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
 
     @cached_property
+    def measure(self) -> Measure:
+        """What clients are trained and evaluated by."""
+        return measure_of(self.scenario).on(self.stream.shape)
+
+    @cached_property
     def outputs(self) -> OutputMap:
         """Maps the tasks' classes to the network's outputs."""
-        variables = math.prod(self.stream.shape)
+        variables = self.measure.num_outputs(self.stream.shape, self.stream.classes_per_task)
         class_loss = "all" if self.exposure == "joint" else self.class_loss
         return output_map(self.stream.classes_per_task, self.scenario, class_loss, variables)  # type: ignore[arg-type]
 
@@ -296,7 +312,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         _ = self.inputs  # computed before several threads need it at the same time
         _ = self.of_files
         _ = self.digests  # computed before the first checkpoint, whose time is measured
-        if self.scenario == "density":
+        if self.measure.targets == "inputs":
             require_binary(self.tasks)
         if self.exposure == "asynchronous":
             _ = self._portions

@@ -58,7 +58,8 @@ class Inputs:
             moment: when they are trained on, which keys the augmentation; None for no augmentation.
 
         Returns:
-            ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices.
+            ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices, or ``[..., D]`` float32 where labels
+            are numbers.
         """
         flat = index.reshape(-1)
         if self._augmentation is None or moment is None:
@@ -67,7 +68,7 @@ class Inputs:
             y = data.labels.index_select(0, flat) + self._offsets[task]
         else:
             x, y = self.stored(task, flat, augmentation_words(self._seed, *moment, task, flat))
-        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+        return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
 
     def of_tasks(
         self,
@@ -98,21 +99,23 @@ class Inputs:
         device = index.device if device is None else device
         if not self._alike.any():
             x, y = self._stored_alike(0, of, flat, bits, device)
-            return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+            return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
         x = torch.empty((len(flat), *self._shape), device=device)
-        y = torch.empty_like(flat, device=device)
+        labels = self._tasks[0].train.labels
+        y = labels.new_empty((len(flat), *labels.shape[1:]), device=device)
         for first, rows in _rows_by_task(self._alike.to(of.device)[of]):
             own, there = None if bits is None else bits[rows], moved(rows, device)
             x[there], y[there] = self._stored_alike(first, of[rows], flat[rows], own, device)
-        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+        return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
 
     def stored(self, task: int, index: Tensor, words: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As :meth:`of_task`, for ``[n]`` indices and random bits, without caching the task's transformed images."""
         data = self._resident(self._tasks[task].train, index.device)
         images = data.images.index_select(0, index)
+        y = data.labels.index_select(0, index) + self._offsets[task]
         if self._augmentation is not None and words is not None:
-            images = self._augmentation(images, words)
-        return self._tasks[task].transform(images), data.labels.index_select(0, index) + self._offsets[task]
+            images, y = self._augmentation(images, words), self._moved(y, words, images)
+        return self._tasks[task].transform(images), y
 
     def _stored_alike(
         self, first: int, tasks: Tensor, index: Tensor, words: Tensor | None, device: torch.device
@@ -125,15 +128,24 @@ class Inputs:
             return self.stored(own[0] if own else first, index, words)
         data = self._resident(self._tasks[first].train, device)
         images = data.images.index_select(0, index)
+        y = data.labels.index_select(0, index)
         if self._augmentation is not None and words is not None:
-            images = self._augmentation(images, words)
+            images, y = self._augmentation(images, words), self._moved(y, words, images)
         which, offsets = moved(which, device), moved(torch.tensor([self._offsets[task] for task in own]), device)
         images = mapped_apart(images, [self._tasks[task].transform for task in own], which)
-        return self._tasks[first].transform.normalised(images), data.labels.index_select(0, index) + offsets[which]
+        y = y + offsets[which].view(-1, *(1,) * (y.ndim - 1))
+        return self._tasks[first].transform.normalised(images), y
+
+    def _moved(self, y: Tensor, words: Tensor, images: Tensor) -> Tensor:
+        """Labels of augmented images: boxes move with them."""
+        if self._augmentation is None or y.ndim < 3:
+            return y
+        return self._augmentation.moved(y, words, *images.shape[-2:])
 
     def labels(self, tasks: Tensor, index: Tensor) -> Tensor:
         """``[n]`` int64 output index of training samples of ``[n]`` tasks, without their images."""
-        found = torch.empty_like(index)
+        of_first = self._tasks[0].train.labels
+        found = of_first.new_empty((len(index), *of_first.shape[1:]), device=index.device)
         for task, rows in _rows_by_task(tasks):
             labels = self._resident(self._tasks[task].train, index.device).labels
             found[rows] = labels[index[rows]] + self._offsets[task]

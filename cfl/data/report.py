@@ -27,7 +27,7 @@ _PAGE = (15.0, 10.0)  # inches to fill with panels, as far as legibility allows
 
 
 def class_counts(task: Task, indices: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Samples per client and class, ``[clients, task.num_classes]`` int64, rows in the order of ``indices``."""
+    """Samples per client and class, ``[clients, task.num_groups]`` int64, rows in the order of ``indices``."""
     return _class_counts(task, _shares(indices, 0, len(indices)))
 
 
@@ -56,21 +56,21 @@ def write_partition_csv(path: Path, tasks: Sequence[Task], indices: Sequence[Map
 
 
 def _columns(tasks: Sequence[Task]) -> list[str]:
-    width = max((task.num_classes for task in tasks), default=0)
+    width = max((task.num_groups for task in tasks), default=0)
     digits = max(2, len(str(width - 1)))
     return ["task", "client", "samples", "classes", *(f"class_{k:0{digits}d}" for k in range(width)), "hash"]
 
 
 def _rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> Iterator[list[Any]]:
     """The values of :func:`partition_rows`, a few clients of a task at a time."""
-    width = max((task.num_classes for task in tasks), default=0)
+    width = max((task.num_groups for task in tasks), default=0)
     for t, (task, of_client) in enumerate(zip(tasks, indices, strict=True)):
         clients = list(of_client)
         for start in range(0, len(clients), _CLIENTS_AT_ONCE):
             some = clients[start : start + _CLIENTS_AT_ONCE]
             shares = _shares(of_client, start, start + len(some))
             counts = np.zeros((len(some), width), dtype=np.int64)
-            counts[:, : task.num_classes] = _class_counts(task, shares)
+            counts[:, : task.num_groups] = _class_counts(task, shares)
             held = (counts > 0).sum(axis=1).tolist()
             for client, size, classes, per_class, fingerprint in zip(
                 some, shares.sizes.tolist(), held, counts.tolist(), _fingerprints(shares), strict=True
@@ -162,9 +162,9 @@ def _shares(indices: Mapping[int, np.ndarray], start: int, stop: int) -> Shares:
 
 
 def _class_counts(task: Task, shares: Shares) -> np.ndarray:
-    cells = np.repeat(np.arange(len(shares)) * task.num_classes, shares.sizes)
-    cells += task.train.labels.numpy()[shares.samples]
-    return np.bincount(cells, minlength=len(shares) * task.num_classes).reshape(len(shares), task.num_classes)
+    cells = np.repeat(np.arange(len(shares)) * task.num_groups, shares.sizes)
+    cells += task.train.groups.numpy()[shares.samples]
+    return np.bincount(cells, minlength=len(shares) * task.num_groups).reshape(len(shares), task.num_groups)
 
 
 def _fingerprints(shares: Shares) -> list[str]:
@@ -179,7 +179,7 @@ def _fingerprints(shares: Shares) -> list[str]:
 
 def _grid(task: Task, indices: Mapping[int, np.ndarray], num_clients: int) -> np.ndarray:
     """Samples ``[classes, num_clients]`` float64, NaN in the columns of absent clients."""
-    grid = np.full((task.num_classes, num_clients), np.nan)
+    grid = np.full((task.num_groups, num_clients), np.nan)
     shown = {client: indices[client] for client in range(num_clients) if client in indices}
     grid[:, list(shown)] = class_counts(task, shown).T
     return grid

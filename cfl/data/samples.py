@@ -53,7 +53,7 @@ class Samples(NamedTuple):
     """The N samples of one client's step as a loss receives them; with leading axes, those of several clients.
 
     Attributes:
-        y: ``[N]`` int64 output index.
+        y: ``[N]`` int64 output index, or ``[N, D]`` numbers where these are the targets.
         mask: ``[N]`` bool, False where padded.
         weights: ``[N]`` factor of each sample's cross-entropy, 0 where padded.
         tasks: ``[N]`` int64.
@@ -125,12 +125,13 @@ def join_samples(
     training = mask.any(1, keepdim=True)  # a client that has taken its last step gets no added samples
     valid = [a.mask & training for a in added]
     parts = [(y.shape[1], extras), *((a.y.shape[1], a.extras) for a in added)]
+    sources = [(mask, 0), *((a.mask, a.source) for a in added)]
     return Samples(
         torch.cat([y, *(a.y for a in added)], 1),
         torch.cat([mask, *valid], 1),
         torch.cat([weights, *(a.weights.masked_fill(~v, 0.0) for a, v in zip(added, valid, strict=True))], 1),
         all_tasks,
-        torch.cat([torch.zeros_like(y), *(torch.full_like(a.y, a.source) for a in added)], 1),
+        torch.cat([torch.full_like(part, source, dtype=torch.int64) for part, source in sources], 1),
         None if train_outputs is None else train_outputs[all_tasks],
         {name: _joined(name, parts) for name in dict.fromkeys(n for _, known in parts for n in known)},
     )

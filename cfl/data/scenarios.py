@@ -1,4 +1,4 @@
-"""Scenarios: task-, class- and domain-incremental learning as class masks over one output layer, and densities."""
+"""Scenarios: task-, class- and domain-incremental learning as class masks over one output layer, and others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from cfl.data.types import Task
+from cfl.metrics.measure import measure_of
 from cfl.runtime.errors import ConfigError
 
-Scenario = Literal["task", "class", "domain", "density"]
+Scenario = Literal["task", "class", "domain", "density", "regression", "detection"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class OutputMap:
     Attributes:
         scenario: ``domain``: all tasks share the outputs; ``task``: every task has its own and is told apart at
             test time; ``class``: every task has its own and they compete at test time; ``density``: there are no
-            classes, and all tasks share the outputs, one per variable of a sample.
+            classes, and all tasks share the outputs, one per variable of a sample; ``regression``: likewise, one per
+            number to predict; ``detection``: likewise, those of a grid of boxes.
         num_outputs: size O of the network's output layer.
         offsets: per task, the output of its class 0.
         own: ``[T, O]`` bool, the outputs of each task.
@@ -75,10 +77,18 @@ def output_map(
         scenario: see :class:`OutputMap`.
         class_loss: class-incremental only: outputs in the training loss, ``all`` classes of the stream or those
             ``seen`` so far.
-        variables: density only: numbers in one sample, ``C H W``.
+        variables: outputs where tasks have no classes of their own.
+
+    Raises:
+        ConfigError: tasks with other numbers to predict, or classes of boxes, than the first.
     """
     tasks = len(classes_per_task)
-    if scenario == "density":
+    targets = measure_of(scenario).targets
+    if targets in ("numbers", "boxes") and len({*classes_per_task}) > 1:
+        what = "numbers to predict" if targets == "numbers" else "classes of boxes"
+        valid = f"data sets with as many {what} in every task"
+        raise ConfigError("data.stream", f"tasks with {', '.join(map(str, classes_per_task))}", valid)
+    if targets != "classes":
         return OutputMap(scenario, variables, (0,) * tasks, torch.ones(tasks, variables, dtype=torch.bool), None)
     shared = scenario == "domain"
     num_outputs = max(classes_per_task) if shared else sum(classes_per_task)

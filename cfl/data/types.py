@@ -17,7 +17,8 @@ class ImageSet:
 
     Attributes:
         images: ``[N, C, H, W]`` uint8, or float32 where the data set holds numbers that bytes cannot.
-        labels: ``[N]`` int64, values ``0 .. num_classes - 1``.
+        labels: ``[N]`` int64, values ``0 .. num_classes - 1``; or float32 ``[N, D]``, numbers to
+            predict, or ``[N, M, 5]``, boxes: class (-1 where there is none), left, top, right and bottom in pixels.
         clients: ``[N]`` int64 from 0, whose sample each is, where the data set says so; otherwise None.
     """
 
@@ -29,16 +30,28 @@ class ImageSet:
         if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
             found = f"{self.images.dtype} {list(self.images.shape)}"
             raise TypeError(f"images must be uint8 or float32 [N, C, H, W], got {found}")
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+        kind = (self.labels.dtype, self.labels.ndim)
+        if kind not in ((torch.int64, 1), (torch.float32, 2), (torch.float32, 3)) or len(self.labels) != len(
+            self.images
+        ):
+            count, found = len(self.images), f"{self.labels.dtype} {list(self.labels.shape)}"
             raise TypeError(
-                f"labels must be int64 [N={len(self.images)}], got {self.labels.dtype} {list(self.labels.shape)}"
+                f"labels must be int64 [N={count}], float32 [N={count}, D] or [N={count}, M, 5], got {found}"
             )
-        if self.clients is not None and (self.clients.dtype, self.clients.shape) != (torch.int64, self.labels.shape):
+        if self.clients is not None and (self.clients.dtype, self.clients.shape) != (
+            torch.int64,
+            self.labels.shape[:1],
+        ):
             found = f"{self.clients.dtype} {list(self.clients.shape)}"
             raise TypeError(f"clients must be int64 [N={len(self.images)}], got {found}")
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def groups(self) -> Tensor:
+        """``[N]`` int64: classes by which samples are dealt and counted; one for all where labels are numbers."""
+        return self.labels if self.labels.ndim == 1 else torch.zeros(len(self), dtype=torch.int64)
 
     def subset(self, index: Tensor) -> ImageSet:
         """The samples at ``index`` ([M] int64), copied."""
@@ -150,7 +163,7 @@ class Task:
         name: for tables and pictures, e.g. ``permutation 3`` or ``cifar100 classes 20-29``.
         train: training samples, labels ``0 .. num_classes - 1`` within the task.
         test: test samples, labelled likewise.
-        num_classes: number of classes of this task.
+        num_classes: number of classes of this task; of numbers to predict, D.
         transform: stored values to network input.
     """
 
@@ -159,3 +172,8 @@ class Task:
     test: ImageSet
     num_classes: int
     transform: PixelTransform
+
+    @property
+    def num_groups(self) -> int:
+        """Number of the classes by which samples are dealt and counted (:attr:`ImageSet.groups`)."""
+        return self.num_classes if self.train.labels.ndim == 1 else 1

@@ -112,7 +112,7 @@ class Chain:
         Returns:
             The loss, ``[]`` or ``[m]``.
         """
-        run = Pass(weights, masks, update, y.ndim, factors, self.products.of_step(int(y.shape[-1])))
+        run = Pass(weights, masks, update, x.ndim - 3, factors, self.products.of_step(int(x.shape[-4])))
         logits = self.forward(run, x)
         loss, g = cross_entropy_with_gradient(logits, y, mask, outputs) if head is None else head(logits)
         self.backward(run, g)

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
-from cfl.models.density import negative_log_likelihoods
+from cfl.metrics.measure import ACCURACY, Measure
 
 
 class LossMethod(Protocol):
@@ -77,29 +76,27 @@ NOTHING = LossParts()
 
 
 class Objective:
-    """Weighted cross-entropy, reweighted by methods, plus methods' own terms.
+    """The measure's losses, weighted, reweighted by methods, plus methods' own terms.
 
-    ``sum_i w_i CE(z_i, y_i) + sum over methods of sample_loss(z)`` with ``w_i = 1/n`` for the step's own n samples and
-    what methods say for those that they add. Logits of outputs that a sample's task does not use are left out of its
-    cross-entropy.
-
-    Of a network that estimates a density, ``-log p(x_i)`` takes the place of the cross-entropy.
+    ``sum_i w_i L(z_i, y_i) + sum over methods of sample_loss(z)`` with ``w_i = 1/n`` for the step's own n samples and
+    what methods say for those that they add. ``L`` is the cross-entropy where clients classify; logits of outputs that
+    a sample's task does not use are left out of it.
 
     Args:
         parts: what methods have to say.
-        density: whether the network estimates a density.
+        measure: what a sample's loss is (:meth:`cfl.metrics.base.Measure.losses`).
 
     Attributes:
         plain: whether the loss is the weighted cross-entropy alone, with weights that do not depend on logits.
         of_logits: whether the loss is a function of the logits, so that who has its gradient by them needs no more.
     """
 
-    def __init__(self, parts: LossParts = NOTHING, density: bool = False) -> None:
-        self.parts, self.density = parts, density
+    def __init__(self, parts: LossParts = NOTHING, measure: Measure = ACCURACY) -> None:
+        self.parts, self.measure = parts, measure
         self.weighers, self.terms = parts.weighers, parts.terms
         self._whole, self._passing = parts.whole, parts.passing
-        self.of_logits = not (parts.whole or parts.passing or density)
-        self.plain = self.of_logits and not (self.weighers or self.terms)
+        self.of_logits = measure.by_outputs and not (parts.whole or parts.passing)
+        self.plain = measure.is_cross_entropy and self.of_logits and not (self.weighers or self.terms)
 
     def of_network(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
         """One client's loss ``[]`` under a network that holds its parameters.
@@ -133,7 +130,7 @@ class Objective:
         """Whether a step's loss is anything else than the mean cross-entropy of the step's own samples."""
         return (
             batch.joined
-            or self.density
+            or not self.measure.is_cross_entropy
             or self._whole is not None
             or self._passing is not None
             or not self.parts.own_alone_plain
@@ -145,17 +142,13 @@ class Objective:
         Args:
             logits: ``[N, O]``.
             samples: of the same N samples.
-            x: the samples themselves, ``[N, C, H, W]``; only a density's loss looks at them.
+            x: the samples themselves, ``[N, C, H, W]``; only a loss that is not :attr:`of_logits` looks at them.
         """
         weights = samples.weights.to(logits.dtype)
         for weigher in self.weighers:
             found = weigher.sample_weights(weights, logits, _shown(weigher, samples))
             weights = _checked(found, list(weights.shape), weigher, "sample_weights")
-        if self.density:
-            assert x is not None
-            losses = weights * negative_log_likelihoods(logits, x)
-        else:
-            losses = weights * cross_entropies(logits, samples)
+        losses = weights * self.measure.losses(logits, samples.y, samples.allowed, x)
         # Not a product with the mask: what is padded may be infinite.
         loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
         for term in self.terms:
@@ -187,9 +180,7 @@ class Objective:
 
 def cross_entropies(logits: Tensor, samples: Samples) -> Tensor:
     """``[..., N]`` cross-entropy of every sample over the outputs of its task."""
-    if samples.allowed is not None:
-        logits = logits.masked_fill(~samples.allowed, -torch.inf)
-    return F.cross_entropy(logits.flatten(0, -2), samples.y.flatten(), reduction="none").view(samples.y.shape)
+    return ACCURACY.losses(logits, samples.y, samples.allowed, None)
 
 
 def weighted_cross_entropy_with_gradient(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,6 @@ from cfl.engines.choice import EngineChoice, build_engine
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
 from cfl.engines.probe import Trial
-from cfl.models.density import is_density
 from cfl.runtime.precision import matmul_precision
 
 LONG_RUN = 2000
@@ -80,7 +79,7 @@ class Trials:
         engine = build_engine(choice, self.network, self.input_shape, self.options, size, eager, by_hand)
         cohort = Cohort(self.network, len(clients), data.outputs, engine.channels_last)
         optimizer = self._optimizer_of(cohort.parameters.values())
-        context = StepContext(data.seed, self._at_once(optimizer), Objective(density=is_density(self.network)))
+        context = StepContext(data.seed, self._at_once(optimizer), Objective(measure=data.measure))
         device = next(self.network.parameters()).device
         block = self._block(clients, device)
         cohort.open(

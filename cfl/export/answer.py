@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from torch.nn.utils import parametrize
 from cfl.data.task_handles import shown_task
 from cfl.federation.federation import Federation
 from cfl.methods.capabilities import Predictor, TaskModel
-from cfl.models.density import LogLikelihood, densities_differ, is_density
+from cfl.models.base import Network
+from cfl.models.density import densities_differ
 from cfl.models.frozen_vit import FrozenViT
 from cfl.runtime.errors import ConfigError
 from cfl.training.client import Client
@@ -55,12 +56,14 @@ class Answer(nn.Module):
         held = {name: part.vit for name, part in vars(network).items() if isinstance(part, FrozenViT)}
         self.frozen = nn.ModuleDict(held)
         self.classifiers, self.task = tuple(classifiers), task
-        self._likelihood = LogLikelihood(network, (client,)) if is_density(network) else None
+        asked = cast(Network, network).answering((client,))
+        self._asked: nn.Module | None = None if asked is network else asked
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        if self._likelihood is not None:
-            return self._likelihood.forward(x)
+        if self._asked is not None:
+            scores: Tensor = self._asked(x)
+            return scores
         if self.classifiers:
             model: dict[str, Tensor] = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
             for method in self.classifiers:

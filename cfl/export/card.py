@@ -156,13 +156,13 @@ def _stored(source: Source) -> str:
 
 def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
     data = federation.data
-    meaning = _MEANINGS[data.scenario]
+    meaning = _MEANINGS.get(data.scenario, "All tasks share the outputs.")
     if data.outputs.grows and not federation.finished:
         last = last_task(federation)  # with clients' own clocks, that of the fastest
         seen = data.outputs.offsets[last] + data.stream.classes_per_task[last]
         meaning += f" Only outputs below {seen} have been trained so far, and the run's tests asked no others."
-    if data.scenario == "density":
-        return f"## Output\n\nfloat32 `[N]`: the log-likelihood of each sample, in nats. {meaning}"
+    if answers := federation.measure.answers:
+        return f"## Output\n\nfloat32 `{federation.measure.answers_shape}`: {answers}. {meaning}"
     what = "logits"
     if answer.classifiers:
         what = f"scores of {', '.join(type(method).__name__ for method in answer.classifiers)}, larger is better"

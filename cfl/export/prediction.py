@@ -47,7 +47,7 @@ class ImageClassifier:
             task: of the images, from 0; with a client, of the client's own.
 
         Raises:
-            ConfigError: a task that is missing or that there is none of, a run that estimates a density, or as for
+            ConfigError: a task that is missing or that there is none of, a run that does not classify, or as for
                 :meth:`model_for`.
         """
         model, allowed = self.prepared(client, task)
@@ -61,8 +61,9 @@ class ImageClassifier:
             ConfigError: as for :meth:`scores`.
         """
         data = self.federation.data
-        if data.scenario == "density":
-            raise ConfigError("predict", data.stream.name, "a run that classifies; this one estimates a density")
+        measure = self.federation.measure
+        if measure.targets != "classes":
+            raise ConfigError("predict", data.stream.name, f"a run that classifies; this one measures {measure.words}")
         self.check_task(client, task)
         allowed = data.outputs.test_after(last_task(self.federation))
         if allowed is not None and task is None and not allowed.eq(allowed[0]).all():
@@ -137,7 +138,9 @@ def output_names(federation: Federation, client: int | None = None, task: int | 
     data = federation.data
     of_task = data.stream.class_names(data.root, data.seed)
     names = [str(output) for output in range(data.num_outputs)]
-    if data.scenario == "density" or (data.scenario == "domain" and not data.stream.shared_labels and task is None):
+    if federation.measure.targets != "classes" or (
+        data.scenario == "domain" and not data.stream.shared_labels and task is None
+    ):
         return names
     tasks = list(range(data.stream.num_tasks))
     if data.scenario == "domain" and task is not None:

@@ -28,8 +28,8 @@ def snippet(model: Path, answer: Answer, choice: Choice, federation: Federation,
     data, owner, task = federation.data, choice.client, choice.task
     imports, load = _loading(model, answer, data, config)
     parts = [*_input(data, 0 if task is None else _stream_tasks(data, owner)[task]), "", *load]
-    if data.scenario == "density":
-        parts.append("print(outputs)  # log-likelihoods, in nats")
+    if answers := federation.measure.answers:
+        parts.append(f"print(outputs)  # {answers}")
     else:
         parts += ["", f"classes = {output_names(federation, owner, task)}  # of the outputs"]
         parts += _choosing(data.outputs.test_after(last_task(federation)), _stream_tasks(data, owner), task)

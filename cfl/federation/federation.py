@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -24,9 +25,8 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.federation.server import Server
 from cfl.metrics.accuracy import AccuracyMatrix, average_accuracy
 from cfl.metrics.likelihood import NLLMatrix
-from cfl.metrics.measure import ACCURACY, NLL, Measure
+from cfl.metrics.measure import Measure, giving, measure_of
 from cfl.metrics.task_matrix import TaskMatrix
-from cfl.models.density import is_density
 from cfl.privacy.release import Sample
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
@@ -81,12 +81,11 @@ class Federation:
         seconds: wall-clock seconds of all finished rounds, evaluation included.
         clients: the states that clients keep between rounds.
         buffer: the clients' replay buffers, or None if no method uses them.
-        curve: ACC in percent after each finished round, None after rounds without an evaluation.
+        curve: mean of the measure after each finished round, such as ACC in percent; None without an evaluation.
         stopped: whether the run ended before its last round because it reached its targets.
-        measure: what is measured after each task: accuracy, or NLL if the network estimates a density.
+        measure: what is measured after each task; it follows from the scenario.
         measured: the matrix of this measure under the run's scenario; one matrix per client if models are personal.
-        accuracy_task_il: class-incremental runs only: the matrix with the task of each test sample known.
-        nll_task_aware: density runs only: the same for NLL, if a method has a personal model per task; else None.
+        known: the same with the task of each test sample known, if the measure has it in such a run; else None.
         optimizer: an optimizer like those of the clients, to read its options from; None if nothing is trained.
         engine: for the summary: the engine that computes local steps and the trial's measurements; None before it.
         frozen: names of parameters that are neither trained nor sent.
@@ -121,7 +120,8 @@ class Federation:
         self.engine: dict[str, Any] | None = None
         self._pools: dict[int, tuple[int, ...]] = {}
         methods.check(data)
-        check_objective(network, data.scenario)
+        self.measure: Measure = data.measure
+        check_network(network, data.scenario)
         parameters = [n for n, _ in network.named_parameters()]
         buffers = state_buffers(network)
         candidates = parameters if batchnorm == "drop" else parameters + buffers
@@ -135,25 +135,33 @@ class Federation:
             self.buffer.bind(self.clients, data, methods.replays_logits)
         methods.setup(self)
         owners = data.num_clients if self.measures_clients else None
-        self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
-        kind = NLLMatrix if data.scenario == "density" else AccuracyMatrix
-        self.measured: TaskMatrix = kind(data.num_tasks, owners)
-        self.accuracy_task_il = AccuracyMatrix(data.num_tasks, owners) if data.scenario == "class" else None
-        apart = self.has_personal_models and methods.tells_tasks_apart
-        self.nll_task_aware = NLLMatrix(data.num_tasks, owners) if data.scenario == "density" and apart else None
+        empty = partial(self.measure.matrix, data.num_tasks, owners, data.num_outputs)
+        self.measured: TaskMatrix = empty()
+        has_known = self.measure.has_known(data.scenario, self.has_personal_models and methods.tells_tasks_apart)
+        self.known: TaskMatrix | None = empty() if has_known else None
         self._initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
 
     @property
     def accuracy(self) -> AccuracyMatrix:
         """:attr:`measured` of a run that classifies."""
         if not isinstance(self.measured, AccuracyMatrix):
-            raise RuntimeError("a run that estimates a density has no accuracies")
+            raise RuntimeError(f"a run that measures {self.measure.words} has no accuracies")
         return self.measured
+
+    @property
+    def accuracy_task_il(self) -> AccuracyMatrix | None:
+        """:attr:`known` of a run that classifies."""
+        return self.known if isinstance(self.known, AccuracyMatrix) else None
+
+    @property
+    def nll_task_aware(self) -> NLLMatrix | None:
+        """:attr:`known` of a run that estimates a density."""
+        return self.known if isinstance(self.known, NLLMatrix) else None
 
     @property
     def matrices(self) -> list[TaskMatrix]:
         """All matrices that an evaluation fills."""
-        return [m for m in (self.measured, self.accuracy_task_il, self.nll_task_aware) if m is not None]
+        return [m for m in (self.measured, self.known) if m is not None]
 
     @property
     def has_personal_models(self) -> bool:
@@ -214,7 +222,7 @@ class Federation:
         return dict.fromkeys(self.measure.formulas) if row is None else matrix.summary(after=row)
 
     def means(self) -> list[float]:
-        """ACC after each task, or NLL, up to :meth:`last_whole_row`, NaN where not evaluated.
+        """Mean of the measure after each task, such as ACC, up to :meth:`last_whole_row`, NaN where not evaluated.
 
         With a matrix per client it is the mean over the clients for which the figure is defined. If some clients do not
         hold every task, this differs from the figure of the mean matrix.
@@ -351,11 +359,14 @@ class Federation:
             "clients": self.clients.state_dict(),
             "methods": self.methods.state_dict(),
             self.measure.name: self.measured.state_dict(),
-            "accuracy_task_il": None if self.accuracy_task_il is None else self.accuracy_task_il.state_dict(),
-            "nll_task_aware": None if self.nll_task_aware is None else self.nll_task_aware.state_dict(),
+            **({} if self.known is None else {self._known_key: self.known.state_dict()}),
             "initial": {name: tensor.clone() for name, tensor in self._initial.items()},
             "fixed_weights": self.network.fixed_digest,
         }
+
+    @property
+    def _known_key(self) -> str:
+        return f"{self.measure.name}{self.measure.known}"
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -378,10 +389,8 @@ class Federation:
         self.clients.load_state_dict(state["clients"])
         self.methods.load_state_dict(state["methods"])
         self.measured.load_state_dict(state[self.measure.name])
-        if self.accuracy_task_il is not None:
-            self.accuracy_task_il.load_state_dict(state["accuracy_task_il"])
-        if self.nll_task_aware is not None:
-            self.nll_task_aware.load_state_dict(state["nll_task_aware"])
+        if self.known is not None:
+            self.known.load_state_dict(state[self._known_key])
         self._initial = dict(state["initial"])
 
 
@@ -393,14 +402,16 @@ def _on_cpu(tree: Any) -> Any:
     return type(tree)(map(_on_cpu, tree)) if type(tree) in (list, tuple) else tree
 
 
-def check_objective(network: nn.Module, scenario: str) -> None:
-    """Refuse a network that does not fit the scenario.
+def check_network(network: nn.Module, scenario: str) -> None:
+    """Refuse a network that gives something else than the scenario's measure needs.
 
     Raises:
-        ConfigError: a classifier in a density run, or a density network in a classification run.
+        ConfigError: such as a classifier in a density run, or a density network in a classification run.
     """
-    name = type(network).__name__
-    if scenario == "density" and not is_density(network):
-        raise ConfigError("model.network", name, "a network that estimates densities, such as MADE, in this scenario")
-    if scenario != "density" and is_density(network):
-        raise ConfigError("data.scenario", scenario, f"density with model.network {name}")
+    name, wanted, found = type(network).__name__, measure_of(scenario), getattr(network, "predicts", "vector")
+    if found == wanted.predicts:
+        return
+    others = [other for measure in giving(found) for other in measure.scenarios]
+    if wanted.predicts != "vector" or not others:
+        raise ConfigError("model.network", name, wanted.network)
+    raise ConfigError("data.scenario", scenario, f"{' or '.join(others)} with model.network {name}")

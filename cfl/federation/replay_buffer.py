@@ -32,7 +32,7 @@ class Replayed:
 
     Attributes:
         x: ``[k, m, C, H, W]`` network input.
-        y: ``[k, m]`` int64 output index.
+        y: ``[k, m]`` int64 output index, or ``[k, m, D]`` numbers.
         tasks: tasks of the ``[k, m]`` samples, which say which outputs are theirs; opaque, to be passed on.
         mask: ``[k, m]`` bool, False where a client has fewer samples; the other fields then repeat a sample of the
             client, or of another client if it has none.
@@ -50,7 +50,7 @@ class Replayed:
     def as_step_of(self, batch: CohortBatch) -> CohortBatch:
         """The same samples as a local step of the same clients on them."""
         x, y, tasks = (values.flatten(0, 1) for values in (self.x, self.y, unwrap_tasks(self.tasks)))
-        index = torch.arange(len(y), device=y.device).view(self.y.shape)
+        index = torch.arange(len(y), device=y.device).view(self.mask.shape)
         return replace(
             batch,
             index=index,

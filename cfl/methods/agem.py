@@ -42,7 +42,9 @@ class AGEM(Method):
             after the projection.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     replays_logits: ClassVar[bool] = False
     task_free = True
     client_clocks = True

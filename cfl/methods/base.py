@@ -53,7 +53,9 @@ class Method:
     Class attributes are declarations that are checked before training:
 
     Attributes:
-        scenarios: scenarios in which the method works; ``density`` only if it uses neither labels nor classes.
+        scenarios: scenarios in which the method works; ``density`` only if it uses neither labels nor classes;
+            ``regression`` and
+            ``detection`` only if it uses no classes.
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
         common_order: whether all clients must learn the same tasks in the same order.

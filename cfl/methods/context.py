@@ -51,7 +51,8 @@ class Context:
         buffer: the clients' replay buffers, or None if no method uses them.
         methods: name -> method, all methods of the run in their order, to read their declarations.
         seed: the run's seed, for :mod:`cfl.randomness.generators`.
-        scenario: ``task``, ``class``, ``domain`` or ``density``.
+        scenario: ``task``, ``class``, ``domain``, ``density``, ``regression`` or ``detection``.
+        measure: what clients are trained and evaluated by (:class:`cfl.metrics.base.Measure`).
         exposure: the tasks whose samples clients train on during a task (``data.exposure``).
         class_loss: ``all`` or ``seen``, the setting ``data.class_loss``.
         input_shape: ``(C, H, W)``.
@@ -80,6 +81,7 @@ class Context:
         self.channel, self.clients, self.buffer = federation.channel, federation.clients, federation.buffer
         self.methods: dict[str, Method] = dict(federation.methods)
         self.seed, self.root = data.seed, data.root
+        self.measure = federation.measure
         self.scenario, self.exposure, self.class_loss = data.scenario, data.exposure, data.class_loss
         self.input_shape, self.num_outputs = data.input_shape, data.num_outputs
         self.num_clients, self.num_tasks = data.num_clients, data.num_tasks

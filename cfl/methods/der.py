@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import ExtraSamples, Samples
+from cfl.data.scenarios import Scenario
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
@@ -31,7 +32,7 @@ class DER(Method):
 
     Sends: nothing beyond the model. Storage per client: the buffer, with a number per sample and output. Extra compute:
     forward and backward of the drawn samples in every local step. Scenarios: task-, class- and
-    domain-incremental. Optimizers: any.
+    domain-incremental; regression and detection, with their losses for CE. Optimizers: any.
 
     Args:
         alpha: weight of the logits, at least 0; Fed-A-GEM's tables take 1, and 0.3 on split CIFAR-10.
@@ -44,6 +45,7 @@ class DER(Method):
         ConfigError: an option is out of range.
     """
 
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "regression", "detection"})
     replays_logits = True
     task_free = True
     client_clocks = True

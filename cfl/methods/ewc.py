@@ -77,7 +77,9 @@ class EWC(Method):
 
     looks_back: ClassVar[bool] = True
     pulls_with: ClassVar[str] = "strength"
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     state = ("curvature", "anchor", "_rows")  # clients' own quadratics are in ``context.clients``
 
     def __init__(
@@ -123,7 +125,7 @@ class EWC(Method):
         super().setup(context)
         if context.optimizer is not None:
             self._check_optimizer(context.optimizer)
-        check_fisher(self.fisher, context.network, "methods.ewc.fisher")
+        check_fisher(self.fisher, context.network, "methods.ewc.fisher", context.measure)
         self.refuse_twins(EWC, "one EWC; its strength is the sum of theirs")
         parameters = [name for name, _ in context.network.named_parameters()]
         self._names = [name for name in parameters if name not in context.frozen]
@@ -228,6 +230,7 @@ class EWC(Method):
             names=self._names,
             generator=torch_generator(context.seed, "fisher labels", task, client),
             batch_statistics=context.batchnorm == "drop",
+            measure=context.measure,
         )
         return fisher, model
 

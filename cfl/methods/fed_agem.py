@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
+from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
@@ -88,6 +89,7 @@ class FedAGEM(Method):
 
     shared_only: ClassVar[bool] = True
     replays_logits: ClassVar[bool] = False
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "regression", "detection"})
     task_free = True
     client_clocks = True
     kind: ClassVar[Literal["add", "project", "look"]] = "project"
@@ -297,7 +299,7 @@ class FedAGEM(Method):
             per_client = self._masks.draw(keys, len(x), next(network.parameters()).dtype)
             masks = {name: mask[0] for name, mask in per_client.items()}
         with evaluating(context) if self.mode == "eval" else nullcontext():
-            found = mean_gradient(network, model, [Labelled(x, y, allowed, masks)])
+            found = mean_gradient(network, model, [Labelled(x, y, allowed, masks)], context.measure)
         return {name: found[name] for name in context.shared_parameters}
 
     # Reports and checkpoints.

@@ -93,7 +93,9 @@ class FedCurv(Method):
         ConfigError: for values other than these; two of these methods; with ``stop``, an unstable penalty.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     pulls_with: ClassVar[str] = "strength"
     task_free = True
     client_clocks = True
@@ -140,7 +142,7 @@ class FedCurv(Method):
         super().setup(context)
         if context.optimizer is not None:
             self._check_optimizer(context.optimizer)
-        check_fisher(self.fisher, context.network, "methods.fedcurv.fisher")
+        check_fisher(self.fisher, context.network, "methods.fedcurv.fisher", context.measure)
         self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
         self._names = context.shared_parameters
         if self.strength > 0 and not self._names:
@@ -244,6 +246,7 @@ class FedCurv(Method):
                 torch_generator(context.seed, "fedcurv labels", cohort.round, clients[row]),
                 self.reduction,
                 context.batchnorm == "drop",
+                context.measure,
             )
 
         stacked = {n: torch.empty_like(trained[n]) for n in self._names}

@@ -39,7 +39,9 @@ class FedProx(Method):
         ConfigError: for another value, or if clients and server exchange no parameter.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     pulls_with: ClassVar[str] = "mu"
     task_free = True
     client_clocks = True

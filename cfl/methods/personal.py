@@ -24,7 +24,9 @@ class PersonalLayers(Method):
         layers: patterns (as in file names) over the names of parameters and buffers, e.g. ``head.*``.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     task_free = True
     client_clocks = True
 

@@ -74,7 +74,9 @@ class LearningRateDecay(Method):
             two such methods, or SCAFFOLD beside it.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     optimizers = LINEAR_OPTIMIZERS
     client_clocks = True
     state = ("_rows",)  # clients' rates are in ``context.clients``
@@ -193,6 +195,7 @@ class LearningRateDecay(Method):
                         context.validation_batches(task, client, self.batch_size, device),
                         context.outputs_in_loss(task, client),
                         client,
+                        context.measure,
                     )
         return found
 

@@ -81,7 +81,9 @@ class SCAFFOLD(Method):
             to more than one task's samples, or a density is estimated.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     client_clocks = True
     state = ("variate",)  # clients' own variates are in ``context.clients``
 
@@ -113,7 +115,7 @@ class SCAFFOLD(Method):
             valid = "0 while methods.scaffold.at_task_switch is reset: clients would not switch together"
             raise ConfigError("schedule.clock_spread", context.clock_spread, valid)
         if self.variant == "I":
-            if context.scenario == "density":
+            if not context.measure.by_outputs:
                 raise ConfigError("methods.scaffold.variant", "I", "II where a density is estimated: I looks at labels")
             if context.exposure != "sequential":
                 valid = "sequential while methods.scaffold.variant is I; II works with any"
@@ -248,6 +250,7 @@ class SCAFFOLD(Method):
                     Labelled(x, y, allowed, self._masks_of(cohort.round, client, number, len(y), device))
                     for number, (x, y) in enumerate(batches)
                 ),
+                context.measure,
             )
             for name, stack in stacks.items():
                 stack.append(found[name])

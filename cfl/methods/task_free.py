@@ -84,7 +84,9 @@ class TaskFreeContext(_View):
     _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
     _TENSORS = frozenset({"state_tensors", "personal_state", "shared_tensors", "evaluation_statistics"})
     _ROUNDS = frozenset({"round", "finished", "num_rounds", "local_epochs", "batch_size", "eval_batch_size"})
-    _SETTINGS = frozenset({"seed", "scenario", "exposure", "num_clients", "has_personal_models", "optimizer"})
+    _SETTINGS = frozenset(
+        {"seed", "scenario", "measure", "exposure", "num_clients", "has_personal_models", "optimizer"}
+    )
     _SHAPES = frozenset({"input_shape", "num_outputs", "most_trained_on"})
     _SHOWN = (
         _MODEL

@@ -1,1 +1,1 @@
-"""Accuracy and NLL matrices, and the figures computed from them."""
+"""What a run is trained and evaluated by: losses, matrices over tasks and the figures computed from them."""

@@ -17,6 +17,8 @@ Worked by hand for three tasks and ``n = [[70, 90, 95], [85, 60, 88], [80, 75, 5
 
 - NLL = (80 + 75 + 50) / 3 = 68.333..., base NLL = 80, new NLL = 50.
 - NLL forgetting = (max(0, 80 - min(70, 85)) + max(0, 75 - min(90, 60))) / 2 = (10 + 15) / 2 = 12.5.
+
+FGT, BWT and FWT of NLL are computed from the matrix where runs are compared (:mod:`cfl.metrics.transfer`).
 """
 
 from __future__ import annotations
@@ -26,17 +28,9 @@ import math
 import torch
 from torch import Tensor
 
-from cfl.metrics.accuracy import average_accuracy, last_evaluated, mean_over, own_tasks
+from cfl.metrics.measures.likelihood import NLL_FORMULAS
 from cfl.metrics.task_matrix import TaskMatrix
-
-NLL_FORMULAS: dict[str, str] = {
-    "nll": "mean over i <= t of n[t, i], in nats (lower is better)",
-    "base_nll": "n[t, 0], the first task, in nats (lower is better)",
-    "new_nll": "n[t, t], the task just learned, in nats (lower is better)",
-    "nll_forgetting": "mean over i < t of max(0, n[t, i] - min over j < t of n[j, i]), in nats (lower is better)",
-}
-"""What each key of :meth:`NLLMatrix.summary` means; ``n[t, i]`` is the mean negative log-likelihood of task i's test
-samples after learning task t, both counted from 0."""
+from cfl.metrics.transfer import average_accuracy, last_evaluated, mean_over, own_tasks
 
 
 def nll_forgetting(n: Tensor, after: int | None = None) -> Tensor:
@@ -76,6 +70,12 @@ class NLLMatrix(TaskMatrix):
 
     def __init__(self, num_tasks: int, num_clients: int | None = None) -> None:
         super().__init__(num_tasks, num_clients, torch.float64)
+
+    def add(
+        self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
+    ) -> None:
+        """See :meth:`TaskMatrix.add`: adds up log-likelihoods ``[B]`` in nats; neither targets nor outputs matter."""
+        self.update(row, task, -outputs.cpu().double().sum(), len(outputs), client)
 
     def update(self, row: int, task: int, total: Tensor | float, count: int, client: int | None = None) -> None:
         """Add one batch or one whole test set.

@@ -1,41 +1,44 @@
-"""The two measures of a run, accuracy and NLL, and their names in tables and pictures."""
+"""The measures that there are, those of :mod:`cfl.metrics.measures`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 
-from cfl.metrics.accuracy import FORMULAS
-from cfl.metrics.likelihood import NLL_FORMULAS
+from cfl.metrics import measures
+from cfl.metrics.base import Measure
+from cfl.metrics.measures.accuracy import ACCURACY
+from cfl.metrics.measures.likelihood import NLL
+
+__all__ = ["ACCURACY", "MEASURES", "NLL", "Measure", "called", "giving", "measure_of"]
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One kind of matrix, a row per task learned and a column per task measured.
+def _found() -> dict[str, Measure]:
+    names = sorted(module.name for module in iter_modules(measures.__path__))
+    modules = [import_module(f"{measures.__name__}.{name}") for name in names]
+    return {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Measure)}
 
-    Attributes:
-        figure: key of its mean over the tasks seen, in summaries and tables.
-        name: first part of the names of its files, e.g. of ``accuracy_matrix.csv``.
-        label: label of axes and colour scales, with the unit.
-        task_label: label of the axis with the tasks measured.
-        formulas: figure -> its formula.
-        bounds: smallest and greatest possible value, for colour scales; None takes those of the data.
-        lower_is_better: whether lower values are better.
+
+_BY_NAME = _found()
+MEASURES = tuple(_BY_NAME.values())
+"""All measures, in the order in which tables and pages have them."""
+_BY_SCENARIO = {scenario: measure for measure in MEASURES for scenario in measure.scenarios}
+
+
+def measure_of(scenario: str) -> Measure:
+    """The measure of runs in a scenario; accuracy of a scenario that is not known."""
+    return _BY_SCENARIO.get(scenario, ACCURACY)
+
+
+def called(name: str) -> Measure:
+    """The measure of a name.
+
+    Raises:
+        KeyError: there is none.
     """
-
-    figure: str
-    name: str
-    label: str
-    task_label: str
-    formulas: Mapping[str, str]
-    bounds: tuple[float, float] | None
-    lower_is_better: bool
-
-    @property
-    def mean_label(self) -> str:
-        """Name of the mean over the tasks seen, such as ``ACC``."""
-        return self.figure.upper()
+    return _BY_NAME[name]
 
 
-ACCURACY = Measure("acc", "accuracy", "accuracy (%)", "accuracy on task", FORMULAS, (0.0, 100.0), False)
-NLL = Measure("nll", "nll", "NLL (nats)", "NLL of task", NLL_FORMULAS, None, True)
+def giving(predicts: str) -> list[Measure]:
+    """The measures of networks that give such outputs (:attr:`cfl.models.base.Network.predicts`)."""
+    return [measure for measure in MEASURES if measure.predicts == predicts]

@@ -66,8 +66,8 @@ class TaskMatrix(Metric, ABC):
             ValueError: ``row`` is not -1 .. T-1.
         """
         place = self._rows(row, clients)
-        self.sums[place] = 0
-        self.counts[place] = 0
+        for name in self._defaults:
+            getattr(self, name)[place] = 0
 
     def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
         """Add up the sums and counts of one row (-1: before training) over all processes.
@@ -79,9 +79,9 @@ class TaskMatrix(Metric, ABC):
         """
         place = self._rows(row, clients)
         # On the CPU: the counts of a process without a share may not be on its accelerator yet.
-        added = distributed.add_up({"sums": self.sums[place].cpu(), "counts": self.counts[place].cpu()})
-        self.sums[place] = added["sums"].to(self.sums.device)
-        self.counts[place] = added["counts"].to(self.counts.device)
+        added = distributed.add_up({name: getattr(self, name)[place].cpu() for name in self._defaults})
+        for name, total in added.items():
+            getattr(self, name)[place] = total.to(getattr(self, name).device)
 
     def compute(self) -> Tensor:
         """The matrix of means.
@@ -97,6 +97,24 @@ class TaskMatrix(Metric, ABC):
     def initial(self) -> Tensor:
         """The means before any training, ``[T]`` or ``[C, T]``, otherwise as :meth:`compute`."""
         return self._means()[..., -1, :]
+
+    @abstractmethod
+    def add(
+        self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
+    ) -> None:
+        """Add a test batch of B samples.
+
+        Args:
+            row: the task just learned, 0 .. T-1, or -1 for the model before any training.
+            task: the task whose test samples these are, 0 .. T-1.
+            outputs: what the model gives for them, ``[B, ...]``.
+            y: their targets, ``[B, ...]``.
+            allowed: ``[O]`` bool, the outputs that count, or None for all.
+            client: whose model it was, 0 .. C-1; None exactly when there is one global model.
+
+        Raises:
+            ValueError: an index out of range, or a client where none belongs or none where one does.
+        """
 
     @abstractmethod
     def summary(self, after: int | None = None) -> dict[str, float | None]:
@@ -121,7 +139,8 @@ class TaskMatrix(Metric, ABC):
 
     def _rows(self, row: int, clients: Sequence[int] | None) -> tuple[Any, ...]:
         """The index of one row in these clients' matrices, or in everybody's."""
-        return (..., self._row(row), slice(None)) if clients is None else (list(clients), self._row(row))
+        of_all = () if self.num_clients is None else (slice(None),)
+        return (*of_all, self._row(row)) if clients is None else (list(clients), self._row(row))
 
     def _place(self, row: int, task: int, client: int | None) -> tuple[int, ...]:
         """The index of one element.

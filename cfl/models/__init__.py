@@ -15,6 +15,7 @@ from cfl.models.lenet import LeNet
 from cfl.models.made import MADE
 from cfl.models.mlp import MLP
 from cfl.models.resnet import ResNet18
+from cfl.models.tiny_yolo import TinyYOLO
 from cfl.models.vit import PromptedViT
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PromptedViT",
     "ResNet18",
     "SmallCNN",
+    "TinyYOLO",
     "batch_mask",
     "convert_batchnorm",
     "num_parameters",

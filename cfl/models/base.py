@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, count
+from typing import ClassVar
 
 from torch import Tensor, nn
 
+from cfl.metrics.measure import giving
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers
 
 
 class Network(nn.Module, ABC):
-    """An image classifier whose single output layer holds the outputs of all tasks.
+    """A network whose single output layer holds the outputs of all tasks: logits of classes, or numbers.
 
     The heads of several tasks are slices of :attr:`head`. Class masks decide which slice a sample may use, so the same
     network works in task-, class- and domain-incremental streams. Weights are in ``nn.Linear`` and ``nn.Conv2d`` layers
@@ -30,11 +32,14 @@ class Network(nn.Module, ABC):
         ConfigError: a size is not positive.
 
     Attributes:
+        predicts: what it gives for a sample: a ``vector`` of outputs, unless a subclass says otherwise. A run's measure
+            says what it needs (:attr:`cfl.metrics.base.Measure.predicts`).
         fixed_digest: digest of weights that the network reads from a file and that checkpoints do not hold
             (:class:`cfl.models.frozen_vit.FrozenViT`). A checkpoint is resumed only with the same weights. None if the
             network has none.
     """
 
+    predicts: ClassVar[str] = "vector"
     head: nn.Linear
     fixed_digest: str | None = None
 
@@ -56,17 +61,23 @@ class Network(nn.Module, ABC):
         logits: Tensor = self.head(self.features(x))
         return logits
 
+    def answering(self, clients: Sequence[int] = (0,)) -> nn.Module:
+        """The module that tests ask: the network itself, unless its scores are something else than its outputs.
+
+        Args:
+            clients: those over whose scores the mean is taken, if the same weights give others at every client.
+        """
+        return self
+
 
 def require_head(network: Network) -> None:
-    """Refuse a classifier without the output layer that methods use.
+    """Refuse a network without the output layer that the measures of such networks need.
 
     Raises:
-        ConfigError: there is no Linear layer ``head`` that computes the outputs.
+        ConfigError: ``model.network``, as for :meth:`cfl.metrics.base.Measure.check_head`.
     """
-    head = getattr(network, "head", None)
-    if not isinstance(head, nn.Linear) or head.out_features != network.num_outputs:
-        found = f"{type(network).__name__}, whose head is {'missing' if head is None else head}"
-        raise ConfigError("model.network", found, f"a network with self.head = nn.Linear(..., {network.num_outputs})")
+    for measure in giving(network.predicts):
+        measure.check_head(network)
 
 
 def require_one_name_each(network: nn.Module) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl.models.base import Network
@@ -28,7 +27,7 @@ class DensityNetwork(Network):
         ConfigError: another number of outputs.
     """
 
-    density: ClassVar[bool] = True
+    predicts: ClassVar[str] = "density"
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -52,6 +51,10 @@ class DensityNetwork(Network):
             clients: if densities differ by client, the clients over whose ``log p(x)`` the mean is taken.
         """
 
+    def answering(self, clients: Sequence[int] = (0,)) -> nn.Module:
+        """See :meth:`Network.answering`: :class:`LogLikelihood`."""
+        return LogLikelihood(self, clients)
+
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator | None = None, client: int = 0) -> Tensor:
         """``[count, C, H, W]`` samples of the density, each variable 0 or 1; ``client`` matters if densities differ."""
@@ -59,22 +62,12 @@ class DensityNetwork(Network):
 
 def is_density(network: nn.Module) -> bool:
     """Whether a network estimates a density."""
-    return bool(getattr(network, "density", False))
+    return getattr(network, "predicts", None) == DensityNetwork.predicts
 
 
 def densities_differ(network: nn.Module) -> bool:
     """Whether the same weights give another density at every client."""
     return is_density(network) and bool(network.differs_by_client)
-
-
-def negative_log_likelihoods(logits: Tensor, x: Tensor) -> Tensor:
-    """``-sum_d log p(x_d)`` in nats, ``[B]``, where ``p(x_d = 1)`` is the sigmoid of a logit.
-
-    Args:
-        logits: ``[B, D]``.
-        x: ``[B, ...]``, D numbers each.
-    """
-    return F.binary_cross_entropy_with_logits(logits, x.flatten(1).to(logits.dtype), reduction="none").sum(1)
 
 
 class Sampler(nn.Module):

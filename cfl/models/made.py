@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl.models.density import DensityNetwork, negative_log_likelihoods
+from cfl.metrics.measures.likelihood import negative_log_likelihoods
+from cfl.models.density import DensityNetwork
 from cfl.models.made_masks import (
     Degrees,
     direct_mask,

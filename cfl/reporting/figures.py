@@ -4,7 +4,7 @@ Widths and letters are those of an article: a column is 3.3 inches wide, a page 
 
 Colours are told apart by readers with any form of colour blindness and in grey: the scale is cividis, lines have
 markers and dashes beside their colours (:mod:`cfl.reporting.line_styles`). Every matrix is ``[T, T]`` in percent with
-``a[t, i]`` the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics.accuracy`); or
+``a[t, i]`` the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics.transfer`); or
 whatever else a :class:`cfl.metrics.measure.Measure` says.
 """
 
@@ -30,8 +30,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from cfl.metrics.accuracy import average_accuracy
 from cfl.metrics.measure import ACCURACY, Measure
+from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.attention import read_attention
 from cfl.reporting.line_styles import COLOURS, LineStyle, line_styles
 from cfl.reporting.rounding import rounded, significant
@@ -319,7 +319,7 @@ def learning_curves(
             draw_band(axes, range(len(curve)), curve, deviations[name], look["color"])
     handles = {name: Line2D([], [], **line_look(styles[name])) for name in curves}
     _name_lines(figure, handles | {name: Line2D([], [], **_TARGET) for name in aims}, width)
-    unit = measure.label[measure.label.index("(") :]
+    unit = f"({measure.unit})"
     axes.set(xlabel="communication round", ylabel=f"{measure.mean_label} {unit}")
     _set_view(axes, measure)
     return figure

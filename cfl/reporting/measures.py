@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from cfl.metrics.base import Better, Figure
+from cfl.metrics.measure import MEASURES as OF_RUNS
 from cfl.runtime.run_files import matrix_file
-
-Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
@@ -29,61 +28,25 @@ class Measure:
     file: str
 
 
-MEASURES = (
-    Measure("accuracy", "accuracy", "%", "higher", matrix_file("accuracy")),
-    Measure("accuracy_task_il", "accuracy, task known", "%", "higher", matrix_file("accuracy", "_task_il")),
-    Measure("nll", "negative log-likelihood", "nats", "lower", matrix_file("nll")),
-    Measure("nll_task_aware", "negative log-likelihood, task known", "nats", "lower", "nll_matrix_task_aware.csv"),
+MEASURES = tuple(
+    Measure(f"{of.name}{known}", f"{of.words}{told}", of.unit, of.better, matrix_file(of.name, known))
+    for of in OF_RUNS
+    for known, told in (("", ""), *([(of.known, ", task known")] if of.known else []))
 )
-"""Those a run may have; it always has the first, or where it estimates a density the third."""
+"""Those a run may have: its own, and perhaps the same with the tasks of test samples known."""
 
-CURVES = {"accuracy": "acc", "nll": "nll"}
+CURVES = {measure.name: measure.figure for measure in OF_RUNS}
 """A run's own measure -> the figure of its learning curve, a column of ``rounds.csv``."""
 
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of a whole run, averaged over seeds and ranked.
-
-    Attributes:
-        key: an entry of ``summary.json``.
-        heading: of its column.
-        meaning: one sentence for captions.
-        better: which values are; None where neither is.
-        decimals: shown.
-        signed: whether a plus sign is shown.
-        divisor: of the value before it is shown, 1e6 for bytes in MB.
-    """
-
-    key: str
-    heading: str
-    meaning: str
-    better: Better | None
-    decimals: int = 2
-    signed: bool = False
-    divisor: float = 1.0
-
-
-FIGURES = (
-    Figure("acc", "ACC %", "mean accuracy over all tasks at the end", "higher"),
-    Figure("acc_task_il", "ACC % (task known)", "the same where the task is known at test time", "higher"),
-    Figure("nll", "NLL", "mean negative log-likelihood over all tasks at the end", "lower", 4),
-    Figure("nll_task_aware", "NLL (task known)", "the same where the task is known at test time", "lower", 4),
-    Figure("base_nll", "NLL of task 0", "negative log-likelihood on the first task at the end", "lower", 4),
-    Figure("new_nll", "NLL of last task", "negative log-likelihood on the last task at the end", "lower", 4),
-    Figure("nll_forgetting", "NLL forgetting", "mean rise above the lowest value that a task had before", "lower", 4),
-    Figure("fgt", "FGT", "mean loss of accuracy since each task was learned, in points", "lower"),
-    Figure("fgt_max", "FGT max", "the same against the best accuracy before the last task", "lower"),
-    Figure("bwt", "BWT", "backward transfer in points, the negative of FGT", "higher", signed=True),
-    Figure("fwt", "FWT", "forward transfer: points known of a task before it is learned", "higher", signed=True),
-    Figure("acc_worst_client", "worst client %", "the lowest ACC of any client", "higher"),
+_COST = (
     Figure("uplink_bytes", "uplink MB", "sent by all clients over all rounds; MB = 1e6 bytes", "lower", divisor=1e6),
     Figure("downlink_bytes", "downlink MB", "received by all clients over all rounds", "lower", divisor=1e6),
     Figure("epsilon_all_tasks", "epsilon", "of one client over all tasks, for the run's delta (privacy.csv)", "lower"),
     Figure("seconds", "seconds", "duration of the run on its machine", "lower", 1),
     Figure("used_space", "used space %", "share of the input space that a subspace method uses up", None),
 )
+FIGURES = (*(figure for measure in OF_RUNS for figure in measure.columns), *_COST)
 """In the order of the columns; a figure that no run has is left out."""
 
-PRINTED = tuple(figure for figure in FIGURES if figure.key not in ("fgt_max", "acc_worst_client"))
+PRINTED = tuple(figure for figure in FIGURES if figure.printed)
 """The columns of the printed tables; pages and CSV files have all."""

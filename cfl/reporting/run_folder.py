@@ -7,8 +7,8 @@ A run folder holds two files:
   absent; so may ``rounds_to_accuracy`` (target in percent -> rounds or null); other keys are kept as they are.
 - ``accuracy_matrix.csv``: see :func:`cfl.reporting.matrix_file.write_matrix_csv`.
 
-A run that estimates a density has no accuracies: its summary has ``nll`` instead of the five figures, and its matrix is
-``nll_matrix.csv``.
+A run with another measure has no accuracies: its summary has that measure's figure instead of the five, such as
+``nll``, and its matrix is named after it, such as ``nll_matrix.csv``.
 
 and, if there is a learning curve, ``rounds.csv``: see :func:`read_curve`. What else there may be is read by
 :mod:`cfl.reporting.compare.reading`.
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cfl.metrics.measure import ACCURACY, MEASURES, Measure, called
 from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
 from cfl.reporting.matrix_file import read_matrix_csv
@@ -56,8 +57,8 @@ SUMMARY_KEYS: dict[str, str] = {
 _OF_ACCURACY = ("acc", "fgt", "fgt_max", "bwt", "fwt")
 
 ROUND_COLUMNS = (*CURVES.values(), "uplink_bytes", "seconds", "task")
-"""Columns of ``rounds.csv`` that are read: ACC in percent or NLL in nats, bytes sent and seconds passed so far, and the
-task that a round belongs to."""
+"""Columns of ``rounds.csv`` that are read: the measure's mean, such as ACC in percent, bytes sent and seconds passed
+so far, and the task that a round belongs to."""
 _MOST_ROUNDS = 10**7
 
 
@@ -87,13 +88,13 @@ class Run:
         used_space: share of the input space that a subspace method uses up, in percent; None for other methods.
         matrix: ``[T, T]`` float64 accuracy matrix in percent, NaN where not evaluated.
         initial: ``[T]`` accuracies before training in percent, or None where the file has none.
-        means: ACC after each task, or NLL, NaN where ``rounds.csv`` does not say; not that of ``matrix`` where clients
-            with matrices of their own hold some of the tasks. Empty where there is one matrix for all.
-        curve: ACC in percent after each round, or NLL in nats by ``measure``, None after those without an evaluation;
-            empty where the run was evaluated at task ends only.
+        means: the measure's mean after each task, NaN where ``rounds.csv`` does not say; not that of ``matrix`` where
+            clients with matrices of their own hold some of the tasks. Empty where there is one matrix for all.
+        curve: ACC in percent after each round, or the mean of another ``measure``, None after those without an
+            evaluation; empty where the run was evaluated at task ends only.
         rounds_to_accuracy: the run's targets: percent -> rounds until ACC first reached it, None if never.
         stopped_early: whether it ended once its targets were met, so that ``rounds`` is a result and no setting.
-        measure: what the matrix holds: ``accuracy``, or ``nll``, negative log-likelihoods.
+        measure: what the matrix holds, the name of a :class:`cfl.metrics.measure.Measure`.
         progress: bytes sent and seconds passed after each round, as in :func:`read_rounds`; empty like ``curve``.
         others: the remaining entries of ``summary.json``, unchecked.
     """
@@ -130,7 +131,7 @@ class Run:
     def rounds_to(self, target: str) -> int | None:
         """Rounds until ACC first reached a target in percent, its own or not; None where it never did or is unknown."""
         known = self.rounds_to_accuracy
-        if target in known or self.measure != "accuracy":  # a likelihood reaches no accuracy
+        if target in known or not called(self.measure).is_accuracy:
             return known.get(target)
         return rounds_to(self.curve, float(target))
 
@@ -210,19 +211,19 @@ def read_summary(folder: Path) -> dict[str, Any]:
             raise RunFolderError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(summary, dict):
         raise RunFolderError(f"{path}: must hold an object with the keys {', '.join(SUMMARY_KEYS)}")
-    optional = _OF_ACCURACY if _measure_of(summary) == "nll" else ()
+    optional = () if _measure_of(summary).is_accuracy else _OF_ACCURACY
     missing = [key for key in SUMMARY_KEYS if key not in summary and key not in optional]
     if missing:
         raise RunFolderError(f"{path}: missing {', '.join(missing)}")
-    for key in (*SUMMARY_KEYS, "used_space", "nll"):
+    for key in (*SUMMARY_KEYS, "used_space", *CURVES.values()):
         kind = SUMMARY_KEYS.get(key, _NUMBER_OR_NULL)
         if not _is(summary.get(key), kind):
             raise RunFolderError(f"{path}: {key} = {json.dumps(summary[key])} cannot be; valid: {kind}")
     return summary
 
 
-def _measure_of(summary: Mapping[str, Any]) -> str:
-    return "nll" if "nll" in summary and "acc" not in summary else "accuracy"
+def _measure_of(summary: Mapping[str, Any]) -> Measure:
+    return next((measure for measure in MEASURES if measure.figure in summary), ACCURACY)
 
 
 def read_run(folder: Path) -> Run:
@@ -239,11 +240,11 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such folder")
     path, summary = folder / SUMMARY, read_summary(folder)
-    measure = _measure_of(summary)
+    measure, name = _measure_of(summary), _measure_of(summary).name
     values: dict[str, Any] = {key: summary.get(key) for key in (*SUMMARY_KEYS, "used_space")}
-    for name in (matrix_file(measure), ROUNDS):
-        check_unchanged(folder, name)
-    matrix_path = folder / matrix_file(measure)
+    for file in (matrix_file(name), ROUNDS):
+        check_unchanged(folder, file)
+    matrix_path = folder / matrix_file(name)
     matrix, initial = read_matrix_csv(matrix_path)
     if len(matrix) != values["tasks"]:
         raise RunFolderError(f"{matrix_path}: {len(matrix)} tasks, but summary.json says tasks = {values['tasks']}")
@@ -261,11 +262,10 @@ def read_run(folder: Path) -> Run:
     for task in progress.get("task", []):
         if task is not None and task not in range(values["tasks"]):
             raise RunFolderError(f"{folder / ROUNDS}: task {task:g} cannot be; valid: 0 to {values['tasks'] - 1}")
-    curve = progress.get(CURVES[measure], [])
-    if measure == "accuracy":
-        matrix_values = matrix[torch.isfinite(matrix)].tolist()
-        for where, found in ((path, [values["acc"]]), (matrix_path, matrix_values), (folder / ROUNDS, curve)):
-            _check_percentages(where, found)
+    curve = progress.get(measure.figure, [])
+    matrix_values, figure = matrix[torch.isfinite(matrix)].tolist(), summary.get(measure.figure)
+    for where, found in ((path, [figure]), (matrix_path, matrix_values), (folder / ROUNDS, curve)):
+        _check_bounds(where, found, measure)
     means = _after_tasks(curve, progress.get("task", []), values["tasks"]) if "clients_evaluated" in summary else []
     progress = {name: column for name, column in progress.items() if name not in (*CURVES.values(), "task")}
     # With at most an evaluation per task there is nothing that the accuracy matrix does not say.
@@ -273,7 +273,7 @@ def read_run(folder: Path) -> Run:
         curve, progress = [], {}
     known = {*values, "rounds_to_accuracy", "stopped_early"}
     others = {key: value for key, value in summary.items() if key not in known}
-    values |= {"curve": curve, "rounds_to_accuracy": targets, "stopped_early": stopped, "measure": measure}
+    values |= {"curve": curve, "rounds_to_accuracy": targets, "stopped_early": stopped, "measure": name}
     return Run(folder=folder, matrix=matrix, initial=initial, means=means, progress=progress, others=others, **values)
 
 
@@ -283,11 +283,14 @@ def _after_tasks(curve: Sequence[float | None], of: Sequence[float | None], task
     return [math.nan if (value := ends.get(task)) is None else value for task in range(tasks)]
 
 
-def _check_percentages(path: Path, accuracies: Iterable[float | None]) -> None:
-    """Refuse accuracies that cannot be."""
-    for value in accuracies:
-        if value is not None and not 0 <= value <= 100 + 1e-6:  # a mean of hundreds may be above by rounding
-            raise RunFolderError(f"{path}: an accuracy of {value:g} % cannot be; valid: 0 to 100")
+def _check_bounds(path: Path, values: Iterable[float | None], measure: Measure) -> None:
+    """Refuse values that cannot be."""
+    low, high = measure.bounds or (-math.inf, math.inf)
+    for value in values:
+        if value is not None and not low <= value <= high + 1e-6:  # a mean of hundreds may be above by rounding
+            raise RunFolderError(
+                f"{path}: {measure.one} of {value:g} {measure.unit} cannot be; valid: {low:g} to {high:g}"
+            )
 
 
 def _refuse_constant(name: str) -> None:

@@ -12,7 +12,8 @@ LAST_LINES = 6
 """Lines of a failed run's log that are repeated."""
 
 _DIVERGED = re.compile(
-    r"trained to NaN or infinity|every client was skipped|has NaN or infinity|log-likelihood of (nan|-?inf)"
+    r"trained to NaN or infinity|every client was skipped|has NaN or infinity|"
+    r"(log-likelihood|squared error) of (nan|-?inf)"
 )
 """What a run says at its end whose values have left the finite numbers."""
 

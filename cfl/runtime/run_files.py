@@ -23,10 +23,10 @@ CLIENTS = "clients"
 
 
 def matrix_file(measure: str, variant: str = "", ending: str = "csv") -> str:
-    """Name of the file with the accuracy or NLL matrix.
+    """Name of the file with a measure's matrix over tasks.
 
     Args:
-        measure: ``accuracy`` in percent, or ``nll`` in nats.
+        measure: its name, such as ``accuracy``.
         variant: ``_task_il`` or ``_task_aware`` where the task of a test sample was known.
         ending: ``csv``, or ``png`` for the picture.
     """

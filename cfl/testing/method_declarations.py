@@ -20,12 +20,12 @@ from cfl.federation.federation import OF_ALL, Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.methods.context import Context
-from cfl.models import MADE
+from cfl.models import MADE, TinyYOLO
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import difference
 from cfl.testing.method_case import NAME, MethodCase, told
-from cfl.testing.tiny_data import black_and_white, permuted, source, split
-from cfl.testing.tiny_networks import double
+from cfl.testing.tiny_data import black_and_white, brightness, permuted, source, split, squares
+from cfl.testing.tiny_networks import NetworkFactory, double
 from cfl.testing.tiny_runs import Rounds
 
 _OPTIMIZERS = {
@@ -43,11 +43,17 @@ def scenarios_are_those_declared(case: MethodCase) -> None:
 def scenario_is_as_declared(case: MethodCase, scenario: Scenario) -> None:
     """:func:`scenarios_are_those_declared` for one of them."""
     density = scenario == "density"
-    stream = {"domain": permuted, "density": black_and_white}.get(scenario, split)(2)
+    streams = {"domain": permuted, "density": black_and_white, "regression": brightness, "detection": squares}
+    networks: dict[str, NetworkFactory] = {
+        "density": partial(MADE, hidden=[5]),
+        "detection": partial(TinyYOLO, width=2),
+    }
+    network = networks.get(scenario)
+    stream = streams.get(scenario, split)(2)
     make = case.for_densities if density and case.for_densities is not None else case.make
     methods = {NAME: make(), **case.beside()}
     data = case.data_of(stream=stream, scenario=scenario, num_clients=4, schedule={"rounds_per_task": 1})
-    run = partial(case.start, data, methods, partial(MADE, hidden=[5]) if density else None)
+    run = partial(case.start, data, methods, network)
     if scenario in methods[NAME].scenarios:
         _require_run(case, "scenarios", f"declares {scenario}", run)
     else:

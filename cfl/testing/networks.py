@@ -82,6 +82,8 @@ def _check_head(who: str, network: Network, x: Tensor) -> None:
         require_head(network)
     except ConfigError as error:
         raise AssertionError(f"head: {told(error)}") from error
+    if network.predicts != "vector":
+        return
     network.eval()
     with torch.no_grad():
         features, logits = network.features(x), network(x)

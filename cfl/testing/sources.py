@@ -19,7 +19,8 @@ def check_source(source: Source, root: Path | None = None) -> None:
 
     - ``transform``: ``mean``, ``std`` and ``scale`` fit the channels, and give finite network inputs;
     - ``images``, ``labels``: uint8 ``[N, C, H, W]`` of the declared ``shape``, int64 from 0 below ``num_classes``,
-      at least one sample in the training and in the test set;
+      or float32 ``[N, num_classes]`` if it announces ``numbers``, or ``[N, M, 5]`` with boxes within the images if it
+      announces ``boxes``; at least one sample in the training and in the test set;
     - ``again``: loading again gives the same samples in the same order, also if the first ones were changed;
     - ``apart``: training and test set share no memory, and not all test images are training images as well.
 
@@ -80,10 +81,34 @@ def _check_part(who: str, source: Source, part: str, images: ImageSet) -> None:
     if tuple(images.images.shape[1:]) != tuple(source.shape):
         found = list(images.images.shape[1:])
         raise AssertionError(f"images: {part} images of {who} have shape {found}; it announces {list(source.shape)}")
+    wanted = {"classes": 1, "numbers": 2, "boxes": 3}[source.targets]
+    if images.labels.ndim != wanted:
+        kind = f"{images.labels.dtype} with {images.labels.ndim} dimensions"
+        raise AssertionError(f"labels: {part} labels of {who} are {kind}; it announces {source.targets}")
+    if source.targets != "classes":
+        width = source.num_classes if source.targets == "numbers" else 5
+        if images.labels.shape[-1] != width or not bool(images.labels.isfinite().all()):
+            shape = f"{list(images.labels.shape)}, or not finite"
+            raise AssertionError(f"labels: {part} labels of {who} are {shape}; valid: {width} finite numbers each")
+    if source.targets == "boxes":
+        _check_boxes(who, source, part, images)
+    if source.targets != "classes":
+        return
     lowest, highest = int(images.labels.min()), int(images.labels.max())
     if lowest < 0 or highest >= source.num_classes:
         raise AssertionError(
             f"labels: {part} labels of {who} run from {lowest} to {highest}; it announces {source.num_classes} classes"
+        )
+
+
+def _check_boxes(who: str, source: Source, part: str, images: ImageSet) -> None:
+    real = images.labels[images.labels[..., 0] >= 0]
+    limits = torch.tensor([source.shape[2], source.shape[1]] * 2)
+    within = (real[:, 1:] >= 0).all() and (real[:, 1:] <= limits).all() and (real[:, 3:] > real[:, 1:3]).all()
+    if not bool(within) or not bool((real[:, 0] < source.num_classes).all()):
+        valid = f"left, top, right and bottom within {source.shape[2]} x {source.shape[1]}, classes below"
+        raise AssertionError(
+            f"labels: {part} boxes of {who} are not within its images; valid: {valid} {source.num_classes}"
         )
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.schedule import Schedule
 from cfl.data.sources import Binarised, Synthetic
-from cfl.data.streams import ClassSplit, Permuted, Stream
+from cfl.data.sources.boxes import DetectionSource, Record
+from cfl.data.streams import ClassSplit, Permuted, Sequence, Stream
+from cfl.data.types import ImageSet
 
 
 def source(classes: int = 4, train: int = 80, test: int = 40) -> Synthetic:
@@ -30,6 +36,61 @@ def split(tasks: int = 2, **of_source: int) -> ClassSplit:
 def black_and_white(tasks: int = 2) -> Permuted:
     """A stream for densities: images of black and white pixels, permuted."""
     return Permuted(Binarised(source()), tasks)
+
+
+class _Brightness(Synthetic):
+    """Images whose labels are numbers to predict: the mean brightness of their upper and of their lower half."""
+
+    targets = "numbers"
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """See :meth:`Synthetic.read`."""
+        train, test = (part.images for part in super().read(root))
+        return ImageSet(train, _halves(train)), ImageSet(test, _halves(test))
+
+
+def _halves(images: Tensor) -> Tensor:
+    return images.float().view(len(images), 2, -1).mean(-1) / 255
+
+
+def brightness(tasks: int = 2) -> Permuted:
+    """A stream for regression: two numbers per image, whose pixels are permuted."""
+    return Permuted(_Brightness(2, [1, 4, 4], 80, 40, noise=60.0), tasks)
+
+
+class _Squares(DetectionSource):
+    """Images of 32 x 32 grey pixels with one or two bright (class 0) or dark (class 1) rectangles, drawn in memory."""
+
+    def __init__(self) -> None:
+        self.path, self.name = "squares", "squares"
+        super().__init__([1, 32, 32], ["bright", "dark"], 3, None, None, None, None)
+
+    def records(self, root: Path) -> tuple[list[Record], list[Record]]:
+        """None: nothing is read from files."""
+        return [], []
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """See :meth:`DetectionSource.read`."""
+        return _squares(32, 0), _squares(12, 1)
+
+
+def _squares(count: int, seed: int) -> ImageSet:
+    generator = torch.Generator().manual_seed(seed)
+    images, labels = torch.full((count, 1, 32, 32), 128, dtype=torch.uint8), torch.zeros(count, 3, 5)
+    labels[..., 0] = -1
+    for image, boxes in zip(images, labels, strict=True):
+        for box in boxes[: int(torch.randint(1, 3, (), generator=generator))]:
+            width, height = torch.randint(6, 15, (2,), generator=generator).tolist()
+            left, top = (int(torch.randint(0, 32 - side, (), generator=generator)) for side in (width, height))
+            kind = int(torch.randint(0, 2, (), generator=generator))
+            image[0, top : top + height, left : left + width] = 30 if kind else 230
+            box[:] = torch.tensor([kind, left, top, left + width, top + height])
+    return ImageSet(images, labels)
+
+
+def squares(tasks: int = 2) -> Sequence:
+    """A stream for detection: the same rectangles in every task."""
+    return Sequence([_Squares() for _ in range(tasks)])
 
 
 def tiny_data(

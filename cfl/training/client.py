@@ -25,7 +25,6 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods.base import Method
 from cfl.methods.composition import Composition
 from cfl.models.base import Network
-from cfl.models.density import is_density
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.training.blocks import steps_are_watched, steps_per_block
@@ -89,7 +88,7 @@ class Client(LightningModule):
         self.engine_choice: EngineChoice | None = None
         self.engine_trials: list[Measured] = []
         self._resumed_choice: dict[str, Any] | None = None
-        self._objective = Objective(self.methods.loss_parts(), is_density(self.network))
+        self._loss_parts = self.methods.loss_parts()
         self._scoring: Scoring | None = None
 
     # The federation's, once there is one; until then what the constructor was given.
@@ -161,21 +160,22 @@ class Client(LightningModule):
         federation = self.require_federation()
         watched = partial(gradients_are_watched, self.trainer)
         blocks = not steps_are_watched(self.trainer, self, Client)
+        objective = Objective(self._loss_parts, federation.measure)
         chosen = choose_engine(
             self.engine_options,
             federation,
             self.input_shape,
             str(self.trainer.precision),
-            self._objective,
+            objective,
             self._optimizer_of,
             watched,
             self._resumed_choice,
             blocks,
         )
         self.engine_choice, self.engine_trials = chosen.choice, chosen.trials
-        engine = chosen_engine(chosen, self.engine_options, federation, self.input_shape, self._objective)
+        engine = chosen_engine(chosen, self.engine_options, federation, self.input_shape, objective)
         precision, width = self.engine_options.matmul_precision, self.engine_choice.width
-        self.work = LocalWork(federation, engine, width, self._objective, self.seed, precision, watched, blocks)
+        self.work = LocalWork(federation, engine, width, objective, self.seed, precision, watched, blocks)
         trials = chosen.trials
         seconds = trials[0].seconds_per_client_step * width if blocks and trials else math.inf
         # All processes must have as many batches, whatever each has measured.
@@ -267,7 +267,7 @@ class Client(LightningModule):
     # Evaluation: the global model, or every client's own.
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count correct predictions of one task's test batch into the accuracy matrix, or add up its likelihoods."""
+        """Score one task's test batch into the run's matrices."""
         self.scoring.score(batch)
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:

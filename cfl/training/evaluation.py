@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from cfl.data.evaluation import EvaluationBatch
 from cfl.federation.federation import Federation
-from cfl.metrics.likelihood import NLLMatrix
 from cfl.metrics.task_matrix import TaskMatrix
-from cfl.models.density import LogLikelihood, densities_differ, is_density
+from cfl.models.base import Network
+from cfl.models.density import densities_differ
 from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
@@ -32,7 +31,6 @@ class Scoring:
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
-        self._density = is_density(federation.network)
         self._rows: Mapping[int | None, int] = {}
         self._channels_last: bool | None = None
 
@@ -59,7 +57,7 @@ class Scoring:
                 act(matrix, row, owners or None)
 
     def score(self, batch: EvaluationBatch) -> None:
-        """Count correct predictions of one task's test batch, or add up its likelihoods.
+        """Add one task's test batch to the run's matrices.
 
         Raises:
             RuntimeError: naming task and round, with the failure as its cause.
@@ -98,27 +96,26 @@ class Scoring:
         federation = self.federation
         for owner, task in learners[distributed.rank() :: distributed.count()]:
             client = cast(int, owner)
-            # Of whose task a sample is, nobody says where densities are estimated.
-            told = None if self._density else task
+            told = task if federation.measure.tells_tasks else None
             model = federation.model_for(batch.task, federation.model_of(client, told))
             self._count(self.answers(batch, model, False, (client,)), batch, client, task)
-            if federation.nll_task_aware is not None:
+            if federation.known is not None and not federation.measure.tells_tasks:
                 model = federation.model_for(batch.task, federation.model_of(client, task))
-                total = -self.answers(batch, model, False, (client,)).cpu().double().sum()
-                federation.nll_task_aware.update(self._rows[client], task, total, batch.stop - batch.start, client)
+                scores = self.answers(batch, model, False, (client,))
+                federation.known.add(self._rows[client], task, scores, cast(Tensor, batch.y), None, client)
 
     def answers(
         self, batch: EvaluationBatch, model: dict[str, Tensor], is_network: bool, whose: Sequence[int] = (0,)
     ) -> Tensor:
         """``[B, O]`` of a test batch under a model, which may be the one that the network holds.
 
-        Where the network estimates a density, log-likelihoods ``[B]`` instead; if densities differ by client, the mean
-        over those of the clients ``whose``.
+        Where tests ask something else of the network (:meth:`Network.answering`), such as log-likelihoods ``[B]``, its
+        scores instead; if these differ by client, the mean over those of the clients ``whose``.
         """
-        network, x = self.federation.network, cast(Tensor, batch.x)
-        if self._density:
+        network, x = cast(Network, self.federation.network), cast(Tensor, batch.x)
+        if (asked := network.answering(whose)) is not network:
             named = {f"network.{name}": tensor for name, tensor in model.items()}
-            return cast(Tensor, functional_call(LogLikelihood(network, whose), named, (x,)))
+            return cast(Tensor, functional_call(asked, named, (x,)))
         if (found := self.federation.methods.classify(batch.task, model, x)) is not None:
             return found
         if self._channels_last is None:
@@ -129,16 +126,12 @@ class Scoring:
 
     def _count(self, scores: Tensor, batch: EvaluationBatch, client: int | None, task: int) -> None:
         federation, outputs, row = self.federation, self.federation.data.outputs, self._rows[client]
-        if isinstance(federation.measured, NLLMatrix):
-            federation.measured.update(row, task, -scores.cpu().double().sum(), batch.stop - batch.start, client)
-            return
-        matrices = [(federation.accuracy, outputs.test_after(row))]
-        if federation.accuracy_task_il is not None:
-            matrices.append((federation.accuracy_task_il, outputs.own))
+        matrices = [(federation.measured, outputs.test_after(row))]
+        if federation.known is not None and federation.measure.tells_tasks:
+            matrices.append((federation.known, outputs.own))
         for matrix, mask in matrices:
-            allowed = scores if mask is None else scores.masked_fill(~mask[batch.task].to(scores.device), -torch.inf)
-            correct = allowed.argmax(1).eq(cast(Tensor, batch.y)).sum()
-            matrix.update(row, task, correct, batch.stop - batch.start, client)
+            allowed = None if mask is None else mask[batch.task]
+            matrix.add(row, task, scores, cast(Tensor, batch.y), allowed, client)
 
 
 def answering_alike(federation: Federation, stream_task: int, owners: Owners) -> list[tuple[Sequence[int], Owners]]:
@@ -163,6 +156,6 @@ def answering_alike(federation: Federation, stream_task: int, owners: Owners) ->
 
 
 def mean_matrix(federation: Federation) -> Tensor:
-    """What is measured, ``[T, T]``: accuracies in percent, or NLL in nats; the mean over clients where each has one."""
+    """What is measured, ``[T, T]``, such as accuracies in percent; the mean over clients where each has one."""
     matrix = federation.measured.compute()
     return matrix.nanmean(0) if federation.measures_clients else matrix

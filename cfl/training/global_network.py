@@ -9,7 +9,6 @@ import torch
 from cfl.methods.composition import Composition
 from cfl.models.base import Network, require_head, require_one_name_each
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
-from cfl.models.density import is_density
 from cfl.models.dropout import convert_dropout
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
@@ -43,8 +42,7 @@ def global_network(
         with WithinMemory("model.network", None, "a smaller network", copies=3):  # with a client's, and its gradient
             network = convert_dropout(convert_batchnorm(_made(make, input_shape, num_outputs)))
         require_one_name_each(network)
-        if not is_density(network):
-            require_head(network)
+        require_head(network)
         before = frozen_parameters(network)
         methods.extend(network, seed)
     mixing = unmaskable_layers(network)

@@ -77,7 +77,7 @@ class LocalWork:
         self.context = StepContext(seed, objective=objective)
         self.local_step = 0
         self._objective = objective
-        self._plain_objective = Objective(density=objective.density)
+        self._plain_objective = Objective(measure=objective.measure)
         self._seed, self._precision, self._watched = seed, precision, watched
         self._device = next(federation.network.parameters()).device
         self.finish: Callable[[tuple[int, ...]], None] = partial(self.collect, by_samples=False)

@@ -22,8 +22,8 @@ from cfl.data.partitions import Dirichlet
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised
 from cfl.data.streams import ClassSplit, Permuted
+from cfl.metrics.measures.likelihood import negative_log_likelihoods
 from cfl.models import MADE
-from cfl.models.density import negative_log_likelihoods
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 from cfl.training.client import Client

@@ -60,6 +60,8 @@ NEEDED: dict[str, Any] = {
     "folder": "nowhere",
     "shape": [1, 32, 32],
     "set_name": "mushrooms",
+    "classes": ["a"],
+    "train_images": "images",
     "initial": 2,
     "per_task": 1,
     "count": 1,

@@ -961,9 +961,12 @@ def test_config_builds_every_source_by_its_short_name():
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Source, "source")
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # renamed in jsonargparse 4.49
+    boxes = {"path": "x", "shape": [1, 8, 8], "classes": ["a"]}
     needed = {"Arrays": {"path": "x.npz"}, "ImageFolder": {"path": "x", "shape": [3, 8, 8]}}
+    needed |= {"RecordedFrames": boxes, "VocBoxes": boxes}
+    needed["CocoBoxes"] = {**boxes, "train": "a.json", "test": "b.json", "train_images": "images"}
     names = [name for name in sources.__all__ if name not in ("Source", "data_root")]
-    assert len(names) == 20
+    assert len(names) == 23
     fake = {"class_path": "torchvision.datasets.FakeData", "init_args": {"size": 4, "image_size": [3, 8, 8]}}
     others = {
         "Binarised": {"source": {"class_path": "MNIST"}},

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from cfl.metrics.measures.likelihood import negative_log_likelihoods
 from cfl.models import MADE
 from cfl.models.decomposition import decompose, decomposed_layers
-from cfl.models.density import negative_log_likelihoods
 from cfl.models.dropout import dropout_masks
 from cfl.models.made_masks import Degrees, direct_mask, inner_masks, output_mask, random_hidden
 from cfl.models.step_draws import StepDraws

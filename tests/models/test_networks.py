@@ -26,9 +26,9 @@ from cfl.models import (
     PromptedViT,
     ResNet18,
     SmallCNN,
+    TinyYOLO,
     num_parameters,
 )
-from cfl.models.density import is_density
 from cfl.models.lenet import LocalResponseNorm, same_max_pool2d
 from cfl.models.vit import PromptPool
 from cfl.runtime.errors import ConfigError
@@ -39,6 +39,7 @@ CASES: list[tuple[type[Network], dict[str, Any], tuple[int, int, int], int]] = [
     (MLP, {}, (1, 5, 6), 10),
     (MLP, {"hidden": [7, 9], "dropout": 0.1}, (2, 3, 4), 4),
     (MLP, {"hidden": []}, (1, 4, 4), 3),
+    (TinyYOLO, {"width": 3}, (1, 32, 48), 3 * (5 + 2) * 2 * 3),
     (MADE, {"hidden": [7, 9], "direct": True, "conditioning": True, "mask_seed": 1}, (1, 3, 4), 12),
     (AlexNet, {}, (3, 19, 22), 6),
     (ResNet18, {"width": 4}, (3, 16, 16), 6),
@@ -135,7 +136,7 @@ def test_contract_of_every_network(case: tuple[type[Network], dict[str, Any], tu
     features = network.features(x)
     logits = network(x)
     assert logits.shape == (5, outputs)
-    if not is_density(network):
+    if network.predicts == "vector":
         assert isinstance(network.head, nn.Linear)
         assert features.shape == (5, network.head.in_features)
         expected = features @ network.head.weight.T + (0 if network.head.bias is None else network.head.bias)

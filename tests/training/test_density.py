@@ -41,8 +41,8 @@ from cfl.methods import AGEM, DER, EWC, SCAFFOLD, FedAGEM, FedCurv, FedProx, Met
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, diagonal_fisher
 from cfl.metrics.likelihood import NLLMatrix, nll_forgetting
 from cfl.metrics.measure import NLL
+from cfl.metrics.measures.likelihood import negative_log_likelihoods
 from cfl.models import MADE
-from cfl.models.density import negative_log_likelihoods
 from cfl.reporting.figures import (
     accuracy_curve,
     accuracy_heatmap,

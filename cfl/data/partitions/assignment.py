@@ -74,7 +74,7 @@ def _dealt_as_one(
             "true where clients take part in some tasks only: different training sets are dealt as one to clients that "
             "take part in all",
         )
-    labels = [task.train.labels.numpy() for task in tasks]
+    labels = [task.train.groups.numpy() for task in tasks]
     firsts = np.cumsum([0] + [int(of_task.max(initial=-1)) + 1 for of_task in labels])
     starts = np.cumsum([0] + [len(of_task) for of_task in labels])
     together = np.concatenate([of_task + first for of_task, first in zip(labels, firsts, strict=False)])
@@ -99,7 +99,7 @@ def _owners(task: Task) -> np.ndarray | None:
 def _deal(t: int, task: Task, partition: Partition, clients: np.ndarray, seed: int) -> Shares:
     generator = numpy_generator(seed, "partition", t)
     try:
-        parts = partition.deal(task.train.labels.numpy(), _owners(task), clients, generator)
+        parts = partition.deal(task.train.groups.numpy(), _owners(task), clients, generator)
     except ConfigError as error:
         raise ConfigError(error.key, error.value, f"{error.valid} (task {t}, {task.name!r})") from error
     return parts if isinstance(parts, Shares) else Shares.of(parts)

@@ -16,10 +16,10 @@ from torch import Tensor
 from cfl.data.sources.files import where_else
 from cfl.data.sources.images import images_of_array
 from cfl.data.sources.kept import known_of
-from cfl.data.sources.labels import checked_labels, first_absent
+from cfl.data.sources.labels import checked_labels, checked_numbers, first_absent
 from cfl.data.sources.npz import Claim, NpzFile, opened_npz
 from cfl.data.sources.root import data_root
-from cfl.data.sources.standard import KEY, StandardSource, check_shape
+from cfl.data.sources.standard import KEY, StandardSource, check_numbers_alone, check_shape
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.runtime.option_checks import check_integers, check_numbers
@@ -63,27 +63,35 @@ def _damaged(path: Path, reason: object, layout: Layout) -> DataFilesMissing:
     return DataFilesMissing(f"{path} cannot be used: {reason}. Expected: {layout.about}.")
 
 
-def _claims(file: NpzFile, layout: Layout) -> dict[str, Claim]:
+def _claims(file: NpzFile, layout: Layout, numbers: bool = False) -> dict[str, Claim]:
     """What the headers of all four arrays say, if they fit together."""
     if lacking := sorted(set(layout.keys) - set(file.keys)):
         raise ValueError(f"it lacks {', '.join(lacking)}")
     found, kind = {key: file.claim(key) for key in layout.keys}, layout.kind
     for part in _PARTS:
         samples, labels = found[f"{part}_{kind}"], found[f"{part}_labels"]
-        if not layout.has_type(samples.dtype) or not np.issubdtype(labels.dtype, np.integer):
+        if not layout.has_type(samples.dtype) or labels.dtype.kind not in ("iuf" if numbers else "iu"):
             raise ValueError(f"{part}_{kind} are {samples.dtype}, {part}_labels {labels.dtype}")
-        if len(samples.shape) not in layout.dimensions or labels.shape != samples.shape[:1]:
+        fit = labels.shape[:1] == samples.shape[:1] and len(labels.shape) in ((1, 2) if numbers else (1,))
+        if len(samples.shape) not in layout.dimensions or not fit:
             raise ValueError(f"{part}_{kind} are {list(samples.shape)}, {part}_labels {list(labels.shape)}")
-        if 0 in samples.shape:
+        if 0 in samples.shape or 0 in labels.shape:
             raise ValueError(f"{part}_{kind} are {list(samples.shape)}: the {part} set is empty")
     train, test = (list(found[f"{part}_{kind}"].shape[1:]) for part in _PARTS)
+    widths = [_width(found[f"{part}_labels"].shape) for part in _PARTS]
+    if numbers and widths[0] != widths[1]:
+        raise ValueError(f"a train sample has {widths[0]} numbers to predict, a test sample {widths[1]}")
     if train != test:
         one = kind.removesuffix("s")
         raise ValueError(f"a train {one} is {train}, a test {one} {test}")
     return found
 
 
-def stored_shape(path: Path, layout: Layout) -> tuple[int, ...]:
+def _width(shape: tuple[int, ...]) -> int:
+    return 1 if len(shape) == 1 else shape[1]
+
+
+def stored_shape(path: Path, layout: Layout, numbers: bool = False) -> tuple[int, ...]:
     """Shape of the array of training samples, from its header alone.
 
     Raises:
@@ -91,20 +99,22 @@ def stored_shape(path: Path, layout: Layout) -> tuple[int, ...]:
     """
     try:
         with opened_npz(path) as file:
-            return _claims(file, layout)[f"train_{layout.kind}"].shape
+            return _claims(file, layout, numbers)[f"train_{layout.kind}"].shape
     except ValueError as error:
         raise _damaged(path, error, layout) from error
 
 
-def npz_num_classes(path: Path, layout: Layout) -> int:
-    """Highest label of both sets plus one, without reading the samples.
+def npz_num_classes(path: Path, layout: Layout, numbers: bool = False) -> int:
+    """Highest label of both sets plus one, or how many numbers a label has, without reading the samples.
 
     Raises:
         DataFilesMissing: the file does not have the layout, or a label in between has no training sample.
     """
     try:
         with opened_npz(path) as file:
-            _claims(file, layout)
+            found = _claims(file, layout, numbers)
+            if numbers:
+                return _width(found["train_labels"].shape)
             train, test = (checked_labels(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS)
     except ValueError as error:
         raise _damaged(path, error, layout) from error
@@ -121,21 +131,25 @@ def _counted(path: Path, train: NDArray[np.int64], test: NDArray[np.int64], layo
     return count
 
 
-def read_arrays(path: Path, layout: Layout, convert: Callable[[NDArray[Any]], Tensor]) -> tuple[ImageSet, ImageSet]:
+def read_arrays(
+    path: Path, layout: Layout, convert: Callable[[NDArray[Any]], Tensor], numbers: bool = False
+) -> tuple[ImageSet, ImageSet]:
     """Training and test set of a file, with the training samples' clients if it has ``train_clients``.
 
     Args:
         path: the file.
         layout: what it holds.
         convert: makes ``[N, C, H, W]`` of an array of samples; may raise ValueError.
+        numbers: whether labels are numbers to predict.
 
     Raises:
         DataFilesMissing: the file does not have the layout.
     """
     try:
         with opened_npz(path) as file:
-            _claims(file, layout)
-            labels = {part: checked_labels(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS}
+            _claims(file, layout, numbers)
+            checked = checked_numbers if numbers else checked_labels
+            labels = {part: checked(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS}
             clients = _client_numbers(file.read(CLIENTS), len(labels["train"])) if CLIENTS in file.keys else None
             samples = [convert(file.read(f"{part}_{layout.kind}")) for part in _PARTS]
     except ValueError as error:
@@ -176,6 +190,7 @@ class NpzSource(StandardSource):
         path: of the file, relative to the data root or absolute.
         shape: of one sample; None: as in the file.
         num_classes: number of classes; None: the highest label plus one.
+        numbers: whether labels are numbers to predict.
         mean: see :class:`StandardSource`.
         std: likewise.
         max_train: likewise.
@@ -197,7 +212,10 @@ class NpzSource(StandardSource):
         std: list[float] | None,
         max_train: int | None,
         max_test: int | None,
+        numbers: bool = False,
     ) -> None:
+        check_numbers_alone(num_classes, numbers)
+        self.targets = "numbers" if numbers else "classes"
         if not path:
             raise ConfigError(f"{KEY}.path", path, self.layout.about)
         check_integers(KEY, 1, or_null=True, num_classes=num_classes)
@@ -222,6 +240,10 @@ class NpzSource(StandardSource):
     @abstractmethod
     def _convert(self, stored: NDArray[Any]) -> Tensor:
         """``[N, C, H, W]`` of an array of samples."""
+
+    @property
+    def _numbers(self) -> bool:
+        return self.targets == "numbers"
 
     def _file(self, root: Path) -> Path:
         return root / Path(self.path).expanduser()
@@ -257,9 +279,9 @@ class NpzSource(StandardSource):
         elif name == "num_classes" and (known := self._known(data_root())):
             self.num_classes = int(known["num_classes"])
         elif name == "shape":
-            self.shape = self._shape_of(stored_shape(self._existing_file(name), self.layout))
+            self.shape = self._shape_of(stored_shape(self._existing_file(name), self.layout, self._numbers))
         elif name == "num_classes":
-            self.num_classes = npz_num_classes(self._existing_file(name), self.layout)
+            self.num_classes = npz_num_classes(self._existing_file(name), self.layout, self._numbers)
         elif name == "mean":
             self.mean = (0.0,) * self.shape[0]
         elif name == "std":
@@ -273,12 +295,12 @@ class NpzSource(StandardSource):
         file = self._file(root)
         if not os.path.isfile(file):
             raise DataFilesMissing(f"{file} is missing. Expected: {self.layout.about}. {where_else(self.path)}")
-        train, test = read_arrays(file, self.layout, self._convert)
+        train, test = read_arrays(file, self.layout, self._convert, self._numbers)
         channels, height, width = train.images.shape[1:]
         found = (channels, height, width)
         labels = [part.labels.numpy() for part in (train, test)]
-        needed = 1 + max(int(of_part.max()) for of_part in labels)
-        if not self.may_lack_classes:
+        needed = labels[0].shape[1] if self._numbers else 1 + max(int(of_part.max()) for of_part in labels)
+        if not self.may_lack_classes and not self._numbers:
             needed = _counted(file, labels[0], labels[1], self.layout)
         if "shape" not in self.__dict__:
             self.shape = found
@@ -320,9 +342,9 @@ class Arrays(NpzSource):
     """Images of any kind from one ``.npz`` file, such as a subset of a larger data set.
 
     The file holds ``train_images`` and ``test_images``, uint8 ``[N, H, W]`` or ``[N, H, W, C]``, and
-    ``train_labels`` and ``test_labels``, integers ``[N]`` from 0. It may hold ``class_names``, texts
-    ``[num_classes]``, and ``train_clients``, names or integers ``[N]``, for the partition ``Natural``. ``shape`` and
-    ``num_classes`` that are not given are read from the file when they are first asked for.
+    ``train_labels`` and ``test_labels``, integers ``[N]`` from 0, or with ``numbers`` numbers ``[N]`` or ``[N, D]``. It
+    may hold ``class_names``, texts ``[num_classes]``, and ``train_clients``, names or integers ``[N]``, for the
+    partition ``Natural``. ``shape`` and ``num_classes`` that are not given are read from the file when first asked for.
 
     Args:
         path: of the file, relative to the data root or absolute.
@@ -335,6 +357,7 @@ class Arrays(NpzSource):
         std: divided by per channel, in the same units, positive; null: 1.
         max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
         max_test: likewise for the test set.
+        numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -353,11 +376,12 @@ class Arrays(NpzSource):
         std: list[float] | None = None,
         max_train: int | None = None,
         max_test: int | None = None,
+        numbers: bool = False,
     ) -> None:
         check_numbers(KEY, "(0, inf)", scale=scale)
         self.channels, self.scale = channels, scale
         given = None if shape is None else check_shape(shape)
-        super().__init__(path, given, num_classes, mean, std, max_train, max_test)
+        super().__init__(path, given, num_classes, mean, std, max_train, max_test, numbers)
 
     def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:
         if len(stored) == 3:

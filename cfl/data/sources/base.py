@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cfl.data.sources.images import images_of_array, stored_image
 from cfl.data.types import ImageSet, PixelTransform
+from cfl.metrics.base import Targets
 
 
 class Source(ABC):
@@ -19,7 +20,8 @@ class Source(ABC):
     Attributes:
         name: short lower-case name used in reports and run names.
         shape: ``(C, H, W)`` of the stored images.
-        num_classes: number of classes.
+        num_classes: number of classes; of numbers to predict, D.
+        targets: what labels are: ``classes``, ``numbers`` to predict ``[N, D]``, or ``boxes`` ``[N, M, 5]``.
         mean: per channel, of ``stored / scale``.
         std: per channel, of ``stored / scale``.
         scale: stored value that means 1.0.
@@ -36,6 +38,7 @@ class Source(ABC):
     name: str
     shape: tuple[int, int, int]
     num_classes: int
+    targets: Targets = "classes"
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scale: float = 255.0
@@ -73,7 +76,9 @@ class Source(ABC):
         return PixelTransform(self.mean, self.std, self.scale)
 
     def names(self, root: Path) -> tuple[str, ...]:
-        """Names of all classes, as far as they are known or the files under ``root`` tell; else their numbers."""
+        """Names of all classes, as far as they are known or the files under ``root`` tell; else their numbers.
+
+        Those of the D outputs, where labels are numbers."""
         return self.class_names or tuple(map(str, range(self.num_classes)))
 
     # Images that are none of the data set's own.

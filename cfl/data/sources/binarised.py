@@ -56,7 +56,7 @@ class Binarised(Source):
         self.name = f"{'drawn' if drawn else 'binary'}-{source.name}"
         self.shape, self.num_classes = source.shape, source.num_classes
         self.mean, self.std, self.scale = (0.0,) * self.shape[0], (1.0,) * self.shape[0], 1.0
-        self.superclasses = source.superclasses
+        self.superclasses, self.targets = source.superclasses, source.targets
 
     @property
     def unlike_published(self) -> str:  # type: ignore[override]

@@ -40,8 +40,8 @@ class Features(NpzSource):
     """Vectors of numbers, such as measurements or embeddings, from one ``.npz`` file.
 
     The file holds ``train_features`` and ``test_features``, floating-point ``[N, D]``, and ``train_labels`` and
-    ``test_labels``, integers ``[N]`` from 0. It may hold ``class_names`` and ``train_clients`` as for ``Arrays``.
-    Networks get ``[N, 1, 1, D]``, which ``MLP`` takes.
+    ``test_labels``, integers ``[N]`` from 0, or with ``numbers`` numbers ``[N]`` or ``[N, D]``. It may hold
+    ``class_names`` and ``train_clients`` as for ``Arrays``. Networks get ``[N, 1, 1, D]``, which ``MLP`` takes.
 
     Args:
         path: of the file, relative to the data root or absolute.
@@ -52,6 +52,7 @@ class Features(NpzSource):
             (population), both of training and of test samples; a constant feature becomes 0. false: as stored.
         max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
         max_test: likewise for the test set.
+        numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -70,12 +71,13 @@ class Features(NpzSource):
         standardise: bool = True,
         max_train: int | None = None,
         max_test: int | None = None,
+        numbers: bool = False,
     ) -> None:
         check_integers(KEY, 1, or_null=True, dimensions=dimensions)
         self.standardise = standardise
         self._moments: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         shape = None if dimensions is None else (1, 1, dimensions)
-        super().__init__(path, shape, num_classes, None, None, max_train, max_test)
+        super().__init__(path, shape, num_classes, None, None, max_train, max_test, numbers)
 
     def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:
         return 1, 1, stored[1]

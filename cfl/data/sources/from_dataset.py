@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from cfl.data.sources.images import MODES, pixels_of, read_image, stored_image
-from cfl.data.sources.standard import KEY, StandardSource
+from cfl.data.sources.standard import KEY, StandardSource, check_numbers_alone
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.runtime.option_checks import check_integers, check_numbers
@@ -28,7 +28,8 @@ class FromDataset(StandardSource):
     Python they are objects. Samples are read once, before training.
 
     An image is a picture of Pillow's, or uint8 or floating-point: ``[C, H, W]`` (torch), ``[H, W, C]`` (numpy),
-    ``[H, W]``, or ``[D]``, which becomes ``[1, 1, D]``. All have one shape and type. A label is an integer from 0.
+    ``[H, W]``, or ``[D]``, which becomes ``[1, 1, D]``. All have one shape and type. A label is an integer from 0,
+    or with ``numbers`` a number to predict, or a vector of them, as many for every sample.
     Names of classes are taken from an attribute ``classes``. A random transform is refused: ``data.augmentation``
     changes images.
 
@@ -42,6 +43,7 @@ class FromDataset(StandardSource):
         std: divided by per channel, in the same units, positive; null: 1.
         max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
         max_test: likewise for the test set.
+        numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
 
     Raises:
         ConfigError: a data set without length or items, or a number that cannot work.
@@ -60,19 +62,25 @@ class FromDataset(StandardSource):
         std: list[float] | None = None,
         max_train: int | None = None,
         max_test: int | None = None,
+        numbers: bool = False,
     ) -> None:
+        check_numbers_alone(num_classes, numbers)
+        self.targets = "numbers" if numbers else "classes"
         check_integers(KEY, 1, or_null=True, num_classes=num_classes)
         check_numbers(KEY, "(0, inf)", or_null=True, scale=scale)
         self.train, self.test = _made(train, "train"), _made(test, "test")
         self.name = type(self.train).__name__.lower()
-        first, _ = _sample(self.train, "train", 0)
+        first, label = _sample(self.train, "train", 0, numbers)
+        self._label = label
         channels, height, width = first.shape
         self.shape, self._dtype = (channels, height, width), first.dtype
         self.scale = (1.0 if self.is_float else 255.0) if scale is None else scale
         self.mean, self.std = (0.0,) * channels, (1.0,) * channels
         self.class_names = _names(self.train)
         self.may_lack_classes = num_classes is not None
-        if num_classes is not None or self.class_names:
+        if numbers:
+            self.num_classes = len(label)
+        elif num_classes is not None or self.class_names:
             self.num_classes = num_classes or len(self.class_names)
         if len(self.class_names) != self.__dict__.get("num_classes"):
             self.class_names = ()
@@ -101,12 +109,17 @@ class FromDataset(StandardSource):
 
     def _whole(self, part: str, dataset: Any) -> ImageSet:
         images = torch.empty((len(dataset), *self.shape), dtype=self._dtype)
-        labels = torch.empty(len(dataset), dtype=torch.int64)
+        labels = self._label.new_empty((len(dataset), *self._label.shape))
         for index in range(len(dataset)):
-            image, labels[index] = _sample(dataset, part, index)
-            images[index] = self._like_the_first(image, f"{part}[{index}]")
+            image, label = _sample(dataset, part, index, self.targets == "numbers")
+            if label.shape != self._label.shape:
+                found = (
+                    f"{part}[{index}] has {len(label)} numbers to predict, the first training sample {self.num_classes}"
+                )
+                raise DataFilesMissing(f"{self.name}: {found}")
+            images[index], labels[index] = self._like_the_first(image, f"{part}[{index}]"), label
         for index in range(0, len(dataset), -(-len(dataset) // _READ_TWICE)):
-            if not torch.equal(_sample(dataset, part, index)[0], images[index]):
+            if not torch.equal(_sample(dataset, part, index, self.targets == "numbers")[0], images[index]):
                 value = f"{type(dataset).__name__}, whose sample {index} is another one when it is read again"
                 raise ConfigError(f"{KEY}.{part}", value, "a Dataset without random transforms; see data.augmentation")
         return ImageSet(images, labels)
@@ -183,17 +196,28 @@ def _names(dataset: Any) -> tuple[str, ...]:
     return tuple(found) if is_names and found else ()
 
 
-def _sample(dataset: Any, part: str, index: int) -> tuple[Tensor, int]:
-    """One sample: ``[C, H, W]`` uint8 or float32, and its label."""
+def _sample(dataset: Any, part: str, index: int, numbers: bool) -> tuple[Tensor, Tensor]:
+    """One sample: ``[C, H, W]`` uint8 or float32, and its label, ``[]`` int64 or ``[D]`` float32."""
     try:
         image, label = dataset[index]
-        number = np.asarray(label)
-        if number.dtype.kind not in "iu" or number.size != 1 or not 0 <= int(number.item()) < 2**31:
-            raise ValueError(f"its label is {label!r:.80}, not an integer from 0")
-        return _image(image), int(number.item())
+        return _image(image), _numbers(label) if numbers else _class(label)
     except Exception as error:  # of code that is not ours
         name = type(dataset).__name__
         raise DataFilesMissing(f"{KEY}.{part}: {name}[{index}] cannot be used: {_reason(error)}") from error
+
+
+def _class(label: Any) -> Tensor:
+    number = np.asarray(label)
+    if number.dtype.kind not in "iu" or number.size != 1 or not 0 <= int(number.item()) < 2**31:
+        raise ValueError(f"its label is {label!r:.80}, not an integer from 0")
+    return torch.tensor(int(number.item()))
+
+
+def _numbers(label: Any) -> Tensor:
+    found = np.asarray(label)
+    if found.dtype.kind not in "iuf" or found.ndim > 1 or not found.size or not np.isfinite(found).all():
+        raise ValueError(f"its label is {label!r:.80}, not a finite number or a vector of them")
+    return torch.from_numpy(found.astype(np.float32).reshape(-1))
 
 
 def _image(image: Any) -> Tensor:

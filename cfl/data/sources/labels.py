@@ -26,6 +26,25 @@ def checked_labels(stored: NDArray[Any], name: str) -> NDArray[np.int64]:
     return stored.astype(np.int64)
 
 
+def checked_numbers(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
+    """Numbers to predict as float32 ``[N, D]``.
+
+    Args:
+        stored: ``[N]`` or ``[N, D]``, as read.
+        name: of the array, for messages.
+
+    Raises:
+        ValueError: they are no numbers, or not finite.
+    """
+    if stored.ndim not in (1, 2) or stored.dtype.kind not in "iuf":
+        raise ValueError(f"{name} are {stored.dtype} {list(stored.shape)}, not numbers [N] or [N, D]")
+    with np.errstate(over="ignore"):  # is refused below
+        found = stored.astype(np.float32).reshape(len(stored), -1)
+    if not np.isfinite(found).all():
+        raise ValueError(f"{name} hold NaN or infinity, or numbers that float32 cannot")
+    return found
+
+
 def first_absent(labels: NDArray[np.int64] | Tensor, num_classes: int) -> tuple[int, int] | None:
     """How many of ``num_classes`` classes have no sample, and the first of them; None if all have one.
 

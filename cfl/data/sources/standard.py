@@ -30,6 +30,16 @@ def check_shape(shape: list[int]) -> tuple[int, int, int]:
     return channels, height, width
 
 
+def check_numbers_alone(num_classes: int | None, numbers: bool) -> None:
+    """Refuse a number of classes of a data set whose labels are numbers to predict.
+
+    Raises:
+        ConfigError: for ``data.stream.source.num_classes``.
+    """
+    if numbers and num_classes is not None:
+        raise ConfigError(f"{KEY}.num_classes", num_classes, f"null with {KEY}.numbers: labels are no classes")
+
+
 class StandardSource(Source):
     """A source with the common options. Subclasses set the fields of :class:`Source` and define :meth:`read`.
 
@@ -80,7 +90,7 @@ class StandardSource(Source):
             if len(values) != channels:
                 raise ConfigError(f"{KEY}.{name}", list(values), f"{channels} number(s), one per channel")
         for name, limit in (("max_train", self.max_train), ("max_test", self.max_test)):
-            if limit is not None and limit < self.num_classes:
+            if limit is not None and self.targets == "classes" and limit < self.num_classes:
                 raise ConfigError(
                     f"{KEY}.{name}", limit, f"at least {self.num_classes}, one sample of each class, or null for all"
                 )
@@ -125,6 +135,10 @@ class StandardSource(Source):
                 f"{self.name}: the files hold {part} images of shape {list(read.images.shape[1:])}, "
                 f"not {list(self.shape)}{others}"
             )
+        if self.targets != "classes":
+            if not bool(read.labels.isfinite().all()):
+                raise DataFilesMissing(f"{self.name}: the {part} labels hold NaN or infinity, or too large a number")
+            return
         lowest, highest = int(read.labels.min()), int(read.labels.max())
         if lowest < 0 or highest >= self.num_classes:
             raise DataFilesMissing(
@@ -140,4 +154,4 @@ class StandardSource(Source):
     def _limit(self, whole: ImageSet, limit: int | None, part: str) -> ImageSet:
         if limit is None or limit >= len(whole):
             return whole
-        return whole.subset(balanced_subset(whole.labels, limit, f"source limit {self.name} {part}"))
+        return whole.subset(balanced_subset(whole.groups, limit, f"source limit {self.name} {part}"))

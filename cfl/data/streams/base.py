@@ -7,6 +7,8 @@ from pathlib import Path
 
 from cfl.data.sources.base import Source
 from cfl.data.types import Task
+from cfl.metrics.base import Targets
+from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
 from cfl.runtime.option_checks import check_integers
 
@@ -21,6 +23,28 @@ def check_number_of_tasks(num_tasks: int) -> None:
     require_memory(
         "data.stream.num_tasks", num_tasks, 8 * num_tasks**2, "fewer tasks, with a matrix of their accuracies"
     )
+
+
+def require_classes(source: Source, stream: str) -> None:
+    """Refuse a data set whose labels are numbers, for a stream that divides classes among tasks.
+
+    Raises:
+        ConfigError: ``data.stream``.
+    """
+    if source.targets != "classes":
+        valid = "one that keeps all samples together, such as Sequence: there are no classes to divide"
+        raise ConfigError("data.stream", f"{stream} of {source.name}, whose labels are {source.targets}", valid)
+
+
+def refuse_boxes(source: Source, stream: str) -> None:
+    """Refuse a data set of boxes, for a stream that moves pixels.
+
+    Raises:
+        ConfigError: ``data.stream``.
+    """
+    if source.targets == "boxes":
+        valid = "one that leaves images as they are, such as Sequence: boxes would not move with their pixels"
+        raise ConfigError("data.stream", f"{stream} of {source.name}, whose labels are boxes", valid)
 
 
 class Stream(ABC):
@@ -68,6 +92,20 @@ class Stream(ABC):
         if source is not None:
             return [source.names(root)] * self.num_tasks
         return [tuple(map(str, range(classes))) for classes in self.classes_per_task]
+
+    @property
+    def targets(self) -> Targets:
+        """What labels are (:attr:`cfl.data.sources.base.Source.targets`).
+
+        Raises:
+            ConfigError: ``data.stream``: not the same in all tasks.
+        """
+        sources = [source for task in range(self.num_tasks) if (source := self.source_of(task)) is not None]
+        found = {source.targets for source in sources} or {"classes"}
+        if len(found) > 1:
+            value = [f"{source.name}: {source.targets}" for source in sources]
+            raise ConfigError("data.stream", value, "sources whose labels are all of one kind")
+        return found.pop()
 
     @property
     def unlike_published(self) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cfl.data.sources.base import Source
-from cfl.data.streams.base import Stream, check_number_of_tasks
+from cfl.data.streams.base import Stream, check_number_of_tasks, require_classes
 from cfl.data.types import ImageSet, Task
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
@@ -49,6 +49,7 @@ class ClassSplit(Stream):
         task_order: Literal["given", "seeded"] | list[int] = "given",
     ) -> None:
         check_number_of_tasks(num_tasks)
+        require_classes(source, "ClassSplit")
         check_choices("data.stream", ("natural", "seeded", "superclass"), class_order=class_order)
         if task_order not in ("given", "seeded") and (
             isinstance(task_order, str) or sorted(task_order) != list(range(num_tasks))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cfl.data.sources.base import Source
 from cfl.data.sources.split import balanced_subset
-from cfl.data.streams.base import Stream
+from cfl.data.streams.base import Stream, require_classes
 from cfl.data.streams.class_split import select_classes
 from cfl.data.streams.sequence import common_shape, enlarge, repeat_channels
 from cfl.data.types import Task
@@ -47,6 +47,8 @@ class Mixture(Stream):
         max_train: int | None = None,
     ) -> None:
         self.shape = common_shape(sources)
+        for source in sources:
+            require_classes(source, "Mixture")
         check_integers("data.stream", 1, classes_per_task=classes_per_task)
         if max_train is not None and max_train < classes_per_task:
             valid = f"at least {classes_per_task}, one sample of each class of a task, or null"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cfl.data.sources.base import Source
-from cfl.data.streams.base import Stream, check_number_of_tasks
+from cfl.data.streams.base import Stream, check_number_of_tasks, refuse_boxes
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
 
@@ -32,6 +32,7 @@ class Permuted(Stream):
 
     def __init__(self, source: Source, num_tasks: int = 10, first_is_identity: bool = True) -> None:
         check_number_of_tasks(num_tasks)
+        refuse_boxes(source, "Permuted")
         self.source, self.num_tasks, self.first_is_identity = source, num_tasks, first_is_identity
         self.name = f"permuted-{source.name}"
         self.classes_per_task = [source.num_classes] * num_tasks

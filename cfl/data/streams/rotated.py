@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from cfl.data.sources.base import Source
-from cfl.data.streams.base import Stream, check_number_of_tasks
+from cfl.data.streams.base import Stream, check_number_of_tasks, refuse_boxes
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.option_checks import check_numbers
@@ -57,6 +57,7 @@ class Rotated(Stream):
         self, source: Source, num_tasks: int = 10, max_degrees: float = 180.0, first_is_identity: bool = False
     ) -> None:
         check_number_of_tasks(num_tasks)
+        refuse_boxes(source, "Rotated")
         check_numbers("data.stream", "(0, 360]", max_degrees=max_degrees)
         self.source, self.num_tasks = source, num_tasks
         self.max_degrees, self.first_is_identity = max_degrees, first_is_identity

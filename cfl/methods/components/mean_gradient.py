@@ -1,4 +1,4 @@
-"""The gradient of a mean cross-entropy at a given model, outside of local steps."""
+"""The gradient of a mean loss at a given model, outside of local steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cfl.metrics.measure import ACCURACY, Measure
 from cfl.models.dropout import dropout_masks
 
 
@@ -18,7 +18,7 @@ class Labelled(NamedTuple):
 
     Attributes:
         x: ``[B, C, H, W]`` network input.
-        y: ``[B]`` int64 output indices.
+        y: ``[B]`` int64 output indices, or other targets.
         allowed: ``[B, O]`` or ``[O]`` bool, outputs in the loss, or None for all.
         masks: dropout masks by layer name, see :func:`cfl.models.dropout.dropout_masks`.
     """
@@ -29,14 +29,17 @@ class Labelled(NamedTuple):
     masks: Mapping[str, Tensor]
 
 
-def mean_gradient(network: nn.Module, tensors: Mapping[str, Tensor], batches: Iterable[Labelled]) -> dict[str, Tensor]:
-    """Gradient of the mean cross-entropy over all samples, with the network in its current mode.
+def mean_gradient(
+    network: nn.Module, tensors: Mapping[str, Tensor], batches: Iterable[Labelled], measure: Measure = ACCURACY
+) -> dict[str, Tensor]:
+    """Gradient of the mean loss over all samples, with the network in its current mode.
 
     Args:
         network: the architecture; its own tensors do not change.
         tensors: parameters and buffers by name.
         batches: at least one sample. Layers that depend on the batch, such as BatchNorm in training mode, use each
             batch by itself.
+        measure: whose loss it is; one of outputs and targets alone.
 
     Returns:
         parameter name -> gradient, zero where the loss does not depend on it.
@@ -47,8 +50,7 @@ def mean_gradient(network: nn.Module, tensors: Mapping[str, Tensor], batches: It
     for x, y, allowed, masks in batches:
         with torch.enable_grad(), dropout_masks(network, dict(masks)):
             logits: Tensor = functional_call(network, {**leaves, **buffers}, (x,))
-            if allowed is not None:
-                logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)
-            F.cross_entropy(logits, y, reduction="sum").backward()  # adds to the gradients of earlier batches
+            used = None if allowed is None else allowed.to(logits.device).expand_as(logits)
+            measure.losses(logits, y, used, None).sum().backward()  # adds to the gradients of earlier batches
         samples += len(y)
     return {n: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad / samples for n, leaf in leaves.items()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cfl.metrics.measure import ACCURACY, Measure
 from cfl.models.density import LogLikelihood, is_density
 
 
@@ -19,15 +19,17 @@ def validation_loss(
     batches: Iterable[tuple[Tensor, Tensor]],
     outputs: Tensor | None = None,
     client: int = 0,
+    measure: Measure = ACCURACY,
 ) -> float:
-    """Mean cross-entropy over samples in nats; for a density network, mean ``-log p(x)``.
+    """Mean over samples of the measure's loss, such as the cross-entropy; for a density network, of ``-log p(x)``.
 
     Args:
         network: images ``[B, C, H, W]`` to logits ``[B, O]``, in its current mode.
         tensors: parameters and buffers by name.
-        batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices.
+        batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices, or other targets.
         outputs: ``[O]`` bool, the outputs over which the softmax is taken, or None for all.
         client: the client, if the same weights give another density at every client.
+        measure: the run's.
 
     Raises:
         ValueError: no samples.
@@ -41,8 +43,8 @@ def validation_loss(
         if density:
             losses = -scores
         else:
-            allowed = scores if outputs is None else scores.masked_fill(~outputs.to(scores.device), -torch.inf)
-            losses = F.cross_entropy(allowed, y, reduction="none")
+            allowed = None if outputs is None else outputs.to(scores.device).expand_as(scores)
+            losses = measure.losses(scores, y, allowed, x)
         total += losses.double().sum().item()
         count += len(x)
     if count == 0:

@@ -21,7 +21,7 @@ from cfl.reporting.compare.writing import (
     write_means_csv,
     write_runs_csv,
 )
-from cfl.reporting.measures import FIGURES
+from cfl.reporting.measures import CURVES, FIGURES
 from cfl.reporting.text_table import TextTable, print_table
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
@@ -29,7 +29,7 @@ from cfl.runtime.printable import on_one_line
 
 Compared = Sequence[tuple[Comparison, Row | None]]
 _FORMATS = ("png", "pdf", "svg")
-_PICTURE = re.compile(rf"(accuracy|nll)_(curve|heatmaps|rounds)(_[1-9]\d*)?\.({'|'.join(_FORMATS)})")
+_PICTURE = re.compile(rf"({'|'.join(CURVES)})_(curve|heatmaps|rounds)(_[1-9]\d*)?\.({'|'.join(_FORMATS)})")
 """Names that :mod:`cfl.reporting.compare.pictures` gives its files."""
 
 

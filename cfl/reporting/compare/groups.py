@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
+from cfl.metrics.measure import MEASURES, called, measure_of
+from cfl.metrics.transfer import transfers
 from cfl.reporting.compare.reading import Reading
 from cfl.reporting.compare.settings import differing, short_names, shown
 from cfl.reporting.line_styles import LineStyle, line_styles
@@ -63,7 +67,7 @@ class Row:
         return self._means(lambda reading: reading.matrices.get(measure))
 
     def seen(self, measure: str) -> list[np.ndarray]:
-        """ACC or NLL after each task, ``[T]``, for the same seeds as :meth:`matrices`."""
+        """Mean after each task, ``[T]``, for the same seeds as :meth:`matrices`."""
         return self._means(lambda reading: seen_by(reading, measure) if measure in reading.matrices else None)
 
     def _means(self, value: Callable[[Reading], np.ndarray | None]) -> list[np.ndarray]:
@@ -73,7 +77,7 @@ class Row:
         return [np.mean(several, axis=0) for several in found]
 
     def of_measure(self, measure: str) -> Row | None:
-        """The runs whose own measure it is, ``accuracy`` or ``nll``; None where there are none."""
+        """The runs whose own measure it is, by its name; None where there are none."""
         readings = [reading for reading in self.readings if reading.run.measure == measure]
         return Row(self.label, self.method, readings) if readings else None
 
@@ -156,13 +160,29 @@ def styles_of(comparisons: Iterable[Comparison]) -> dict[str, LineStyle]:
 
 
 def figure_of(reading: Reading, key: str) -> float | None:
-    """A run's figure by its name in ``summary.json``; of ``nll``, where that is not there, what its matrix says."""
+    """A run's figure by its name in ``summary.json``; where a measure's mean is not there, what its matrix says."""
     value = getattr(reading.run, key, None) if key not in reading.run.others else reading.run.others[key]
-    if value is None and key == "nll" and "nll" in reading.matrices:
-        last = seen_mean(reading.matrices["nll"])
+    of = next((measure.name for measure in MEASURES if measure.figure == key and not measure.is_accuracy), None)
+    if value is None and of is not None and of in reading.matrices:
+        last = seen_mean(reading.matrices[of])
         last = last[np.isfinite(last)]
         return float(last[-1]) if len(last) else None
+    if value is None and (found := _transfers(reading.run).get(key)) is not None:
+        return found
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _transfers(run: Run) -> dict[str, float]:
+    """FGT, BWT and FWT of a measure whose summaries lack them, under their keys, such as ``nll_bwt``, where defined.
+
+    They follow from the matrix unless clients have matrices of their own.
+    """
+    measure = called(run.measure)
+    if measure.is_accuracy or "clients_evaluated" in run.others:
+        return {}
+    initial = torch.full_like(run.matrix[0], math.nan) if run.initial is None else run.initial
+    found = transfers(run.matrix, initial, measure.lower_is_better)
+    return {f"{measure.figure}_{name}": float(value) for name, value in found.items() if not value.isnan()}
 
 
 def seen_mean(matrix: np.ndarray) -> np.ndarray:
@@ -172,7 +192,7 @@ def seen_mean(matrix: np.ndarray) -> np.ndarray:
 
 
 def seen_by(reading: Reading, measure: str) -> np.ndarray:
-    """ACC or NLL after each task, ``[T]``: where clients have matrices of their own, the run's mean over them."""
+    """Mean after each task, ``[T]``: where clients have matrices of their own, the run's mean over them."""
     means = seen_mean(reading.matrices[measure])
     if measure != reading.run.measure or not reading.run.means:
         return means
@@ -228,7 +248,7 @@ def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> l
         first = members[0]
         parts = [shown(setting_of(first, key)) for key in of_table if key in OF_A_TABLE]
         parts = [
-            f"{part}-incremental" if key == "scenario" and part != "density" else part
+            measure_of(part).scenario_in_words(part) if key == "scenario" else part
             for part, key in zip(parts, of_table, strict=False)
         ]
         parts += [_counted(setting_of(first, key), key) for key in told]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from cfl.metrics.measure import MEASURES, measure_of
 from cfl.reporting.compare.groups import Comparison, Row
 from cfl.reporting.compare.latex_layout import HEADING, SIZE, SMALL, Column, Layout, layouts, parts_of
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, paired_difference
@@ -26,7 +27,7 @@ from cfl.runtime.printable import in_latex, on_one_line
 
 Compared = Sequence[tuple[Comparison, Row | None]]
 
-_PAPER_TABLES = (("acc", "fgt", "bwt"), ("nll", "nll_task_aware", "nll_forgetting"))
+_PAPER_TABLES = tuple(measure.of_papers for measure in MEASURES)
 _SEEDS, _RANK, _ROUNDS_TO = "seeds", "rank", "rounds_to_"
 _ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
 _SEEDS_NAMED = 6  # more are counted
@@ -40,7 +41,7 @@ def latex_report(compared: Compared, columns: Sequence[str] = ()) -> str:
 
     Args:
         compared: the tables, each with the row against which its differences are taken.
-        columns: as :func:`check_columns` allows; empty: ACC, FGT and BWT, of densities their likelihoods.
+        columns: as :func:`check_columns` allows; empty: those of papers, such as ACC, FGT and BWT.
     """
     text, labels = _HEAD, set[str]()
     for comparison, baseline in compared:
@@ -201,7 +202,7 @@ def _about(comparison: Comparison) -> str:
         return ", ".join(in_latex(str(one)) for one in dict.fromkeys(value(run) for run in runs))
 
     seeds = sorted({run.seed for run in runs})
-    scenario = values(lambda run: run.scenario if run.scenario == "density" else f"{run.scenario}-incremental")
+    scenario = values(lambda run: measure_of(run.scenario).scenario_in_words(run.scenario))
     return (
         f"Benchmark {values(lambda run: run.benchmark)}, partition {values(lambda run: run.partition)}, {scenario}, "
         f"{values(lambda run: run.tasks)} tasks, {values(lambda run: run.clients)} clients, {_seeds_text(seeds)}."

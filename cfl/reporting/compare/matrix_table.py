@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from cfl.metrics.accuracy import average_accuracy
 from cfl.metrics.measure import ACCURACY, Measure
+from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.figures import cell_colours, colour_scale, require_square
 from cfl.reporting.rounding import rounded
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from cfl.metrics.measure import ACCURACY
+from cfl.metrics.measure import MEASURES as OF_RUNS
 from cfl.reporting.compare.groups import Comparison, Row, figure_of, styles_of
 from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import LeftOut
@@ -62,6 +64,7 @@ def page_data(
             {"key": m.key, "name": m.name, "unit": m.unit, "better": m.better, "percent": m.unit == "%"}
             for m in measures
         ],
+        "curves": [{"key": of.figure, "measure": of.name, "unit": of.unit} for of in OF_RUNS],
         "figures": [
             {"key": f.key, "heading": f.heading, "meaning": f.meaning, "better": f.better}
             | {"decimals": f.decimals, "signed": f.signed, "divisor": f.divisor}
@@ -178,9 +181,9 @@ def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, A
 def _rounds(row: Row, points: int) -> dict[str, Any] | None:
     """The learning curve: where all seeds that have one were evaluated, up to the end of the shortest.
 
-    Its values stand under ``acc`` or ``nll``; of a row with both kinds of runs it is that of accuracies.
+    Its values stand under the measure's figure, such as ``acc``; of a row with runs of several it is that of the first.
     """
-    measure = next((measure for measure in CURVES if row.with_curves(measure)), "accuracy")
+    measure = next((measure for measure in CURVES if row.with_curves(measure)), ACCURACY.name)
     curves = row.curves(measure)
     at = [r for r in range(curves.shape[1]) if np.isfinite(curves[:, r]).all()] if len(curves) else []
     if not at:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from cfl.metrics.measure import ACCURACY, NLL, Measure
+from cfl.metrics.measure import MEASURES, Measure
 from cfl.reporting.compare.groups import Comparison, styles_of
 from cfl.reporting.compare.tables import targets
 from cfl.reporting.figures import (
@@ -46,7 +46,7 @@ def write_pictures(folder: Path, comparisons: Sequence[Comparison], formats: Seq
     names = []
     for k, comparison in enumerate(comparisons):
         end = "" if k == 0 else f"_{k + 1}"
-        for measure in (ACCURACY, NLL):
+        for measure in MEASURES:
             for kind, picture in _drawn(comparison, measure, styles).items():
                 paths = [folder / f"{measure.name}_{kind}{end}.{ending}" for ending in formats]
                 names += [save(picture, path, _DOTS_PER_INCH).name for path in paths]
@@ -69,7 +69,7 @@ def _drawn(comparison: Comparison, measure: Measure, styles: Mapping[str, LineSt
     curves = {row.label: row.curves(measure.name) for row in rows if row.with_curves(measure.name)}
     curves = {label: of for label, of in curves.items() if np.isfinite(of.mean(axis=0)).any()}
     if curves:
-        aims = [float(name) for name in targets(comparison)] if measure is ACCURACY else []
+        aims = [float(name) for name in targets(comparison)] if measure.is_accuracy else []
         shown = {label: _or_none(of.mean(axis=0)) for label, of in curves.items()}
         spread = {label: of.std(axis=0, ddof=1).tolist() for label, of in curves.items() if len(of) > 1}
         pictures["rounds"] = learning_curves(shown, aims, measure, deviations=spread, styles=styles, width=width)

@@ -37,7 +37,7 @@ class Reading:
             read.
         matrices: name of a measure -> its matrix ``[T, T]``, NaN where not evaluated, of those that the run has.
         space: ``method.layer`` -> task -> percent of the layer's input space that is used up after it.
-        clients: each client's ACC at the end in percent, or NLL in nats, of a run whose clients are evaluated one by
+        clients: each client's mean at the end, such as ACC in percent, of a run whose clients are evaluated one by
             one.
         partition: identifies ``partition.csv``: equal where all clients hold the same samples; empty without one.
         samples: the picture of what was drawn from a density, as the bytes of a PNG; empty without one.
@@ -200,7 +200,7 @@ def _check_agreement(run: Run) -> None:
     if run.stopped_early:  # in the middle of a task, whose row is not whole
         return
     name = CURVES[run.measure]
-    figure = run.acc if run.measure == "accuracy" else run.others.get(name)
+    figure = {"acc": run.acc, **run.others}.get(name)
     told: dict[str, float | None] = {}
     if "clients_evaluated" not in run.others:
         told[matrix_file(run.measure)] = run.matrix[-1].mean().item()

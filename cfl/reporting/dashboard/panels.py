@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from cfl.metrics.measure import MEASURES, Measure
+
 AXIS = "round"
 """What lines run over."""
 
@@ -46,6 +48,28 @@ class Section:
     panels: tuple[Panel, ...]
 
 
+def _section(measure: Measure) -> Section:
+    """What takes the place of accuracies where runs have another measure."""
+    name, figure, unit = measure.mean_label, measure.figure, measure.unit
+    headings = {column.key: column.heading for column in measure.columns}
+    known = f"{figure}{measure.known}"
+    lasting = [key for key in measure.of_papers if key.startswith(f"{figure}_") and key != known]  # in the same unit
+    return Section(
+        measure.heading,
+        measure.about,
+        (
+            Panel("bars", f"{name} in {unit}", (f"final/{figure}",)),
+            Panel("lines", f"{name} in {unit}", (f"cl/{figure}",)),
+            *(Panel("lines", f"{headings[key]} in {unit}", (f"cl/{key}",)) for key in lasting),
+            Panel("lines", f"{name} of each task in {unit}", (f"task_[0-9]+/{figure}",), pattern=True),
+            Panel("pictures", f"{name} matrix", (f"cl/{measure.name}_heatmap",)),
+            Panel("pictures", f"{name} after each task", (f"cl/{measure.name}_curve",)),
+            Panel("table", f"{name} matrix", (f"cl/{measure.name}_matrix",)),
+            Panel("points", f"{name} over bytes sent", ("comm/uplink_bytes", f"cl/{figure}")),
+        ),
+    )
+
+
 SECTIONS = (
     Section(
         "After the last task",
@@ -78,20 +102,7 @@ SECTIONS = (
             Panel("table", "Accuracy matrix", ("cl/accuracy_matrix",)),
         ),
     ),
-    Section(
-        "Densities",
-        "Runs that estimate a density have negative log-likelihoods in nats in place of accuracies; lower is better.",
-        (
-            Panel("bars", "NLL in nats", ("final/nll",)),
-            Panel("lines", "NLL in nats", ("cl/nll",)),
-            Panel("lines", "NLL forgetting in nats", ("cl/nll_forgetting",)),
-            Panel("lines", "NLL of each task in nats", ("task_[0-9]+/nll",), pattern=True),
-            Panel("pictures", "NLL matrix", ("cl/nll_heatmap",)),
-            Panel("pictures", "NLL after each task", ("cl/nll_curve",)),
-            Panel("table", "NLL matrix", ("cl/nll_matrix",)),
-            Panel("points", "NLL over bytes sent", ("comm/uplink_bytes", "cl/nll")),
-        ),
-    ),
+    *(_section(measure) for measure in MEASURES if measure.heading),
     Section(
         "Cost",
         "Bytes that all clients together have sent and received, and seconds of wall clock.",

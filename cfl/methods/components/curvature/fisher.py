@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cfl.methods.components.curvature.sample_gradients import squared_gradient_sums
+from cfl.metrics.measure import ACCURACY, Measure
 from cfl.models.density import densities_differ, is_density
 from cfl.models.evaluation import evaluation_mode
 from cfl.models.memory_format import channels_last, gains_by_channels_last
@@ -28,6 +29,7 @@ def diagonal_fisher(
     generator: torch.Generator | None = None,
     reduction: Literal["mean", "sum"] = "mean",
     batch_statistics: bool = False,
+    measure: Measure = ACCURACY,
 ) -> dict[str, Tensor]:
     """``F_i = mean_n E[(d log p(y | x_n, w) / d w_i)^2]``, the network in evaluation mode.
 
@@ -44,7 +46,8 @@ def diagonal_fisher(
     squares: about one epoch of training; see :mod:`cfl.methods.components.curvature.sample_gradients`.
 
     Where the network estimates a density, it is ``mean_n (d log p(x_n, w) / d w_i)^2`` of the samples themselves, which
-    is ``empirical``; p is that of the network's logits, those of the first order of MADE.
+    is ``empirical``; p is that of the network's logits, those of the first order of MADE. With any other measure than
+    accuracy, it is the mean squared gradient of the measure's loss, which is ``empirical`` as well.
 
     Args:
         network: images ``[B, C, H, W]`` to logits ``[B, O]``, each row from its own sample alone.
@@ -58,13 +61,14 @@ def diagonal_fisher(
         reduction: ``mean`` or ``sum`` over samples.
         batch_statistics: BatchNorm normalises by each batch's own statistics, taken as constants, instead of the
             running ones; the result then depends on how samples are cut into batches.
+        measure: the run's.
 
     Returns:
         name -> tensor shaped and typed as the parameter, entries at least 0.
 
     Raises:
         ValueError: no samples, an unknown kind, ``sampled`` without a generator, a label that is not among ``outputs``,
-            or another kind than ``empirical`` of a density.
+            or another kind than ``empirical`` where clients do not classify.
     """
     if kind not in FISHER_KINDS:
         raise ValueError(f"kind = {kind!r}: one of {list(FISHER_KINDS)}")
@@ -73,6 +77,8 @@ def diagonal_fisher(
     density = is_density(network)
     if density and kind != "empirical":
         raise ValueError(f"kind = {kind!r}: empirical of a network that estimates a density")
+    if not measure.is_cross_entropy and kind != "empirical":
+        raise ValueError(f"kind = {kind!r}: empirical where clients do not classify")
     wanted = [n for n, _ in network.named_parameters()] if names is None else list(names)
     total: dict[str, Tensor] = {}
     samples, turned = 0, False
@@ -80,7 +86,12 @@ def diagonal_fisher(
         if not samples and (turned := _gains(network, x)):
             tensors = _turned(network, tensors)
         x = channels_last(x) if turned else x
-        scores = _scores_of_bits(x) if density else _scores(kind, y, outputs, generator)
+        if density:
+            scores = _scores_of_bits(x)
+        elif measure.is_cross_entropy:
+            scores = _scores(kind, y, outputs, generator)
+        else:
+            scores = _scores_of_loss(measure, y)
         sums = squared_gradient_sums(network, tensors, x, scores, wanted, batch_statistics)
         total = {name: total[name].add_(value) for name, value in sums.items()} if total else sums
         samples += len(x)
@@ -101,13 +112,14 @@ def _turned(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return {**tensors, **{name: channels_last(weight.detach()) for name, weight in weights.items()}}
 
 
-def check_fisher(kind: FisherKind, network: nn.Module, key: str) -> None:
+def check_fisher(kind: FisherKind, network: nn.Module, key: str, measure: Measure = ACCURACY) -> None:
     """Refuse, before training, a kind of Fisher information that :func:`diagonal_fisher` cannot compute for a network.
 
     Args:
         kind: the labels.
         network: the run's network.
         key: key of the option, for the error.
+        measure: the run's.
 
     Raises:
         ConfigError: naming ``key``; or for masks that differ by client, because the network uses client 0's masks
@@ -118,6 +130,8 @@ def check_fisher(kind: FisherKind, network: nn.Module, key: str) -> None:
         raise ConfigError("model.network.synchronised", value, "true where Fisher information is measured")
     if is_density(network) and kind != "empirical":
         raise ConfigError(key, kind, "empirical where a density is estimated: there are no labels")
+    if not measure.is_cross_entropy and kind != "empirical":
+        raise ConfigError(key, kind, f"empirical where runs measure {measure.words}: there are no classes to draw")
 
 
 def _scores_of_bits(x: Tensor) -> Callable[[Tensor], Iterator[Tensor]]:
@@ -125,6 +139,18 @@ def _scores_of_bits(x: Tensor) -> Callable[[Tensor], Iterator[Tensor]]:
 
     def scores(logits: Tensor) -> Iterator[Tensor]:
         yield x.flatten(1).to(logits.dtype) - logits.sigmoid()
+
+    return scores
+
+
+def _scores_of_loss(measure: Measure, y: Tensor) -> Callable[[Tensor], Iterator[Tensor]]:
+    """Outputs to minus the gradient of each sample's loss by them."""
+
+    def scores(outputs: Tensor) -> Iterator[Tensor]:
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(measure.losses(leaf, y, None, None).sum(), leaf)
+        yield -gradient
 
     return scores
 

@@ -54,7 +54,7 @@
   const table = () => data.tables[state.table];
   const measure = () => data.measures[state.measure];
   const figure = (key) => data.figures.find((one) => one.key === key);
-  const mainFigure = () => figure("acc") && table().rows.some((row) => row.figures.acc) ? figure("acc") : figure("nll");
+  const mainFigure = () => data.curves.map((one) => figure(one.key)).find((one) => one && table().rows.some((row) => row.figures[one.key]));
   const mainName = () => mainFigure().key.toUpperCase();
   const shownRows = () => table().rows.filter((row) => !state.hidden.has(row.label));
   const nameOf = (row) => data.labels[row.label];
@@ -137,16 +137,17 @@
     return { traces, layout: { xaxis: taskAxis("after learning task"), yaxis: { title: `${measure().name} (${unit})` } } };
   }
 
-  // Curves of the chosen measure, or of the other one where no row of the table has any of it.
-  function curveKey() {
-    const keys = measure().key.startsWith("nll") ? ["nll", "acc"] : ["acc", "nll"];
-    return keys.find((key) => table().rows.some((row) => row.rounds && row.rounds[key])) || keys[0];
+  // Curves of the chosen measure, or of another one where no row of the table has any of it.
+  function curveOf() {
+    const chosen = (one) => measure().key.startsWith(one.measure);
+    const all = [...data.curves.filter(chosen), ...data.curves.filter((one) => !chosen(one))];
+    return all.find(({ key }) => table().rows.some((row) => row.rounds && row.rounds[key])) || all[0];
   }
 
   function learningCurves(axis) {
     const scale = axis === "uplink_bytes" ? 1e6 : 1, traces = [];
     const titles = { round: "communication round", uplink_bytes: "uplink (MB) of all clients so far", seconds: "seconds so far" };
-    const key = curveKey(), [digits, unit] = key === "acc" ? [2, "%"] : [4, "nats"];
+    const { key, unit } = curveOf(), digits = unit === "%" ? 2 : 4;
     for (const row of shownRows()) {
       const found = row.rounds;
       if (!found || !found[axis] || !found[key]) continue;
@@ -423,10 +424,10 @@
     if (here.rows.some((row) => row.rounds)) {
       let axis = "round";
       const chart = plot(() => learningCurves(axis));
-      const axes = [["round", "rounds"], ["uplink_bytes", "uplink"], ["seconds", "time"]].filter(([key]) => here.rows.some((row) => row.rounds && row.rounds[key] && row.rounds[curveKey()]));
+      const axes = [["round", "rounds"], ["uplink_bytes", "uplink"], ["seconds", "time"]].filter(([key]) => here.rows.some((row) => row.rounds && row.rounds[key] && row.rounds[curveOf().key]));
       sections.push(section("rounds", "Learning curves", "Where the model was evaluated between task ends.", labelled("over", select(axes, (value) => { axis = value; refresh(); })), chart));
     }
-    const aimed = has("acc") || has("nll");
+    const aimed = mainFigure();
     if (aimed && has("uplink_bytes")) sections.push(section("uplink", `${mainName()} against uplink`, "Bytes sent by all clients over all rounds; small marks are single seeds.", plot(() => againstCost("uplink_bytes"))));
     if (aimed && has("epsilon_all_tasks")) sections.push(section("epsilon", `${mainName()} against epsilon`, "What all noisy sums tell about one client, over all tasks; what it does not cover is in each run's summary.", plot(() => againstCost("epsilon_all_tasks"))));
     if (aimed && has("seconds")) sections.push(section("time", `${mainName()} against time`, "Seconds of the whole run, on whatever machine it ran.", plot(() => againstCost("seconds"))));

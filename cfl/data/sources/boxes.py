@@ -1,0 +1,173 @@
+"""Images with boxes around objects: the common base class of data sets for detection."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cfl.data.sources.folder import resized
+from cfl.data.sources.images import MODES, pixels_of, read_image
+from cfl.data.sources.standard import KEY, StandardSource, check_shape
+from cfl.data.types import ImageSet
+from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.option_checks import check_integers
+
+_THINNEST = 1.0  # pixels
+_log = logging.getLogger(__name__)
+
+
+class Record(NamedTuple):
+    """An image and its boxes, as a file describes them.
+
+    Attributes:
+        file: of the image.
+        boxes: of each its class's name, left, top, right and bottom in pixels of the file.
+    """
+
+    file: Path
+    boxes: list[tuple[str, float, float, float, float]]
+
+
+class DetectionSource(StandardSource):
+    """A data set of images with boxes. Subclasses define :meth:`records`.
+
+    Images are scaled to ``shape``, and boxes with them. Boxes are cut to their images. Those of classes that are not
+    named, and those less than a pixel wide or high after that, are left out. Images stay bytes.
+
+    Args:
+        shape: ``[C, H, W]`` of the network's input, C 1 or 3.
+        classes: names of the classes to find, in the order of their labels.
+        most_boxes: boxes of an image, at least 1; of an image with more, the largest are kept.
+        mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
+        std: divided by per channel, in the same units, positive; null: 0.25.
+        max_train: keep at most this many training images, evenly spaced in their order; null: all.
+        max_test: likewise for the test set.
+
+    Raises:
+        ConfigError: an option that cannot work.
+    """
+
+    targets = "boxes"
+    told_by: ClassVar[str | None] = "path"
+
+    def __init__(
+        self,
+        shape: list[int],
+        classes: list[str],
+        most_boxes: int,
+        mean: list[float] | None,
+        std: list[float] | None,
+        max_train: int | None,
+        max_test: int | None,
+    ) -> None:
+        self.shape = check_shape(shape)
+        if self.shape[0] not in MODES:
+            raise ConfigError(f"{KEY}.shape", shape, "1 or 3 channels")
+        if not classes or len({*classes}) < len(classes):
+            raise ConfigError(f"{KEY}.classes", classes, "at least one class, each once")
+        check_integers(KEY, 1, at_most=10_000, most_boxes=most_boxes)
+        self.class_names, self.num_classes, self.most_boxes = tuple(classes), len(classes), most_boxes
+        self.mean, self.std = (0.5,) * self.shape[0], (0.25,) * self.shape[0]
+        super().__init__(mean, std, max_train, max_test)
+
+    @abstractmethod
+    def records(self, root: Path) -> tuple[list[Record], list[Record]]:
+        """Training and test images in their order, as files under ``root`` describe them.
+
+        Raises:
+            DataFilesMissing: naming the file that is absent or damaged.
+        """
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets, at most ``max_train`` and ``max_test`` images."""
+        train, test = self.records(root)
+        return self._whole("training", _spaced(train, self.max_train)), self._whole(
+            "test", _spaced(test, self.max_test)
+        )
+
+    def _whole(self, part: str, records: Sequence[Record]) -> ImageSet:
+        if not records:
+            raise DataFilesMissing(f"{self.name}: the {part} set is empty")
+        images = torch.empty((len(records), *self.shape), dtype=torch.uint8)
+        labels = torch.zeros((len(records), self.most_boxes, 5))
+        labels[..., 0] = -1
+        full = 0
+        for number, record in enumerate(records):
+            image = read_image(record.file, MODES[self.shape[0]])
+            images[number] = pixels_of(resized(image, self.shape, "stretch"))
+            found = self._scaled(record, image.width, image.height)
+            full += len(found) > self.most_boxes
+            found = found[: self.most_boxes]
+            labels[number, : len(found)] = found
+        if full:
+            said = f"{self.name}: {full} {part} images have more than {self.most_boxes} boxes"
+            _log.warning("%s, of which the largest are kept (%s.most_boxes)", said, KEY)
+        return ImageSet(images, labels)
+
+    def _scaled(self, record: Record, width: int, height: int) -> Tensor:
+        """``[n, 5]``, the largest first."""
+        rows = [(self.class_names.index(name), *corners) for name, *corners in record.boxes if name in self.class_names]
+        boxes = torch.tensor(rows, dtype=torch.float64).view(-1, 5)
+        limits = torch.tensor([self.shape[2], self.shape[1]] * 2, dtype=torch.float64)
+        given = torch.tensor([width, height] * 2, dtype=torch.float64)
+        boxes[:, 1:] = (boxes[:, 1:] * limits / given).clamp(min=0).minimum(limits)
+        sides = boxes[:, 3:] - boxes[:, 1:3]
+        boxes, sides = boxes[(sides >= _THINNEST).all(1)], sides[(sides >= _THINNEST).all(1)]
+        return boxes[sides.prod(1).argsort(descending=True, stable=True)].float()
+
+
+def _spaced(records: list[Record], limit: int | None) -> list[Record]:
+    if limit is None or limit >= len(records):
+        return records
+    return [records[k * len(records) // limit] for k in range(limit)]
+
+
+def corners_of(values: Any, where: str, sized: bool = False) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom as finite numbers.
+
+    Args:
+        values: four numbers or texts of such.
+        where: file and place, for the message.
+        sized: whether the last two are width and height.
+
+    Raises:
+        DataFilesMissing: they are no such numbers, or right and bottom are before left and top.
+    """
+    try:
+        left, top, right, bottom = (float(value) for value in values)
+    except (TypeError, ValueError):
+        raise DataFilesMissing(f"{where}: {values!r:.80} are no four numbers") from None
+    if sized:
+        right, bottom = left + right, top + bottom
+    if not all(map(math.isfinite, (left, top, right, bottom))) or right < left or bottom < top:
+        raise DataFilesMissing(f"{where}: {left:g}, {top:g}, {right:g}, {bottom:g} is no box")
+    return left, top, right, bottom
+
+
+def below(folder: Path, name: Any, where: str) -> Path:
+    """A file below a folder by the name that another file has for it.
+
+    Raises:
+        DataFilesMissing: the name leads elsewhere.
+    """
+    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DataFilesMissing(f"{where}: {name!r:.80} is no name of a file below {folder}")
+    return folder / name
+
+
+def entry(of: Any, key: str, where: str) -> Any:
+    """An entry of an object that was read from a file.
+
+    Raises:
+        DataFilesMissing: there is none.
+    """
+    if not isinstance(of, Mapping) or key not in of:
+        raise DataFilesMissing(f"{where}: there is no {key}")
+    return of[key]

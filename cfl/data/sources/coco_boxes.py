@@ -1,0 +1,101 @@
+"""Boxes in the format of COCO, into which BDD100K and SODA10M are converted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cfl.data.sources.boxes import DetectionSource, Record, below, corners_of, entry
+from cfl.data.sources.files import where_else
+from cfl.runtime.errors import DataFilesMissing
+
+
+class CocoBoxes(DetectionSource):
+    """Images with boxes in two JSON files as COCO's.
+
+    Each holds ``images`` (``id``, ``file_name``), ``categories`` (``id``, ``name``) and ``annotations`` (``image_id``,
+    ``category_id``, ``bbox``: left, top, width and height in pixels). Crowds (``iscrowd`` 1) are left out. Images are
+    in the order of the file.
+
+    Args:
+        path: folder of the data set, relative to the data root or absolute.
+        train: JSON file of the training images, below the folder.
+        test: that of the test images.
+        train_images: folder of the training images, below it.
+        test_images: that of the test images; null: as ``train_images``.
+        shape: ``[C, H, W]`` of the network's input.
+        classes: names of the categories to find, in the order of their labels.
+        most_boxes: boxes of an image, at least 1; of an image with more, the largest are kept.
+        mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
+        std: divided by per channel, in the same units, positive; null: 0.25.
+        max_train: keep at most this many training images, evenly spaced in their order; null: all.
+        max_test: likewise for the test set.
+
+    Raises:
+        ConfigError: an option that cannot work.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        train: str,
+        test: str,
+        train_images: str,
+        shape: list[int],
+        classes: list[str],
+        test_images: str | None = None,
+        most_boxes: int = 64,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        max_train: int | None = None,
+        max_test: int | None = None,
+    ) -> None:
+        self.path, self.train, self.test = path, train, test
+        self.train_images, self.test_images = train_images, train_images if test_images is None else test_images
+        self.name = Path(path).name.lower() or "coco"
+        super().__init__(shape, classes, most_boxes, mean, std, max_train, max_test)
+
+    def records(self, root: Path) -> tuple[list[Record], list[Record]]:
+        """See :meth:`DetectionSource.records`."""
+        folder = root / Path(self.path).expanduser()
+        return (
+            self._part(folder / self.train, folder / self.train_images),
+            self._part(folder / self.test, folder / self.test_images),
+        )
+
+    def _part(self, file: Path, images: Path) -> list[Record]:
+        try:
+            held: Any = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataFilesMissing(f"{file} cannot be read ({error}). {where_else(self.path)}") from error
+        named: dict[Any, str] = {}
+        for category in _listed(held, "categories", file):
+            named[_id(category, "id", file)] = entry(category, "name", str(file))
+        found: dict[Any, Record] = {}
+        for image in _listed(held, "images", file):
+            found[_id(image, "id", file)] = Record(below(images, entry(image, "file_name", str(file)), str(file)), [])
+        for number, annotation in enumerate(_listed(held, "annotations", file)):
+            where = f"{file}, annotation {number}"
+            image, category = _id(annotation, "image_id", file), _id(annotation, "category_id", file)
+            if image not in found or category not in named:
+                raise DataFilesMissing(f"{where}: there is no image {image!r:.40} with category {category!r:.40}")
+            if annotation.get("iscrowd"):
+                continue
+            corners = corners_of(entry(annotation, "bbox", where), where, sized=True)
+            found[image].boxes.append((named[category], *corners))
+        return list(found.values())
+
+
+def _listed(held: Any, key: str, file: Path) -> list[Any]:
+    found = entry(held, key, str(file))
+    if not isinstance(found, list):
+        raise DataFilesMissing(f"{file}: {key} is a {type(found).__name__}, not a list")
+    return found
+
+
+def _id(of: Any, key: str, file: Path) -> Any:
+    found = entry(of, key, str(file))
+    if not isinstance(found, int | str):
+        raise DataFilesMissing(f"{file}: {key} is {found!r:.40}, not a number or a text")
+    return found

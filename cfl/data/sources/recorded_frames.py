@@ -1,0 +1,101 @@
+"""Frames recorded while driving, with boxes in one table."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from cfl.data.sources.boxes import DetectionSource, Record, below, corners_of
+from cfl.data.sources.files import where_else
+from cfl.data.sources.standard import KEY
+from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.option_checks import check_integers
+
+_COLUMNS = ("frame", "town", "number", "class", "xmin", "ymin", "xmax", "ymax")
+
+
+class RecordedFrames(DetectionSource):
+    """Consecutive frames of drives through towns.
+
+    The folder holds ``frames/<frame>.jpg`` and ``boxes.csv`` with the columns ``frame``, ``town``, ``number`` (which
+    orders a town's frames in time), ``class`` (empty where a frame has no box), ``xmin``, ``ymin``, ``xmax``, ``ymax``
+    in pixels; other columns are not read. Of each town's frames in their order, every ``test_every``-th block of
+    ``block`` frames is the test set, so that tests are not the neighbours of training frames.
+
+    Args:
+        path: of the folder, relative to the data root or absolute.
+        towns: those to read; null: all.
+        shape: ``[C, H, W]`` of the network's input.
+        classes: names of the classes to find, in the order of their labels.
+        most_boxes: boxes of an image, at least 1; of an image with more, the largest are kept.
+        block: frames of a block, at least 1.
+        test_every: which of the blocks are for tests, at least 2.
+        mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
+        std: divided by per channel, in the same units, positive; null: 0.25.
+        max_train: keep at most this many training images, evenly spaced in their order; null: all.
+        max_test: likewise for the test set.
+
+    Raises:
+        ConfigError: an option that cannot work.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        shape: list[int],
+        classes: list[str],
+        towns: list[str] | None = None,
+        most_boxes: int = 32,
+        block: int = 10,
+        test_every: int = 5,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        max_train: int | None = None,
+        max_test: int | None = None,
+    ) -> None:
+        check_integers(KEY, 1, block=block)
+        check_integers(KEY, 2, test_every=test_every)
+        if towns is not None and not towns:
+            raise ConfigError(f"{KEY}.towns", towns, "at least one, or null for all")
+        self.path, self.towns, self.block, self.test_every = path, towns, block, test_every
+        self.name = "-".join([Path(path).name, *(towns or [])]).lower()
+        super().__init__(shape, classes, most_boxes, mean, std, max_train, max_test)
+
+    def records(self, root: Path) -> tuple[list[Record], list[Record]]:
+        """See :meth:`DetectionSource.records`."""
+        folder = root / Path(self.path).expanduser()
+        frames = _read(folder / "boxes.csv", folder / "frames", self.path)
+        if self.towns is not None and (absent := sorted({*self.towns} - {*frames})):
+            raise ConfigError(f"{KEY}.towns", absent[0], f"some of {', '.join(sorted(frames))}")
+        train: list[Record] = []
+        test: list[Record] = []
+        for town in self.towns or sorted(frames):
+            for place, (_, record) in enumerate(sorted(frames[town].items())):
+                held_out = place // self.block % self.test_every == self.test_every - 1
+                (test if held_out else train).append(record)
+        return train, test
+
+
+def _read(table: Path, images: Path, path: str) -> dict[str, dict[int, Record]]:
+    """Town -> number of the frame -> its record."""
+    found: dict[str, dict[int, Record]] = {}
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            lines = csv.DictReader(file)
+            if lacking := [name for name in _COLUMNS if name not in (lines.fieldnames or ())]:
+                raise DataFilesMissing(f"{table} cannot be used: it lacks the columns {', '.join(lacking)}")
+            for row in lines:
+                where = f"{table}, line {lines.line_num}"
+                if any(row[name] is None for name in _COLUMNS) or not row["number"].isdecimal():
+                    raise DataFilesMissing(f"{where}: a frame needs a number from 0 and all columns")
+                frame = below(images, f"{row['frame']}.jpg", where)
+                of_town = found.setdefault(row["town"], {})
+                record = of_town.setdefault(int(row["number"]), Record(frame, []))
+                if record.file != frame:
+                    raise DataFilesMissing(f"{where}: {frame.name} has the number of {record.file.name}")
+                if row["class"]:
+                    corners = corners_of([row[name] for name in _COLUMNS[4:]], where)
+                    record.boxes.append((row["class"], *corners))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataFilesMissing(f"{table} cannot be read ({error}). {where_else(path)}") from error
+    return found

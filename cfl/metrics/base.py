@@ -1,0 +1,189 @@
+"""What a run is trained and evaluated by: the base class of measures, and the figures of a whole run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from cfl.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cfl.metrics.task_matrix import TaskMatrix
+
+Better = Literal["higher", "lower"]
+Targets = Literal["classes", "numbers", "boxes", "inputs"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a whole run, averaged over seeds and ranked.
+
+    Attributes:
+        key: an entry of ``summary.json``.
+        heading: of its column.
+        meaning: one sentence for captions.
+        better: which values are; None where neither is.
+        decimals: shown.
+        signed: whether a plus sign is shown.
+        divisor: of the value before it is shown, 1e6 for bytes in MB.
+        printed: whether it is in the printed tables; pages and CSV files have all.
+    """
+
+    key: str
+    heading: str
+    meaning: str
+    better: Better | None
+    decimals: int = 2
+    signed: bool = False
+    divisor: float = 1.0
+    printed: bool = True
+
+
+class Measure(ABC):
+    """A loss, what is computed of the test samples of every task after every task, and the words for it.
+
+    The matrix has a row per task learned and a column per task measured. A run's measure follows from its scenario
+    (:func:`cfl.metrics.measure.measure_of`). A module of :mod:`cfl.metrics.measures` that holds an object of a subclass
+    is all that a further measure needs.
+
+    Attributes:
+        name: first part of the names of its files, e.g. of ``accuracy_matrix.csv``.
+        figure: key of its mean over the tasks seen, in summaries and tables.
+        words: for readers, such as ``accuracy``.
+        one: a value of it, such as ``an accuracy``.
+        unit: of its values.
+        label: label of axes and colour scales, with the unit.
+        task_label: label of the axis with the tasks measured.
+        formulas: key of a figure of the summary -> its formula.
+        bounds: smallest and greatest possible value; None if there are none.
+        lower_is_better: whether lower values are better.
+        columns: its figures in tables.
+        of_papers: keys of the figures that articles print, its mean first.
+        known: what names of files and figures end with where the task of a test sample was known.
+        scenarios: those of ``data.scenario`` in which runs have this measure.
+        targets: what it compares outputs with: ``classes``, ``numbers``, ``boxes``, or the ``inputs`` themselves.
+        predicts: what a network gives (:attr:`cfl.models.base.Network.predicts`): a ``vector`` per sample,
+            ``boxes``, or a ``density``.
+        network: such a network in words.
+        by_outputs: whether the loss is a function of outputs and targets alone.
+        is_cross_entropy: whether the loss is the cross-entropy, which engines have written out.
+        tells_tasks: whether a model of the task of a test sample may answer for it.
+        answers: what exported models give, in words, where these are no scores of classes.
+        answers_shape: their shape, for N samples.
+        is_accuracy: whether its values are accuracies, which ``targets.accuracies`` may name.
+        heading: of its section in dashboards; empty where they are built around it.
+        about: a sentence under the heading.
+    """
+
+    name: ClassVar[str]
+    figure: ClassVar[str]
+    words: ClassVar[str]
+    one: ClassVar[str]
+    unit: ClassVar[str]
+    label: ClassVar[str]
+    task_label: ClassVar[str]
+    formulas: ClassVar[Mapping[str, str]]
+    bounds: ClassVar[tuple[float, float] | None] = None
+    lower_is_better: ClassVar[bool]
+    columns: ClassVar[tuple[Figure, ...]]
+    of_papers: ClassVar[tuple[str, ...]]
+    known: ClassVar[str] = ""
+    scenarios: ClassVar[tuple[str, ...]]
+    targets: ClassVar[Targets]
+    predicts: ClassVar[str] = "vector"
+    network: ClassVar[str] = "a network with an output layer, such as MLP"
+    by_outputs: ClassVar[bool] = True
+    is_cross_entropy: ClassVar[bool] = False
+    tells_tasks: ClassVar[bool] = True
+    answers: ClassVar[str] = ""
+    answers_shape: ClassVar[str] = ""
+    is_accuracy: ClassVar[bool] = False
+    heading: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+
+    @property
+    def mean_label(self) -> str:
+        """Name of the mean over the tasks seen, such as ``ACC``."""
+        return self.figure.upper()
+
+    @property
+    def better(self) -> Better:
+        """Which values are better."""
+        return "lower" if self.lower_is_better else "higher"
+
+    def scenario_in_words(self, scenario: str) -> str:
+        """One of :attr:`scenarios` for readers."""
+        return scenario
+
+    def on(self, shape: tuple[int, int, int]) -> Measure:
+        """The same for images ``(C, H, W)``, whose size may be part of what outputs mean."""
+        return self
+
+    def num_outputs(self, shape: tuple[int, int, int], classes: Sequence[int]) -> int:
+        """Size of the network's output, where tasks have no classes of their own.
+
+        Args:
+            shape: ``(C, H, W)`` of a sample.
+            classes: of every task, what its data set calls its number of classes; the same for all.
+        """
+        return classes[0]
+
+    def require(self) -> None:  # noqa: B027
+        """Refuse a run for which something is not installed.
+
+        Raises:
+            ConfigError: says what to install.
+        """
+
+    def start(self, network: nn.Module, targets: Callable[[], Tensor]) -> None:  # noqa: B027
+        """Give a new network what it takes from the targets ``[N, ...]`` of the first task's training samples.
+
+        Args:
+            network: the global model, before any training.
+            targets: reads them.
+        """
+
+    @abstractmethod
+    def matrix(self, num_tasks: int, num_clients: int | None, num_outputs: int) -> TaskMatrix:
+        """An empty matrix.
+
+        Args:
+            num_tasks: number of tasks T.
+            num_clients: number of clients C when each is evaluated on a model of its own; None for one global model.
+            num_outputs: size O of the network's output.
+        """
+
+    def has_known(self, scenario: str, model_per_task: bool) -> bool:
+        """Whether a run has a second matrix, with the tasks of test samples known.
+
+        Args:
+            scenario: the run's.
+            model_per_task: whether a method has a personal model for every task.
+        """
+        return False
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, y: Tensor, allowed: Tensor | None, x: Tensor | None) -> Tensor:
+        """What clients minimise, of every sample: ``[..., N]``.
+
+        Args:
+            outputs: the network's, ``[..., N, O]``.
+            y: the targets, ``[..., N]`` or ``[..., N, D]``.
+            allowed: ``[..., N, O]`` bool, the outputs in the loss of each sample, or None for all.
+            x: the samples ``[..., N, C, H, W]``; given unless the loss is :attr:`by_outputs`.
+        """
+
+    def check_head(self, network: nn.Module) -> None:
+        """Refuse a network without the output layer that methods use: a Linear ``head`` that computes all outputs.
+
+        Raises:
+            ConfigError: ``model.network``.
+        """
+        head, outputs = getattr(network, "head", None), network.num_outputs
+        if not isinstance(head, nn.Linear) or head.out_features != outputs:
+            found = f"{type(network).__name__}, whose head is {'missing' if head is None else head}"
+            raise ConfigError("model.network", found, f"a network with self.head = nn.Linear(..., {outputs})")

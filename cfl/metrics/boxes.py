@@ -1,0 +1,181 @@
+"""Boxes in images: the grid of a one-stage detector, its loss and what it finds, in plain torch and static shapes.
+
+A target is ``[M, 5]`` float32: class, left, top, right and bottom in pixels; rows of class -1 are padding. The network
+gives, for each of :data:`PER_CELL` predictors in every cell of a grid of :data:`STRIDE` pixels, 5 + K numbers ``t``, as
+a map ``[PER_CELL (5 + K), rows, columns]``::
+
+    centre      stride (column + sigmoid(t0)), stride (row + sigmoid(t1))
+    size        stride exp(t2), stride exp(t3)                      t2 and t3 are cut off at -4 and 4
+    objectness  sigmoid(t4)
+    class       softmax(t5 ...)
+
+So the sizes from which a network starts, its anchors, are exponentials of the head's biases.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+STRIDE = 16
+"""Pixels between the centres of two cells, across and down."""
+PER_CELL = 3
+"""Predictors in a cell, each of one anchor."""
+FOUND = 100
+"""Most detections of an image."""
+_NUMBERS = 5
+_LARGEST = 4.0
+
+
+def grid_size(height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of the grid over an image."""
+    return -(-height // STRIDE), -(-width // STRIDE)
+
+
+def num_outputs(shape: tuple[int, int, int], classes: int) -> int:
+    """Numbers that a network gives for an image ``(C, H, W)``, of all cells together."""
+    rows, columns = grid_size(*shape[1:])
+    return PER_CELL * (_NUMBERS + classes) * rows * columns
+
+
+def num_classes(shape: tuple[int, int, int], outputs: int) -> int | None:
+    """The inverse of :func:`num_outputs`; None if there is none."""
+    classes = outputs // num_outputs(shape, 1 - _NUMBERS) - _NUMBERS
+    return classes if classes > 0 and num_outputs(shape, classes) == outputs else None
+
+
+def iou(one: Tensor, other: Tensor) -> Tensor:
+    """Intersection over union ``[..., n, m]`` of boxes ``[..., n, 4]`` and ``[..., m, 4]``; 0 of empty ones."""
+    a, b = one.unsqueeze(-2), other.unsqueeze(-3)
+    sides = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0)
+    common = sides.prod(-1)
+    areas = [(boxes[..., 2:] - boxes[..., :2]).clamp(min=0).prod(-1) for boxes in (a, b)]
+    return common / (areas[0] + areas[1] - common).clamp(min=1e-9)
+
+
+def _placed(outputs: Tensor, rows: int, columns: int) -> Tensor:
+    """Outputs ``[N, O]`` as ``[N, rows, columns, PER_CELL, 5 + K]``."""
+    return outputs.unflatten(-1, (PER_CELL, -1, rows, columns)).movedim((-2, -1), (1, 2))
+
+
+def detection_losses(outputs: Tensor, y: Tensor, rows: int, columns: int) -> Tensor:
+    """``[N]`` losses: of every box its place, size and class, and of every predictor whether it has found one.
+
+    A box belongs to the cell of its centre, and there to the predictor whose predicted size is most like its own. Their
+    terms are added up: cross-entropies of the centre's place in the cell, squared errors of the sizes' logarithms, and
+    the cross-entropy of the class. Objectness has cross-entropies over the whole grid; predictors without a box count
+    half. The sum is divided by the number of an image's boxes, at least 1.
+
+    Args:
+        outputs: ``[N, O]``.
+        y: ``[N, M, 5]``.
+        rows: of the grid.
+        columns: of the grid.
+    """
+    t = _placed(outputs, rows, columns)
+    n, m = y.shape[:2]
+    classes, corners = y[..., 0].long(), y[..., 1:].to(t.dtype)
+    real = classes >= 0
+    centre, size = (corners[..., :2] + corners[..., 2:]) / 2, (corners[..., 2:] - corners[..., :2]).clamp(min=1)
+    most = torch.tensor([columns - 1, rows - 1], device=y.device)
+    cell = torch.minimum((centre / STRIDE).floor().long().clamp(min=0), most)
+    place = cell[..., 1] * columns + cell[..., 0]  # [N, M]
+    there = t.flatten(1, 2).gather(1, place[..., None, None].expand(n, m, *t.shape[-2:]))  # [N, M, PER_CELL, 5 + K]
+    log_size = (size / STRIDE).log().unsqueeze(-2)
+    predicted = there[..., 2:4].detach().clamp(-_LARGEST, _LARGEST)
+    common = torch.minimum(predicted, log_size).exp().prod(-1)
+    likeness = common / (predicted.exp().prod(-1) + log_size.exp().prod(-1) - common)
+    best = likeness.argmax(-1)  # [N, M]
+    own = there.gather(2, best[..., None, None].expand(n, m, 1, t.shape[-1])).squeeze(2)
+    offset = (centre / STRIDE - cell).clamp(0, 1)
+    of_box = F.binary_cross_entropy_with_logits(own[..., :2], offset, reduction="none").sum(-1)
+    of_box = of_box + (own[..., 2:4] - log_size.squeeze(-2)).square().sum(-1)
+    log_p = own[..., _NUMBERS:].log_softmax(-1)
+    of_box = of_box - log_p.gather(-1, classes.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    # A place behind the grid takes what is padding.
+    predictor = torch.where(real, place * PER_CELL + best, rows * columns * PER_CELL)
+    found = torch.zeros(n, rows * columns * PER_CELL + 1, dtype=t.dtype, device=t.device)
+    found = found.scatter(1, predictor, 1.0)[:, :-1]
+    objectness = F.binary_cross_entropy_with_logits(t[..., 4].flatten(1), found, reduction="none")
+    of_grid = (objectness * (0.5 + 0.5 * found)).sum(1)
+    of_boxes = torch.where(real, of_box, torch.zeros_like(of_box)).sum(1)
+    return (of_grid + of_boxes) / real.sum(1).clamp(min=1)
+
+
+def decoded(outputs: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Boxes ``[N, P, 4]`` in pixels and the score of every class ``[N, P, K]``, of all P predictors."""
+    t = _placed(outputs, rows, columns)
+    x, y = (torch.arange(n, device=t.device, dtype=t.dtype) for n in (columns, rows))
+    corner = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).unsqueeze(-2)  # [rows, columns, 1, 2]
+    centre = STRIDE * (corner + t[..., :2].sigmoid())
+    half = STRIDE * t[..., 2:4].clamp(-_LARGEST, _LARGEST).exp() / 2
+    scores = t[..., 4:5].sigmoid() * t[..., _NUMBERS:].softmax(-1)
+    return torch.cat([centre - half, centre + half], -1).flatten(1, 3), scores.flatten(1, 3)
+
+
+def suppressed(boxes: Tensor, scores: Tensor, classes: Tensor, above: float) -> Tensor:
+    """Non-maximum suppression: ``[N, n]`` bool, True where a better box of the same class overlaps.
+
+    Args:
+        boxes: ``[N, n, 4]``, the best first.
+        scores: ``[N, n]``, not increasing.
+        classes: ``[N, n]`` int64.
+        above: overlap, as intersection over union, above which the worse box is left out.
+    """
+    rivals = (iou(boxes, boxes) > above) & (classes.unsqueeze(-1) == classes.unsqueeze(-2))
+    gone = torch.zeros_like(scores, dtype=torch.bool)
+    for better in range(boxes.shape[1] - 1):
+        behind = torch.arange(boxes.shape[1], device=boxes.device) > better
+        gone = gone | (rivals[:, better] & behind & ~gone[:, better : better + 1])
+    return gone
+
+
+def detections(outputs: Tensor, shape: tuple[int, int, int], above: float = 0.5) -> Tensor:
+    """``[N, n, 6]``: class, left, top, right, bottom and score of what a network has found, the best first.
+
+    There are at most :data:`FOUND` of an image. Rows of class -1 are padding.
+
+    Args:
+        outputs: ``[N, O]``.
+        shape: ``(C, H, W)`` of the images, to which boxes are cut.
+        above: see :func:`suppressed`.
+    """
+    _, height, width = shape
+    boxes, scores = decoded(outputs, *grid_size(height, width))
+    classes = scores.shape[-1]
+    best, order = scores.flatten(1).topk(min(FOUND, scores[0].numel()), dim=1)
+    which, predictor = order % classes, order // classes
+    limits = torch.tensor([width, height, width, height], device=boxes.device, dtype=boxes.dtype)
+    kept = boxes.gather(1, predictor.unsqueeze(-1).expand(-1, -1, 4)).clamp(min=0).minimum(limits)
+    gone = suppressed(kept, best, which, above)
+    label = torch.where(gone, -1, which).to(boxes.dtype)
+    return torch.cat([label.unsqueeze(-1), kept, best.unsqueeze(-1)], -1)
+
+
+def anchors(y: Tensor, count: int = PER_CELL, steps: int = 50) -> Tensor:
+    """``[count, 2]`` widths and heights in pixels, ascending by area: centres of clusters of the boxes' sizes.
+
+    Lloyd's algorithm on the logarithms of sizes, from evenly spaced quantiles of the areas; nothing is drawn at random.
+
+    Args:
+        y: ``[N, M, 5]``; without any box the anchors are squares of 1, 2 and 4 cells.
+        count: how many.
+        steps: of the algorithm, at most.
+    """
+    real = y[y[..., 0] >= 0]
+    sizes = (real[:, 3:] - real[:, 1:3]).double().clamp(min=1).log()
+    if not len(sizes):
+        return torch.tensor([[STRIDE * 2.0**k] * 2 for k in range(count)])
+    sizes = sizes[sizes.sum(1).argsort(stable=True)]
+    places = ((torch.arange(count) + 0.5) / count * len(sizes)).long().clamp(max=len(sizes) - 1)
+    centres = sizes[places]
+    for _ in range(steps):
+        nearest = (sizes.unsqueeze(1) - centres).square().sum(-1).argmin(1)
+        moved = torch.stack(
+            [sizes[nearest == k].mean(0) if bool((nearest == k).any()) else c for k, c in enumerate(centres)]
+        )
+        if torch.equal(moved, centres):
+            break
+        centres = moved
+    return centres[centres.sum(1).argsort(stable=True)].exp().float()

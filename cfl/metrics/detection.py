@@ -1,0 +1,138 @@
+"""Mean average precision of detected boxes, computed by torchmetrics with COCO's own evaluation.
+
+Average precisions are no sums: a row of the matrix is known when all boxes of its tests have been seen. Until then they
+are kept in one torchmetrics metric for every task, and for every client that has a model of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cfl.metrics.measures.detection import MAP_FORMULAS
+from cfl.metrics.task_matrix import TaskMatrix
+from cfl.metrics.transfer import average_accuracy, last_evaluated, transfers
+from cfl.runtime import distributed
+
+Place = tuple[int, ...]
+
+
+class DetectionMatrix(TaskMatrix):
+    """The matrix of mean average precisions at overlaps from 0.5 to 0.95, and that at 0.5, in percent.
+
+    Attributes:
+        at_half: ``[..., T + 1, T]``, the average precisions at an overlap of 0.5, from 0 to 1.
+
+    Args:
+        num_tasks: number of tasks T, at least 1.
+        num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
+
+    Raises:
+        cfl.runtime.errors.ConfigError: a number below 1.
+    """
+
+    higher_is_better = True
+    scale = 100.0
+    at_half: Tensor
+
+    def __init__(self, num_tasks: int, num_clients: int | None = None) -> None:
+        super().__init__(num_tasks, num_clients, torch.float64)
+        self.add_state("at_half", torch.zeros_like(self.sums), dist_reduce_fx="sum", persistent=True)
+        self._seen: dict[Place, list[tuple[Tensor, Tensor]]] = {}
+
+    def add(
+        self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
+    ) -> None:
+        """See :meth:`TaskMatrix.add`: detections ``[B, n, 6]`` and true boxes ``[B, M, 5]``."""
+        self.update(row, task, outputs, y, client)
+
+    def update(self, row: int, task: int, found: Tensor, true: Tensor, client: int | None = None) -> None:
+        """Add one batch or one whole test set; :meth:`add_up` computes the row.
+
+        Args:
+            row: the task just learned, 0 .. T-1, or -1 for the model before any training.
+            task: whose test samples these are, 0 .. T-1.
+            found: ``[B, n, 6]``, as :func:`cfl.metrics.boxes.detections` gives them.
+            true: ``[B, M, 5]``: class (-1 for none), left, top, right and bottom.
+            client: whose model it was, 0 .. C-1; None exactly when there is one global model.
+
+        Raises:
+            ValueError: an index out of range, or a client where none belongs or none where one does.
+        """
+        place = self._place(row, task, client)
+        pairs = zip(found.detach().cpu().float(), true.cpu().float(), strict=True)
+        self._seen.setdefault(place, []).extend((one[one[:, 0] >= 0], other[other[:, 0] >= 0]) for one, other in pairs)
+
+    def clear_row(self, row: int, clients: Sequence[int] | None = None) -> None:
+        """See :meth:`TaskMatrix.clear_row`."""
+        super().clear_row(row, clients)
+        for place in self._of_row(row, clients):
+            del self._seen[place]
+
+    def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
+        """Compute a row from all that has been added to it in any process."""
+        own = {place: self._seen[place] for place in self._of_row(row, clients)}
+        for place in own:
+            del self._seen[place]
+        together: dict[Place, list[tuple[Tensor, Tensor]]] = {}
+        for of_process in distributed.gather(own):
+            for place, images in of_process.items():
+                together.setdefault(place, []).extend(images)
+        for place, images in together.items():
+            value, at_half = mean_average_precisions(images)
+            if not math.isnan(value):
+                self.sums[place], self.at_half[place], self.counts[place] = value, at_half, 1
+
+    def _of_row(self, row: int, clients: Sequence[int] | None) -> list[Place]:
+        line = self._row(row)
+        return [
+            place
+            for place in self._seen
+            if place[-2] == line and (clients is None or self.num_clients is None or place[0] in clients)
+        ]
+
+    def compute_at_half(self) -> Tensor:
+        """The matrix at an overlap of 0.5, of the shape of :meth:`compute`."""
+        counts = self.counts.cpu()
+        return (self.scale * self.at_half.cpu() / counts).masked_fill(counts == 0, math.nan)[..., :-1, :]
+
+    def summary(self, after: int | None = None) -> dict[str, float | None]:
+        """The figures of :data:`MAP_FORMULAS`, ready for JSON; each the mean over clients for which it is defined.
+
+        Args:
+            after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
+        """
+        a = self.compute()
+        t = last_evaluated(a) if after is None else after
+        if t is None:
+            return dict.fromkeys(MAP_FORMULAS)
+        figures = {"map": average_accuracy(a, t)}
+        figures |= {f"map_{key}": value for key, value in transfers(a, self.initial(), False, t).items()}
+        figures["map50"] = average_accuracy(self.compute_at_half(), t)
+        means = {key: figures[key].nanmean().item() for key in MAP_FORMULAS}
+        summary: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
+        if self.num_clients is not None:
+            summary["clients_evaluated"] = int((~torch.isnan(figures["map"])).sum())
+        return summary
+
+
+def mean_average_precisions(images: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Mean average precision at overlaps from 0.5 to 0.95, and at 0.5, from 0 to 1; NaN without a true box.
+
+    Args:
+        images: of each the detections ``[n, 6]`` and the true boxes ``[m, 5]``, without padding.
+    """
+    from torchmetrics.detection.mean_ap import MeanAveragePrecision
+
+    metric: Any = MeanAveragePrecision(box_format="xyxy", iou_type="bbox", backend="pycocotools")
+    found = [{"boxes": one[:, 1:5], "scores": one[:, 5], "labels": one[:, 0].long()} for one, _ in images]
+    true = [{"boxes": other[:, 1:], "labels": other[:, 0].long()} for _, other in images]
+    metric.update(found, true)
+    values = metric.compute()
+    if not any(len(other) for _, other in images):
+        return math.nan, math.nan
+    return float(values["map"]), float(values["map_50"])

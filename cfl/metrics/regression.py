@@ -1,0 +1,104 @@
+"""Root mean squared errors and R2, computed from the errors of a run on every task after every task.
+
+``a[t, i]`` is the root of the mean over task i's test samples, and over the D numbers predicted of each, of the squared
+error after learning task t, in the unit of the targets. ``R2[t, i]`` is the mean over the D numbers of one minus the
+sum of squared errors over the sum of squared deviations of the targets from their mean over task i's test samples. It
+is undefined where targets are constant. FGT, BWT and FWT are those of ``a``, signed as
+:func:`cfl.metrics.transfer.transfers` says: above 0, FGT is a rise of the error, BWT and FWT a fall.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cfl.metrics.measures.regression import RMSE_FORMULAS
+from cfl.metrics.task_matrix import TaskMatrix
+from cfl.metrics.transfer import average_accuracy, last_evaluated, transfers
+
+
+class ErrorMatrix(TaskMatrix):
+    """Sums squared errors and computes the matrices of RMSE and R2 from them.
+
+    Sums are float64, so the result is the same, up to that precision, for any order and number of processes.
+
+    Attributes:
+        moments: ``[..., T + 1, T, 3, D]``, of each number the sums of squared errors, targets and squared targets.
+
+    Args:
+        num_tasks: number of tasks T, at least 1.
+        num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
+        num_outputs: D, the numbers that are predicted of a sample.
+
+    Raises:
+        cfl.runtime.errors.ConfigError: a number below 1.
+    """
+
+    higher_is_better = False
+    moments: Tensor
+
+    def __init__(self, num_tasks: int, num_clients: int | None = None, num_outputs: int = 1) -> None:
+        super().__init__(num_tasks, num_clients, torch.float64)
+        zeros = torch.zeros((*self.sums.shape, 3, num_outputs), dtype=torch.float64)
+        self.add_state("moments", zeros, dist_reduce_fx="sum", persistent=True)
+
+    def add(
+        self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
+    ) -> None:
+        """See :meth:`TaskMatrix.add`: adds up the squared errors of outputs ``[B, D]`` and their targets."""
+        self.update(row, task, outputs, y, client)
+
+    def update(self, row: int, task: int, predicted: Tensor, true: Tensor, client: int | None = None) -> None:
+        """Add one batch or one whole test set.
+
+        Args:
+            row: the task just learned, 0 .. T-1, or -1 for the model before any training.
+            task: whose test samples these are, 0 .. T-1.
+            predicted: ``[B, D]``.
+            true: ``[B, D]``.
+            client: whose model it was, 0 .. C-1; None exactly when there is one global model.
+
+        Raises:
+            ValueError: an index out of range, a client where none belongs or none where one does, or an error that is
+                not finite.
+        """
+        place = self._place(row, task, client)
+        predicted, true = predicted.cpu().double(), true.cpu().double()
+        sums = torch.stack([(predicted - true).square().sum(0), true.sum(0), true.square().sum(0)])
+        if not bool(sums.isfinite().all()):
+            raise ValueError(f"{len(true)} samples of task {task} have a squared error of {float(sums[0].sum())}")
+        self.sums[place] += sums[0].mean()
+        self.counts[place] += len(true)
+        self.moments[place] += sums
+
+    def _means(self) -> Tensor:
+        return super()._means().sqrt()
+
+    def determination(self) -> Tensor:
+        """R2, of the shape of :meth:`compute`; NaN where undefined."""
+        errors, first, second = self.moments.cpu()[..., :-1, :, :, :].unbind(-2)
+        count = self.counts.cpu()[..., :-1, :].unsqueeze(-1)
+        spread = second - first.square() / count
+        r2 = 1 - errors / spread
+        return r2.masked_fill((count == 0) | (spread <= 1e-12 * second), math.nan).mean(-1)
+
+    def summary(self, after: int | None = None) -> dict[str, float | None]:
+        """The figures of :data:`RMSE_FORMULAS`, ready for JSON; each the mean over clients for which it is defined.
+
+        Args:
+            after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
+        """
+        a = self.compute()
+        t = last_evaluated(a) if after is None else after
+        if t is None:
+            return dict.fromkeys(RMSE_FORMULAS)
+        figures = {"rmse": average_accuracy(a, t)}
+        figures |= {f"rmse_{key}": value for key, value in transfers(a, self.initial(), True, t).items()}
+        figures["r2"] = average_accuracy(self.determination(), t)
+        means = {key: figure.nanmean().item() for key, figure in figures.items()}
+        summary: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
+        if self.num_clients is not None:
+            summary["clients_evaluated"] = int((~torch.isnan(figures["rmse"])).sum())
+        return summary

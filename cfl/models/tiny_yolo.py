@@ -1,0 +1,98 @@
+"""A small one-stage detector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from cfl.metrics import boxes
+from cfl.models.base import Network
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
+
+_RARE = 0.01
+"""How likely a predictor thinks a box before training."""
+
+
+class TinyYOLO(Network):
+    """Four 3 x 3 convolutions with stride 2 and a convolution that predicts boxes in every cell of a grid.
+
+    After YOLO (Redmon et al., 2016; Redmon and Farhadi, 2018), in static shapes: what its numbers mean and its loss are
+    in :mod:`cfl.metrics.boxes`. Outputs are the grid's numbers, flattened. Before the first round the predictors of a
+    cell get the sizes of :func:`cfl.metrics.boxes.anchors` of the first task's training boxes as their biases.
+
+    Args:
+        input_shape: ``(C, H, W)`` of one image.
+        num_outputs: numbers of all cells together, as set by ``data.scenario: detection``.
+        width: maps after the first convolution, at least 1; the others have 2, 4 and 8 times as many.
+
+    Raises:
+        ConfigError: another number of outputs.
+    """
+
+    predicts: ClassVar[str] = "boxes"
+    head: nn.Conv2d  # type: ignore[assignment]
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, width: int = 16) -> None:
+        super().__init__(input_shape, num_outputs)
+        check_integers("model.network", 1, width=width)
+        classes = boxes.num_classes(self.input_shape, num_outputs)
+        if classes is None:
+            valid = f"a network with labels, or data.scenario detection: {num_outputs} outputs are no grid of boxes"
+            raise ConfigError("model.network", type(self).__name__, valid)
+        self.num_classes, self.width = classes, width
+        maps = [self.input_shape[0], width, 2 * width, 4 * width, 8 * width]
+        self.stages = nn.ModuleList(
+            nn.Conv2d(before, after, 3, stride=2, padding=1) for before, after in pairwise(maps)
+        )
+        self.head = nn.Conv2d(maps[-1], boxes.PER_CELL * (5 + classes), 1)
+        with torch.no_grad():
+            self._biases()[:, 4] = math.log(_RARE / (1 - _RARE))
+        self.start_from(torch.zeros(0, 0, 5))
+
+    @torch.no_grad()
+    def start_from(self, y: Tensor) -> None:
+        """Give the predictors of a cell the sizes of training boxes ``[N, M, 5]``."""
+        bias = self._biases()
+        bias[:, 2:4] = (boxes.anchors(y) / boxes.STRIDE).log().to(bias)
+
+    def _biases(self) -> Tensor:
+        return cast(Tensor, self.head.bias).view(boxes.PER_CELL, -1)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]`` to the maps ``[B, d, rows, columns]`` from which boxes are predicted."""
+        for stage in self.stages:
+            x = relu(stage(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]`` to the grid's numbers ``[B, num_outputs]``."""
+        numbers: Tensor = self.head(self.features(x)).flatten(1)
+        return numbers
+
+    def answering(self, clients: Sequence[int] = (0,)) -> nn.Module:
+        """See :meth:`Network.answering`: :class:`Detections`."""
+        return Detections(self)
+
+
+class Detections(nn.Module):
+    """What a detector has found, as a module, for ``functional_call``.
+
+    Args:
+        network: the detector; its tensors' names here begin with ``network.``.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        self.training = network.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]`` to :func:`cfl.metrics.boxes.detections`."""
+        return boxes.detections(self.network(x), self.network.input_shape)

@@ -1,0 +1,183 @@
+"""Readers of images with boxes: the same boxes from three formats, and files that cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cfl.data.sources import CocoBoxes, RecordedFrames, VocBoxes
+from cfl.data.sources.boxes import DetectionSource
+from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.testing import check_source
+
+SHAPE = [3, 20, 40]
+CLASSES = ["vehicle", "bike"]
+SIZE = (80, 60)  # of the files: twice as wide and three times as high
+# Of four images: class, left, top, right, bottom in the files' pixels.
+BOXES: list[list[tuple[str, float, float, float, float]]] = [
+    [("vehicle", 10, 6, 30, 36), ("bike", 40, 30, 90, 66)],  # the second reaches beyond the image
+    [("lamp", 1, 1, 20, 20), ("vehicle", 20, 20, 21, 40)],  # not asked for; half a pixel wide
+    [],
+    [("bike", 0, 0, 80, 60)],
+]
+EXPECTED = [
+    [[1, 20, 10, 40, 20], [0, 5, 2, 15, 12]],  # the largest first
+    [],
+    [],
+    [[1, 0, 0, 40, 20]],
+]
+
+
+def images(folder: Path, ending: str = "jpg") -> None:
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for number in range(4):
+        pixels = generator.integers(0, 255, (*SIZE[::-1], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"T_{number}.{ending}")
+
+
+def recorded(folder: Path) -> RecordedFrames:
+    images(folder / "frames")
+    lines = ["frame,town,number,split,class,xmin,ymin,xmax,ymax"]
+    for number, boxes in enumerate(BOXES):
+        for box in boxes or [("", "", "", "", "")]:
+            lines.append(f"T_{number},T,{number},train,{','.join(map(str, box))}")
+    (folder / "boxes.csv").write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
+    return RecordedFrames(str(folder), SHAPE, CLASSES, most_boxes=3, block=1, test_every=4)
+
+
+def coco(folder: Path) -> CocoBoxes:
+    images(folder / "images")
+    named = {"vehicle": 7, "bike": 3, "lamp": 9}
+    annotations = [
+        {"image_id": k, "category_id": named[name], "bbox": [left, top, right - left, bottom - top]}
+        for k, boxes in enumerate(BOXES)
+        for name, left, top, right, bottom in boxes
+    ]
+    annotations.append({"image_id": 0, "category_id": 7, "bbox": [0, 0, 9, 9], "iscrowd": 1})
+    for part, chosen in (("train", (0, 1, 2)), ("val", (3,))):
+        held = {
+            "images": [{"id": k, "file_name": f"T_{k}.jpg"} for k in chosen],
+            "categories": [{"id": number, "name": name} for name, number in named.items()],
+            "annotations": [one for one in annotations if one["image_id"] in chosen],
+        }
+        (folder / f"{part}.json").write_text(json.dumps(held))
+    return CocoBoxes(str(folder), "train.json", "val.json", "images", SHAPE, CLASSES, most_boxes=3)
+
+
+def voc(folder: Path) -> VocBoxes:
+    images(folder / "JPEGImages")
+    for kind in ("Annotations", "ImageSets/Main"):
+        (folder / kind).mkdir(parents=True)
+    for k, boxes in enumerate(BOXES):
+        objects = "".join(
+            f"<object><name>{name}</name><bndbox>"
+            + "".join(f"<{side}>{at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
+            + "</bndbox></object>"
+            for name, *box in boxes
+        )
+        text = f"<annotation><filename>T_{k}.jpg</filename>{objects}</annotation>"
+        (folder / "Annotations" / f"T_{k}.xml").write_text(text)
+    (folder / "ImageSets/Main/train.txt").write_text("T_0\nT_1\nT_2 1\n")
+    (folder / "ImageSets/Main/val.txt").write_text("T_3\n")
+    return VocBoxes(str(folder), SHAPE, CLASSES, most_boxes=3)
+
+
+MAKERS = (recorded, coco, voc)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_format_gives_the_same_boxes(make: Callable[[Path], DetectionSource], tmp_path: Path) -> None:
+    source = make(tmp_path / "set")
+    train, test = source.load(tmp_path)
+    found = [
+        [[round(value, 4) for value in box] for box in image.tolist() if box[0] >= 0]
+        for image in torch.cat([train.labels, test.labels])
+    ]
+    assert found == EXPECTED
+    assert train.images.dtype == torch.uint8
+    assert list(train.images.shape) == [3, *SHAPE]
+    assert (source.num_classes, source.targets, list(train.labels.shape)) == (2, "boxes", [3, 3, 5])
+    check_source(source, tmp_path)
+
+
+def test_every_fifth_block_of_a_town_is_for_tests(tmp_path: Path) -> None:
+    frames = tmp_path / "drive" / "frames"
+    frames.mkdir(parents=True)
+    lines = ["frame,town,number,class,xmin,ymin,xmax,ymax"]
+    for town, count in (("A", 23), ("B", 11)):
+        for k in range(count):
+            Image.new("RGB", (4, 4)).save(frames / f"{town}{k}.jpg")
+            lines.append(f"{town}{k},{town},{60 * k},,,,,")
+    (tmp_path / "drive" / "boxes.csv").write_text("\n".join(lines))
+    train, test = RecordedFrames("drive", [3, 4, 4], ["x"], block=2).records(tmp_path)
+    assert [record.file.stem for record in test] == ["A8", "A9", "A18", "A19", "B8", "B9"]
+    assert len(train) == 34 - 6
+    only, _ = RecordedFrames("drive", [3, 4, 4], ["x"], towns=["B"], block=2).records(tmp_path)
+    assert {record.file.stem[0] for record in only} == {"B"}
+    with pytest.raises(ConfigError, match="some of A, B"):
+        RecordedFrames("drive", [3, 4, 4], ["x"], towns=["C"]).records(tmp_path)
+
+
+def test_images_with_many_boxes_keep_the_largest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = recorded(tmp_path / "set")
+    source.most_boxes = 1
+    train, _ = source.load(tmp_path)
+    assert train.labels[0].tolist() == [[1, 20, 10, 40, 20]]
+    assert "1 training images have more than 1 boxes" in caplog.text
+    limited = RecordedFrames(source.path, SHAPE, CLASSES, block=1, test_every=4, max_train=2)
+    assert len(limited.load(tmp_path)[0]) == 2
+
+
+def changed(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "file", "old", "new", "said"),
+    [
+        (recorded, "boxes.csv", ",xmin", ",left", "it lacks the columns xmin"),
+        (recorded, "boxes.csv", "T_0,T,0,", "T_0,T,1,", "has the number of"),
+        (recorded, "boxes.csv", "T_0,T,0,", "../T_0,T,0,", "is no name of a file below"),
+        (recorded, "boxes.csv", ",10,6,30,36", ",10,6,nan,36", "is no box"),
+        (recorded, "boxes.csv", ",10,6,30,36", ",10,6,x,36", "are no four numbers"),
+        (coco, "train.json", '"bbox": [10, 6, 20, 30]', '"bbox": [10, 6, 20]', "are no four numbers"),
+        (coco, "train.json", '"bbox": [10, 6, 20, 30]', '"bbox": [10, 6, -20, 30]', "is no box"),
+        (coco, "train.json", '"image_id": 0', '"image_id": 77', "there is no image 77"),
+        (coco, "train.json", '"images": [', '"pictures": [', "there is no images"),
+        (coco, "train.json", "{", "", "cannot be read"),
+        (coco, "train.json", "T_0.jpg", "/etc/passwd", "is no name of a file below"),
+        (voc, "Annotations/T_0.xml", "<annotation>", "<!DOCTYPE a><annotation>", "declares entities"),
+        (voc, "Annotations/T_0.xml", "</annotation>", "", "is no XML"),
+        (voc, "Annotations/T_0.xml", "<xmax>30", "<xmax>3", "is no box"),
+        (voc, "ImageSets/Main/train.txt", "T_0", "T_9", "cannot be read"),
+    ],
+)
+def test_damaged_files_are_named(make: Any, file: str, old: str, new: str, said: str, tmp_path: Path) -> None:
+    source = make(tmp_path / "set")
+    changed(tmp_path / "set" / file, old, new)
+    with pytest.raises(DataFilesMissing, match=said):
+        source.load(tmp_path)
+
+
+def test_options_that_cannot_work() -> None:
+    for options, key in (
+        ({"shape": [2, 8, 8]}, "shape"),
+        ({"classes": []}, "classes"),
+        ({"classes": ["a", "a"]}, "classes"),
+        ({"most_boxes": 0}, "most_boxes"),
+        ({"block": 0}, "block"),
+        ({"test_every": 1}, "test_every"),
+        ({"towns": []}, "towns"),
+    ):
+        with pytest.raises(ConfigError, match=f"data.stream.source.{key}"):
+            RecordedFrames(**{"path": "x", "shape": [3, 8, 8], "classes": ["a"], **options})
