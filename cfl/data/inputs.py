@@ -68,7 +68,7 @@ class Inputs:
             y = data.labels.index_select(0, flat) + self._offsets[task]
         else:
             x, y = self.stored(task, flat, augmentation_words(self._seed, *moment, task, flat))
-        return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+        return x.view((*index.shape, *x.shape[1:])), y.view((*index.shape, *y.shape[1:]))
 
     def of_tasks(
         self,
@@ -99,14 +99,14 @@ class Inputs:
         device = index.device if device is None else device
         if not self._alike.any():
             x, y = self._stored_alike(0, of, flat, bits, device)
-            return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+            return x.view((*index.shape, *x.shape[1:])), y.view((*index.shape, *y.shape[1:]))
         x = torch.empty((len(flat), *self._shape), device=device)
         labels = self._tasks[0].train.labels
         y = labels.new_empty((len(flat), *labels.shape[1:]), device=device)
         for first, rows in _rows_by_task(self._alike.to(of.device)[of]):
             own, there = None if bits is None else bits[rows], moved(rows, device)
             x[there], y[there] = self._stored_alike(first, of[rows], flat[rows], own, device)
-        return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+        return x.view((*index.shape, *x.shape[1:])), y.view((*index.shape, *y.shape[1:]))
 
     def stored(self, task: int, index: Tensor, words: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As :meth:`of_task`, for ``[n]`` indices and random bits, without caching the task's transformed images."""

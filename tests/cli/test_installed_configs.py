@@ -60,7 +60,7 @@ def test_all_are_listed_with_what_they_say_of_themselves(capsys: pytest.CaptureF
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split()[0] for line in lines]
     assert shown == [*(name for name in NAMES if not name.startswith("papers/")), "papers/"]
-    assert any(line.startswith("methods/fot.yaml") and "Federated Orthogonal Training." in line for line in lines)
+    assert any(line.startswith("methods/fot.yaml") and "Federated Orthogonal Training" in line for line in lines)
     assert main(["configs", "papers"]) == 0
     of_papers = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert of_papers == [name for name in NAMES if name.startswith("papers/")]

@@ -365,6 +365,7 @@ def test_the_options_together_do_not_depend_on_processes() -> None:
         ("importance_scale", {"message": "covariance", "importance_scale": math.inf}),
         ("message", {"message": "moments"}),
         ("capacity", {"capacity": {}}),
+        ("capacity", {"capacity": 0.5}),
         ("capacity", {"capacity": {"total": 0.5, "per_task": 0.1}}),
         ("capacity", {"capacity": {"task": 0.5}}),
         ("capacity", {"capacity": {"total": 0.0}}),

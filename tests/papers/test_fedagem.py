@@ -30,7 +30,7 @@ from cfl.reporting.matrix_file import write_matrix_csv
 from cfl.running.missing_data import MissingData
 
 MNIST, CIFAR = ("rmnist", "pmnist"), ("cifar10", "cifar100")
-UNLIKE = ("path", "shape", "num_classes", "channels", "scale")  # options of Arrays that CIFAR10 has not
+UNLIKE = ("path", "shape", "num_classes", "channels", "scale", "numbers")  # options of Arrays that CIFAR10 has not
 IMPLEMENTED = ("fl", "agem", "gpm", "der", "fedcurv", "fedprox", "fot")
 
 
@@ -231,8 +231,13 @@ OF_BENCHMARKS = {
 
 FEDCURV = {"strength": 1.0, "fisher": "empirical", "reduction": "mean", "fisher_batch_size": 256, "keep": 1.0}
 FOT = {
+    "message": "sketch",
     "rank_rule": "code",
     "minimum_rank": 1,
+    "project_clients": False,
+    "capacity": None,
+    "importance_scale": None,
+    "last_extraction": False,
     "residual_share": "energy",
     "layers": None,
     "gpse_model": "global",
@@ -409,7 +414,7 @@ def test_the_protocol_of_the_larger_data_sets(table: str) -> None:
             assert list(other["methods"]) == [method] * (method != "fl") + ["fed_agem"] * (projection == "fedagem")
             assert {**other, "methods": {}, "buffer": found["buffer"]} == {**found, "methods": {}}
     replay = [at_larger(table, method, "without")["methods"][method]["init_args"] for method in ("agem", "der")]
-    assert replay == [{"batch_size": 32}, {"alpha": 1.0, "beta": 0.0, "batch_size": 32}]
+    assert replay == [{"batch_size": 32}, {"alpha": 1.0, "beta": 0.0, "batch_size": 32, "over_outputs": "mean"}]
 
 
 def test_networks_of_the_larger_data_sets() -> None:

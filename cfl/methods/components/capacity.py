@@ -16,9 +16,9 @@ def check_capacity(key: str, capacity: Mapping[str, Any] | None) -> None:
     """
     if capacity is None:
         return
-    values = list(capacity.values())
-    if len(values) != 1 or not set(capacity) <= {"total", "per_task"} or not 0 < values[0] <= 1:
-        raise ConfigError(key, dict(capacity), "{total: share} or {per_task: share}, with a share in (0, 1], or null")
+    shares = list(capacity.values()) if isinstance(capacity, Mapping) else []
+    if len(shares) != 1 or not set(capacity) <= {"total", "per_task"} or not 0 < shares[0] <= 1:
+        raise ConfigError(key, capacity, "{total: share} or {per_task: share}, with a share in (0, 1], or null")
 
 
 def room_for(capacity: Mapping[str, float] | None, d: int, used: int, extractions_left: int) -> int:
