@@ -792,7 +792,7 @@ class NoPeak(Peak):
 
 @pytest.mark.slow
 def test_methods_and_extractions_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FOT on a tiny work: nothing added to a round but its task's end, whose sketches are the bytes that are added.
+    """FOT on a tiny work: nothing added to a round but its task's end, whose second moments are the bytes that are added.
 
     :func:`test_a_work_in_miniature` starts processes as the suite does, and measures the peak.
     """
@@ -811,8 +811,8 @@ def test_methods_and_extractions_in_miniature(tmp_path: Path, monkeypatch: pytes
     assert added_row["not_run"] is None
     assert (added_row["work"], added_row["engine"], added_row["variant"]) == ("W5", "cfl", "fot")
     assert added_row["added_uplink_bytes_per_round"] == added_row["added_downlink_bytes_per_round"] == 0
-    # Two layers of 64 and 6 inputs, sketches of 5 times as many columns and two float64 energies each.
-    assert added_row["added_task_end_uplink_bytes"] == TINY.sampled * (4 * 5 * (64**2 + 6**2) + 2 * 2 * 8)
+    # Two layers of 64 and 6 inputs, a triangle of second moments each.
+    assert added_row["added_task_end_uplink_bytes"] == TINY.sampled * 4 * (64 * 65 // 2 + 6 * 7 // 2)
     assert added_row["added_task_end_downlink_bytes"] == TINY.sampled * PARAMETERS * 4
     assert added_row["added_task_end_seconds"] > 0
     assert added_row["added_flops_share"] == 0
