@@ -792,7 +792,7 @@ class NoPeak(Peak):
 
 @pytest.mark.slow
 def test_methods_and_extractions_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FOT on a tiny work: nothing added to a round but its task's end, whose second moments are the bytes that are added.
+    """FOT on a tiny work: nothing added to a round but its task's end, whose second moments are the bytes added.
 
     :func:`test_a_work_in_miniature` starts processes as the suite does, and measures the peak.
     """
