@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def importance_of(values: Tensor, alpha: float) -> Tensor:
-    """``(alpha + 1) sigma / (alpha sigma + max sigma)``, in [0, 1] (eq 6).
+    """``(alpha + 1) sigma / (alpha sigma + max sigma)``, in [0, 1] (equation 2 in the authors' code).
 
     The largest direction has importance 1. With growing ``alpha`` all others approach 1 too, which is full protection.
 
@@ -24,7 +24,7 @@ def importance_of(values: Tensor, alpha: float) -> Tensor:
 def accumulated_importance(
     before: Tensor | None, basis: Tensor, old: int, moments: Tensor, values: Tensor, alpha: float
 ) -> Tensor:
-    """Importance of a basis's directions after one more task (section "Importance accumulation", eq 8 to 10).
+    """Importance of a basis's directions after one more task, accumulated as in the authors' code.
 
     A direction o that the basis had before has the singular value ``sqrt(o^T C o)`` for this task; the directions that
     the task added have those of its inputs outside the old basis. The task's importance (:func:`importance_of`, over

@@ -341,7 +341,7 @@ def project(delta: Tensor, basis: Tensor | None, importance: Tensor | None = Non
     """``delta`` minus its part that acts on the basis: ``delta - (delta O) O^T``.
 
     With ``importance``, that part is removed in proportion: ``delta - (delta O) diag(importance) O^T`` (SGP, Saha and
-    Roy, AAAI 2023, eq 7).
+    Roy, AAAI 2023).
 
     FOT eq 6. The paper writes ``O O^T delta`` for a weight stored ``[d, o]``; torch stores it ``[o, d]``, so the
     product is on the other side. Afterwards ``project(delta, O) @ O = 0``: inputs in the span of ``O`` see no change.
