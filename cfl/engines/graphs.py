@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cfl.engines.updates import sgd_step
+
 WORTH_CAPTURING = 24
 """Steps of one shape after which it is captured; capturing takes as long as some ten steps."""
 
@@ -35,15 +37,24 @@ class Graphs:
         self._asked: Counter[Any] = Counter()
         self._graphs: dict[Any, GraphedStep | None] = {}
 
-    def losses(self, compute: Compute, inputs: Inputs, parameters: Sequence[Tensor]) -> Tensor | None:
+    def losses(
+        self,
+        compute: Compute,
+        inputs: Inputs,
+        parameters: Sequence[Tensor],
+        sgd: tuple[float, float] | None = None,
+    ) -> Tensor | None:
         """``compute(inputs)``, ``[k]``, with a graph of autograd to ``parameters``; None where nothing was captured.
 
         Args:
             compute: the clients' losses. Beside inputs and parameters it uses constants alone.
             inputs: by name; copied.
             parameters: ``[k, ...]`` leaves. Client j's loss depends on row j alone.
+            sgd: learning rate and weight decay of a step that the parameters then take; the losses come without a
+                graph of autograd.
         """
         key = (
+            sgd,
             tuple((name, value.shape, value.dtype) for name, value in inputs.items()),
             tuple(parameter.data_ptr() for parameter in parameters),
             len(parameters[0]),
@@ -52,16 +63,20 @@ class Graphs:
             self._asked[key] += 1
             if self._asked[key] < self._worth or len(self._graphs) >= MOST_GRAPHS:
                 return None
-            self._graphs[key] = _captured(compute, inputs, parameters)
+            self._graphs[key] = _captured(compute, inputs, parameters, sgd)
         found = self._graphs[key]
-        return None if found is None else found(inputs)
+        if found is None:
+            return None
+        return found(inputs) if sgd is None else found.step(inputs)
 
 
-def _captured(compute: Compute, inputs: Inputs, parameters: Sequence[Tensor]) -> GraphedStep | None:
+def _captured(
+    compute: Compute, inputs: Inputs, parameters: Sequence[Tensor], sgd: tuple[float, float] | None
+) -> GraphedStep | None:
     """The graph; None if the step draws random numbers of its own, which a graph would draw again and again."""
     device = parameters[0].device
     before = torch.cuda.get_rng_state(device)
-    step = GraphedStep(compute, inputs, parameters)
+    step = GraphedStep(compute, inputs, parameters, sgd)
     step.warm_up()
     if not torch.equal(before, torch.cuda.get_rng_state(device)):
         torch.cuda.set_rng_state(before, device)
@@ -71,30 +86,44 @@ def _captured(compute: Compute, inputs: Inputs, parameters: Sequence[Tensor]) ->
 
 
 class GraphedStep:
-    """One captured step: losses and their gradients.
+    """One captured step: losses, and their gradients or a step of SGD.
 
     Args:
         compute: see :meth:`Graphs.losses`.
         inputs: of a step like those to come.
         parameters: whose memory stays where it is.
+        sgd: see :meth:`Graphs.losses`.
     """
 
-    def __init__(self, compute: Compute, inputs: Inputs, parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        compute: Compute,
+        inputs: Inputs,
+        parameters: Sequence[Tensor],
+        sgd: tuple[float, float] | None = None,
+    ) -> None:
         self._compute, self.parameters = compute, list(parameters)
         self._inputs = {name: value.clone() for name, value in inputs.items()}
         self._graph = torch.cuda.CUDAGraph()
         self.losses = torch.empty(0)
         self.gradients: list[Tensor | None] = []
         self.replays = 0
+        self._sgd = sgd
 
     def warm_up(self) -> None:
-        """Let libraries choose their kernels and take their memory, which a capture does not allow."""
+        """Let libraries choose their kernels and take their memory, which a capture does not allow.
+
+        Parameters are left as they were.
+        """
+        before = [] if self._sgd is None else [p.detach().clone() for p in self.parameters]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self._both()
         torch.cuda.current_stream().wait_stream(stream)
+        for parameter, value in zip(self.parameters, before, strict=False):
+            parameter.detach().copy_(value)
 
     def capture(self) -> None:
         """Note the kernels of a step."""
@@ -108,14 +137,25 @@ class GraphedStep:
         with torch.enable_grad(), casting:
             losses = self._compute(self._inputs)
             found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True)
+        if self._sgd is not None:
+            sgd_step(self.parameters, found, *self._sgd)
+            return losses.detach(), []
         return losses.detach(), list(found)
 
-    def __call__(self, inputs: Inputs) -> Tensor:
-        """Replay it with other inputs."""
+    def _replay(self, inputs: Inputs) -> None:
         for name, value in inputs.items():
             self._inputs[name].copy_(value)
         self._graph.replay()
         self.replays += 1
+
+    def step(self, inputs: Inputs) -> Tensor:
+        """Replay it with other inputs; losses ``[k]`` before the step of SGD."""
+        self._replay(inputs)
+        return self.losses.clone()
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """Replay it with other inputs; losses ``[k]`` with a graph of autograd."""
+        self._replay(inputs)
         losses: Tensor = _Replayed.apply(self, *self.parameters)
         return losses
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
+from torch.optim.sgd import sgd
 
 from cfl.engines.products import Products
 from cfl.engines.quadratic_pull import Steps
@@ -124,3 +126,32 @@ def plain_sgd(optimizer: Optimizer) -> tuple[float, float] | None:
     if group["momentum"] or group["maximize"] or group["differentiable"]:
         return None
     return float(group["lr"]), float(group["weight_decay"])
+
+
+@torch.no_grad()
+def sgd_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], lr: float, weight_decay: float) -> None:
+    """Plain SGD on all parameters at once, in one pass over their memory; those without gradient stay as they are.
+
+    Args:
+        parameters: changed in place.
+        gradients: of each of them.
+        lr: learning rate.
+        weight_decay: L2 penalty.
+    """
+    found = [(p.detach(), g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
+    weights = [p for p, _ in found]
+    slopes = [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for p, g in found]
+    momenta: list[Tensor | None] = [None] * len(found)
+    sgd(
+        weights,
+        slopes,
+        momenta,
+        has_sparse_grad=False,
+        fused=True,
+        weight_decay=weight_decay,
+        momentum=0.0,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )

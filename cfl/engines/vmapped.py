@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,12 @@ from torch.func import functional_call, vmap
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
 from cfl.engines.base import Compile, Engine, StepContext, added_masks, behind, drawn_masks, dropout_keys
+from cfl.engines.chain import Chain
 from cfl.engines.cohort import Cohort
 from cfl.engines.graphs import Graphs
 from cfl.engines.objective import Objective
+from cfl.engines.stacked_layers import StackedLayers
+from cfl.engines.updates import sgd_step
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.step_draws import StepDraws
@@ -49,6 +53,12 @@ class VmapEngine(Engine):
         self.network = network
         on_cuda = next(network.parameters()).device.type == "cuda"
         self._graphs = Graphs(eager) if on_cuda and compile is None and not list(network.buffers()) else None
+        # On CUDA a pass over the weights is what a small step costs; on CPUs torch's own optimizer is as fast.
+        self.steps_at_once = self._graphs is not None
+        self._stacked_layers = on_cuda and compile is None
+        self._is_chain = Chain.of(network) is not None
+        self._sgd: tuple[float, float] | None = None
+        self._first_sgd: tuple[float, float] | None = None
         self.masks = DropoutMasks(network, input_shape)
         self.draws = StepDraws(network)
         self._has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
@@ -72,8 +82,10 @@ class VmapEngine(Engine):
             raise EngineCannot("model.network", type(self.network).__name__, valid) from error
 
     def _losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
+        parameters = list(cohort.parameters.values())
+        self._sgd = None
         if context.keeps_logits or context.objective.joins(batch):
-            return self._joined_losses(cohort, batch, context)
+            return self._stepped(self._joined_losses(cohort, batch, context), parameters, context)
         x, outputs = batch.x, cohort.outputs_in_loss(batch.task)
         inputs = {"x": x, "y": batch.y, **({"mask": batch.mask} if batch.padded else {})}
         inputs |= {} if outputs is None else {"outputs": outputs}
@@ -82,11 +94,21 @@ class VmapEngine(Engine):
         draws = self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)
         inputs |= {f"draw {name}": value for name, value in draws.items()}
         compute = partial(self._of_inputs, cohort)
+        self._first_sgd = self._first_sgd or context.fused_sgd
+        # A graph holds its learning rate: with one that changes from round to round it holds gradients alone.
+        self._sgd = context.fused_sgd if context.fused_sgd == self._first_sgd else None
         if self._graphs is not None:
-            losses = self._graphs.losses(compute, inputs, list(cohort.parameters.values()))
+            losses = self._graphs.losses(compute, inputs, parameters, self._sgd)
             if losses is not None:
-                return losses
-        return compute(inputs)
+                return losses if self._sgd is not None else self._stepped(losses, parameters, context)
+        return self._stepped(compute(inputs), parameters, context)
+
+    def _stepped(self, losses: Tensor, parameters: Sequence[Tensor], context: StepContext) -> Tensor:
+        """The losses; the optimizer's step is taken if that is left to the engine."""
+        if context.fused_sgd is None:
+            return losses
+        sgd_step(parameters, torch.autograd.grad(losses.sum(), parameters, allow_unused=True), *context.fused_sgd)
+        return losses.detach()
 
     def _of_inputs(self, cohort: Cohort, inputs: Mapping[str, Tensor]) -> Tensor:
         """Losses ``[k]`` as a function of tensors alone: samples, what they are masked by, keys of dropout masks."""
@@ -101,9 +123,19 @@ class VmapEngine(Engine):
         losses: Tensor = self._together(cohort.parameters, cohort.buffers, dropped, x, y, mask, outputs)
         return losses
 
+    def _layers(self) -> AbstractContextManager[object]:
+        """How layers are computed: in our way on CUDA, unless autocast is to choose their type.
+
+        What is known of a chain holds there alone: what its layers are, and that each weight is used once.
+        """
+        if not self._stacked_layers or torch.is_autocast_enabled("cuda"):
+            return nullcontext()
+        return StackedLayers(self._is_chain, self._sgd if self._is_chain else None)
+
     def backward(self, total: Tensor, cohort: Cohort) -> None:
-        """Autograd."""
-        total.backward()
+        """Autograd; nothing where the step has been taken."""
+        if total.requires_grad:
+            total.backward()
 
     def _joined_losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         """With added samples, or a loss that methods have a word in; never compiled, because both may change."""
@@ -133,7 +165,8 @@ class VmapEngine(Engine):
             found = tuple(value.unsqueeze(0) for value in found)
         else:
             mapped = vmap(loss, in_dims=(0, 0, 0, 0, samples.axes), randomness="different")
-            found = mapped(cohort.parameters, cohort.buffers, dropped, x, samples)
+            with self._layers():
+                found = mapped(cohort.parameters, cohort.buffers, dropped, x, samples)
         self.logits = found[1] if context.keeps_logits else None
         return found[0]
 
@@ -150,7 +183,8 @@ class VmapEngine(Engine):
         axes = (0, 0, 0, 0, 0, None if mask is None else 0, None)
         # Randomness of the network's own, beside counted dropout, is drawn for each client by itself.
         mapped = vmap(self._loss, in_dims=axes, randomness="different")
-        losses: Tensor = mapped(parameters, buffers, dropped, x, y, mask, outputs)
+        with self._layers():
+            losses: Tensor = mapped(parameters, buffers, dropped, x, y, mask, outputs)
         return losses
 
     def _loss(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny import MOMENTUM, ConvNet, double, fit, mlp, tiny_client, unequal, weights
+from support.tiny import DECAY, MOMENTUM, ConvNet, double, fit, mlp, tiny_client, unequal, weights
 
 from cfl.engines import graphs
 from cfl.engines.graphs import GraphedStep, Graphs
@@ -20,13 +20,16 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("network", [mlp, ConvNet])
 @pytest.mark.parametrize("methods", [dict, lambda: {"fedprox": FedProx(0.1)}], ids=["plain", "with a method"])
-def test_replays_change_nothing(monkeypatch: pytest.MonkeyPatch, width: int, network: Any, methods: Any) -> None:
+@pytest.mark.parametrize("optimizer", [MOMENTUM, DECAY], ids=["momentum", "a step at once"])
+def test_replays_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, width: int, network: Any, methods: Any, optimizer: Any
+) -> None:
     """Clients of unequal size: full, partial and masked steps, each captured at its first time."""
     found = []
     for worth in (1, 10**9):
         monkeypatch.setattr(graphs, "WORTH_CAPTURING", worth)
         data = unequal(width)
-        client = tiny_client(data, double(network), MOMENTUM, methods())
+        client = tiny_client(data, double(network), optimizer, methods())
         found.append(weights(fit(client, data, accelerator="gpu")))
         captured = client.engine._graphs._graphs  # type: ignore[union-attr]
         assert bool(captured) == (worth == 1)

@@ -1,0 +1,148 @@
+"""Stacked layers against every client's own, and a step of SGD taken by the engine against the optimizer's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback
+from support.tiny import DECAY, ConvNet, double, dropping, fit, tiny_client, unequal, weights
+from torch import Tensor, nn
+from torch.func import vmap
+
+from cfl.engines import EngineOptions, patches, vmapped
+from cfl.engines.stacked_layers import StackedLayers
+from cfl.engines.updates import sgd_step
+from cfl.engines.vmapped import VmapEngine
+from cfl.models.base import Network
+
+
+class Twice(Network):
+    """Uses a weight twice, so it is no chain."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.first, self.again = nn.Linear(math.prod(input_shape), 5), nn.Linear(5, 5)
+        self.head = nn.Linear(5, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.again(torch.tanh(self.again(self.first(x.flatten(1))))))
+
+
+class Halving(Callback):
+    """Halves the learning rate in every round."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"] /= 2
+
+
+GEOMETRIES = [  # kernel, stride, padding, dilation
+    ((3, 3), 1, 0, 1),
+    ((3, 3), 2, 1, 1),
+    ((3, 3), 1, 2, 2),
+    ((3, 2), (2, 1), (1, 0), (1, 2)),
+    ((1, 1), 1, 0, 1),
+    ((1, 1), 2, 0, 1),
+    ((3, 3), 1, "same", 1),
+]
+
+
+def _drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["patches", "too many patches"])
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_values_and_gradients_are_every_clients_own(
+    monkeypatch: pytest.MonkeyPatch, geometry: Any, bias: bool, large: bool
+) -> None:
+    """Convolution and product of three clients, by loops over clients; gradients lie in memory as the weights do."""
+    if large:
+        monkeypatch.setattr(patches, "MOST_PATCH_BYTES", 0)
+    torch.manual_seed(0)
+    kernel, *rest = geometry
+    given = [_drawn(3, 4, 5, 11, 9), _drawn(3, 6, 5, *kernel), _drawn(3, 8, 6), *([_drawn(3, 6)] if bias else [])]
+
+    def values(x: Tensor, w: Tensor, v: Tensor, b: Tensor | None = None) -> Tensor:
+        maps = torch.tanh(F.conv2d(x, w, b, *rest)).movedim(1, -1)
+        return F.linear(maps, v, torch.ones(8, dtype=torch.float64)).square().sum()
+
+    factors = torch.arange(1, 4)
+    with StackedLayers():
+        stacked = vmap(values)(*given)
+    apart = torch.stack([values(*(tensor[row] for tensor in given)) for row in range(3)])
+    torch.testing.assert_close(stacked, apart, rtol=1e-12, atol=0)
+    found = torch.autograd.grad((stacked * factors).sum(), given)
+    expected = torch.autograd.grad((apart * factors).sum(), given)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    if not large and not isinstance(rest[1], str):
+        assert all(gradient.stride() == weight.stride() for gradient, weight in zip(found[1:], given[1:], strict=True))
+
+
+def test_weights_that_are_not_mapped_serve_every_client() -> None:
+    x, w = _drawn(3, 2, 5, 6, 6), _drawn(4, 5, 3, 3)
+    with StackedLayers():
+        found = vmap(lambda of_one: F.conv2d(of_one, w))(x)
+    torch.testing.assert_close(found, torch.stack([F.conv2d(of_one, w) for of_one in x]))
+
+
+def test_a_product_steps_as_soon_as_its_gradient_is_known() -> None:
+    """w - lr (g + decay w), and nothing is left for the optimizer; what is before it gets the gradient before that."""
+    x, w, v = _drawn(3, 4, 5), _drawn(3, 6, 5), _drawn(3, 2, 6)
+
+    def losses(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return F.linear(torch.tanh(F.linear(x, w)), v).square().sum()
+
+    before = [w.detach().clone(), v.detach().clone()]
+    expected = torch.autograd.grad(vmap(losses)(x, w, v).sum(), [x, w, v])
+    with StackedLayers(sgd=(0.1, 0.05)):
+        found = torch.autograd.grad(vmap(losses)(x, w, v).sum(), [x, w, v], allow_unused=True)
+    assert found[1] is None
+    assert found[2] is None
+    torch.testing.assert_close(found[0], expected[0])
+    for weight, old, gradient in zip((w, v), before, expected[1:], strict=True):
+        torch.testing.assert_close(weight.detach(), old - 0.1 * (gradient + 0.05 * old))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_a_step_of_sgd_at_once_is_the_equation(decay: float) -> None:
+    """w - lr (g + decay w), for gradients in another layout than the weights', and none for who has no gradient."""
+    torch.manual_seed(0)
+    ours = [_drawn(3, 4, 5), _drawn(3, 2)]
+    before = [weight.detach().clone() for weight in ours]
+    gradient = torch.randn(3, 5, 4, dtype=torch.float64).transpose(1, 2)
+    sgd_step(ours, [gradient, None], 0.1, decay)
+    torch.testing.assert_close(ours[0].detach(), before[0] - 0.1 * (gradient + decay * before[0]))
+    assert torch.equal(ours[1].detach(), before[1])
+
+
+@pytest.mark.parametrize("changing", [False, True], ids=["one rate", "a rate a round"])
+@pytest.mark.parametrize("network", [dropping, ConvNet, Twice], ids=["dropout", "conv", "no chain"])
+@pytest.mark.parametrize("width", [1, 3])
+def test_an_engine_that_steps_at_once_trains_as_the_optimizer(
+    monkeypatch: pytest.MonkeyPatch, network: Any, width: int, changing: bool
+) -> None:
+    """As on CUDA, where both are the rule: stacked layers, and the engine's own step."""
+    found = []
+    steps = Mock(wraps=sgd_step)
+    monkeypatch.setattr(vmapped, "sgd_step", steps)
+    for ours in (False, True):
+        build = VmapEngine.__init__
+
+        def built(self: VmapEngine, *args: Any, ours: bool = ours, build: Any = build) -> None:
+            build(self, *args)
+            self.steps_at_once = self._stacked_layers = ours
+
+        with monkeypatch.context() as patched:
+            patched.setattr(VmapEngine, "__init__", built)
+            data = unequal(width)
+            client = tiny_client(data, double(network), DECAY, None, EngineOptions("vmap"))
+            found.append(weights(fit(client, data, callbacks=[Halving()] if changing else [])))
+            assert steps.called == ours
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name], expected, rtol=0, atol=1e-12)
