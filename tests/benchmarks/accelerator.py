@@ -11,8 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 Report = dict[str, Any]
 
-NOTED_ROUND = 2
-"""The round, counted from 1, whose kernels are noted: the second of the warm-up."""
+NOTED_ROUND = 26
+"""The round, counted from 1, whose kernels are noted: the last of a GPU's warm-up. By then a step that is taken once a
+round, as that of a last, smaller batch, is replayed as a graph, too."""
 
 
 def wait(device: torch.device | str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import ENVIRONMENT
+from benchmarks.accelerator import NOTED_ROUND
 from benchmarks.engines import CFL, LOOP, chosen_engines
 from benchmarks.suite import TITLES, chosen_works, run_suite
 from benchmarks.table import show
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engines", default="", help="names separated by commas; all by default")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="whose engines and peak")
     parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="measured rounds of every engine")
-    parser.add_argument("--warmup", type=int, default=2, help="rounds before those")
+    parser.add_argument("--warmup", type=int, help=f"rounds before those; by default 2, on a GPU {NOTED_ROUND}")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of bench.json")
     given = parser.parse_args(arguments)
     # Wide enough for every column, also where the output is no terminal.
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for key in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS"):
             if key in ENVIRONMENT:
                 say(f"{key}={ENVIRONMENT[key]} is set: every process gets it")
-        rows = run_suite(works, engines, given.rounds, given.warmup, given.out, say, given.device)
+        warmup = (NOTED_ROUND if given.device == "gpu" else 2) if given.warmup is None else given.warmup
+        rows = run_suite(works, engines, given.rounds, warmup, given.out, say, given.device)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
