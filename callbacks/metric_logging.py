@@ -63,9 +63,9 @@ class DashboardLog(Callback):
                 )
             elif record.experiment:
                 logger.log_hyperparams({key: _plain(value) for key, value in flatten(record.experiment).items()})
-            # Drawn when the run folder was made; a resumed run has logged it already.
             picture = record.folder / PARTITION_PICTURE
-            if federation.round == 0 and _is_written(picture):
+            record.draw_partition(federation.data)
+            if federation.round == 0 and _is_written(picture):  # a resumed run has logged it already
                 _log_picture(logger, "data/partition", imread(picture), {"round": 0, "task": 0})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

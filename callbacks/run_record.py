@@ -15,11 +15,12 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -27,7 +28,8 @@ from cfl import __version__
 from cfl.callbacks.accuracy_targets import AccuracyTargets, rounds_in_words
 from cfl.callbacks.local_evaluation import LocalModels
 from cfl.callbacks.privacy_budget import UNITS, PrivacyBudget
-from cfl.data.report import save as save_partition_report
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.report import save_partition_figure, write_partition_csv
 from cfl.data.schedule import RoundPlan
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
@@ -191,8 +193,8 @@ class RunRecord(Callback):
         self.wandb_id: str | None = None
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
-        self._prepared = self._begun = False
-        self._recorded = 0  # rounds
+        self._prepared = self._begun = self._partition_drawn = False
+        self._recorded = self._began_with = 0  # rounds
         self._written: dict[str, Any] = {}
         self._stale: list[Path] = []
         self._drawn = False
@@ -294,23 +296,32 @@ class RunRecord(Callback):
         """
         if self._begun:
             return
-        self._begun, self._recorded = True, federation_of(pl_module).round
+        self._begun = True
+        self._recorded = self._began_with = federation_of(pl_module).round
         if not federation_of(pl_module).finished:  # the folder of a finished run may hold an earlier checkpoint
             for name in (SUMMARY, CHECKSUMS):
                 (self.folder / name).unlink(missing_ok=True)
         self._begin()
-        self._drawn = False
-        data = data_of(trainer)
-        # The partition; by the stream's tasks if clients' tasks differ.
-        held = data.indices if data.order is None else data.dealt
-        save_partition_report(self.folder, data.tasks, held, f"{self.name_of(data)}, {data.partition.name}")
-        done = federation_of(pl_module).round
+        self._drawn = self._partition_drawn = False
+        data, done = data_of(trainer), federation_of(pl_module).round
+        write_partition_csv(self.folder / PARTITION, data.tasks, _dealt(data))
         # If a run is resumed in another folder, its earlier rows are beside the checkpoint.
         before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
         if done and (before / ROUNDS).exists():
             write_whole(self.folder / ROUNDS, self._table_before(before / ROUNDS, done))
         elif done:
             _log.warning("%s begins with round %d: %s has no rows of those before", ROUNDS, done, before)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the partition after the first round, which need not wait for the picture."""
+        if trainer.is_global_zero and federation_of(pl_module).round > self._began_with:
+            self.draw_partition(data_of(trainer))
+
+    def draw_partition(self, data: FederatedDataModule) -> None:
+        """Draw who holds what, unless that has been done for this fit; with a warning if it cannot be written."""
+        if not self._partition_drawn:
+            self._partition_drawn = True
+            save_partition_figure(self.folder, data.tasks, _dealt(data), f"{self.name_of(data)}, {data.partition.name}")
 
     def _table_before(self, path: Path, done: int) -> str:
         """The table of the first ``done`` rounds, as it was when the checkpoint was written.
@@ -475,6 +486,7 @@ class RunRecord(Callback):
         federation = client.require_federation()
         matrix, method = mean_matrix(federation), printed_methods(federation.methods)
         title = f"{method} on {self.name_of(federation.data)}"
+        self.draw_partition(federation.data)
         measure, name = federation.measure, federation.measure.name
         save_figure(accuracy_heatmap(matrix, title, measure=measure), self.folder / matrix_file(name, ending="png"))
         curve = accuracy_curve({method: matrix}, measure, {method: federation.means()})
@@ -608,6 +620,11 @@ def mean_initial(federation: Federation) -> torch.Tensor:
 def known_tasks(federation: Federation) -> dict[str, TaskMatrix]:
     """Suffix of file names -> the matrix with the tasks of test samples known, if there is one."""
     return {} if federation.known is None else {federation.measure.known: federation.known}
+
+
+def _dealt(data: FederatedDataModule) -> Sequence[Mapping[int, np.ndarray]]:
+    """Per task of the stream, client id to indices into its training samples."""
+    return data.indices if data.order is None else data.dealt
 
 
 def _means(federation: Federation, matrix: TaskMatrix) -> tuple[torch.Tensor, torch.Tensor]:

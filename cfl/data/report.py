@@ -14,7 +14,7 @@ import numpy as np
 from cfl.data.partitions.client_shares import ClientShares, Shares
 from cfl.data.types import Task
 from cfl.runtime.atomic_write import if_possible, replacing
-from cfl.runtime.run_files import PARTITION, PARTITION_PICTURE
+from cfl.runtime.run_files import PARTITION_PICTURE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,18 +140,12 @@ def partition_figure(
     return figure
 
 
-def save(
+def save_partition_figure(
     folder: Path, tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]], title: str = ""
-) -> tuple[Path, Path]:
-    """Write ``partition.csv`` and ``partition.png`` into ``folder``, creating it; return their paths.
-
-    The picture is left out, with a warning, if it cannot be written.
-    """
-    table, picture = folder / PARTITION, folder / PARTITION_PICTURE
-    write_partition_csv(table, tasks, indices)
-    with if_possible(), replacing(picture) as file:
+) -> None:
+    """Write :func:`partition_figure` as ``partition.png`` into a folder; with a warning if that is not possible."""
+    with if_possible(), replacing(folder / PARTITION_PICTURE) as file:
         partition_figure(tasks, indices, title).savefig(file, format="png")
-    return table, picture
 
 
 def _shares(indices: Mapping[int, np.ndarray], start: int, stop: int) -> Shares:

@@ -74,6 +74,18 @@ def test_pictures_are_pictures(run: Path) -> None:
             assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 10, name
 
 
+def test_the_first_round_does_not_wait_for_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the partition is drawn after it, once."""
+    drawn = []
+
+    def note(folder: Path, *_: Any) -> None:
+        drawn.append((folder / "rounds.csv").read_text().count("\n") - 1)
+
+    monkeypatch.setattr(cfl.callbacks.run_record, "save_partition_figure", note)
+    assert tiny_cli.fit(tmp_path / "run") == 0
+    assert drawn == [1]
+
+
 def test_summary_keeps_the_contract(run: Path) -> None:
     """What comparisons read: all keys of the contract with their types, and the run as it was set up."""
     summary = tiny_cli.summary(run)
