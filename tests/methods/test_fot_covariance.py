@@ -190,8 +190,27 @@ def test_noise_has_its_variance_on_a_triangle_clipped_in_the_frobenius_norm(monk
     everything = np.concatenate(noises)
     assert everything.std() == pytest.approx(1, rel=5 / math.sqrt(2 * everything.size))
     assert abs(np.corrcoef(noises) - np.eye(len(noises))).max() < 0.75
-    # Noise makes energies negative; the bases come from the others.
     assert all(bool(basis.isfinite().all()) for basis in fot.bases.values())
+
+
+@pytest.mark.parametrize("signal", [0.0, 0.2, 3.0])
+def test_only_directions_that_stand_out_of_the_noise_count(signal: float) -> None:
+    """Noise alone has no direction above the edge of its eigenvalues; a signal of three times the edge is found."""
+    d, mechanism = 200, GaussianMechanism(epsilon=0.5, delta=1e-3)
+    sigma = mechanism.sigma(1)
+    edge = sigma * math.sqrt(2 * d)
+    generator = torch.Generator().manual_seed(1)
+    direction = torch.nn.functional.normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
+    noise = torch.randn(d * (d + 1) // 2, generator=generator, dtype=torch.float64) * sigma
+    moments = unpack(noise, d)
+    largest = float(torch.linalg.eigvalsh(moments).max())
+    assert edge * 0.85 < largest < edge * 1.01
+    message = pack(moments + signal * edge * torch.outer(direction, direction))
+    seen = CovarianceMessage(0, mechanism).spectrum({"layer": message}, "layer", d, None)
+    assert int((seen.values > 0).sum()) == (1 if signal > 1 else 0)
+    if signal > 1:
+        assert float((seen.directions[:, 0] @ direction).square()) > 0.9
+        assert seen.rho == pytest.approx(1)
 
 
 # Room for later tasks

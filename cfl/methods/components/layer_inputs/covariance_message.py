@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -31,8 +32,10 @@ class CovarianceMessage:
     below that are taken as 0. Thresholds up to 0.9999 do not need them.
 
     With ``mechanism``, the triangle is clipped in the matrix's Frobenius norm and every number of it gets noise
-    (:func:`cfl.methods.components.layer_inputs.packed.pack`). Negative eigenvalues of the noisy sum are set to 0. All
-    that is sent of the inputs is then noisy, rho included.
+    (:func:`cfl.methods.components.layer_inputs.packed.pack`). All that is sent of the inputs is then noisy, rho
+    included. Noise of standard deviation s alone has eigenvalues up to ``s sqrt(2 d)`` (Wigner's semicircle law; the
+    numbers beside the diagonal have s / sqrt(2)). Only directions above that count: others would protect nothing but
+    noise, and take the room of later tasks.
 
     Args:
         seed: of the experiment.
@@ -60,12 +63,17 @@ class CovarianceMessage:
     def spectrum(self, sums: Mapping[str, Tensor], name: str, d: int, basis: Tensor | None) -> Spectrum:
         """Eigenvectors of the moments outside the basis, roots of the eigenvalues, and rho; float64."""
         moments = unpack(sums[name], d)
-        if self.mechanism is not None:
-            energies, directions = torch.linalg.eigh(moments)
-            moments = (directions * energies.clamp(min=0)) @ directions.T
-        outside = covariance_outside(moments, basis)
-        energies, directions = torch.linalg.eigh(outside)
-        floor = _ROUNDING * torch.linalg.matrix_norm(moments)
+        noise = 0.0 if self.mechanism is None else self.mechanism.sigma(1) * math.sqrt(2 * d)
+        energies, directions = torch.linalg.eigh(covariance_outside(moments, basis))
+        if noise:
+            moments = _above(moments, noise)
+        floor = max(noise, _ROUNDING * float(torch.linalg.matrix_norm(moments)))
         values = torch.where(energies > floor, energies, 0).flip(0).sqrt()
         rho = residual_share(moments.trace(), values.square().sum())
         return Spectrum(directions.flip(1), values, rho, moments, sums[name].numel() * sums[name].element_size())
+
+
+def _above(matrix: Tensor, floor: float) -> Tensor:
+    """A symmetric matrix without its eigenvalues up to ``floor``."""
+    energies, directions = torch.linalg.eigh(matrix)
+    return (directions * torch.where(energies > floor, energies, 0)) @ directions.T
