@@ -1,6 +1,7 @@
 """The methods, one file each. Their base class is in ``cfl.methods.base``."""
 
 from cfl.methods.agem import AGEM
+from cfl.methods.analytic_head import AnalyticHead
 from cfl.methods.apd import APD
 from cfl.methods.base import Method
 from cfl.methods.cfed import CFeD
@@ -39,6 +40,7 @@ __all__ = [
     "L2P",
     "RGO",
     "SCAFFOLD",
+    "AnalyticHead",
     "CFeD",
     "DPFedAvg",
     "FedAGEM",

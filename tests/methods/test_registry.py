@@ -82,6 +82,7 @@ adversarial_net = partial(ACGAN, classifier=norm_net, widths=[6], noise_dim=4)
 
 ENTRIES: dict[str, Entry] = {
     "AGEM": Entry(active={"batch_size": 8}, config="agem.yaml", plain_in_first_task=False),
+    "AnalyticHead": Entry(active={"ridge": 0.5}, config="analytic-head.yaml"),
     "APD": Entry(active={"consolidation": 1.0}, config="apd.yaml", plain_in_first_task=False),
     "CFeD": Entry(
         active={"surrogate": Synthetic(3, [1, 4, 4], 40, 3)},
@@ -276,6 +277,12 @@ FEDWEIT_STATE = APD_STATE | {
 }
 STATES: dict[str, dict[str, tuple[str, str]]] = {
     "APD": APD_STATE,
+    "AnalyticHead": {
+        "gram": ("gram", "Tensor"),
+        "class_sums": ("class_sums", "Tensor"),
+        "weight": ("weight", "Tensor"),
+        "statistics": ("_statistics", MODEL),
+    },
     "CFeD": {
         "old": ("_old.tensors", MODEL),
         "received": ("_old.holders", "list[int]"),
