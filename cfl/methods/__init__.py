@@ -20,6 +20,7 @@ from cfl.methods.glfc import GradientCompensation
 from cfl.methods.glfc_full import GLFC
 from cfl.methods.gpm import GPM
 from cfl.methods.icarl import ICaRL
+from cfl.methods.inferring_fot import InferringFOT
 from cfl.methods.l2p import L2P
 from cfl.methods.personal import PersonalLayers
 from cfl.methods.plateau import LearningRateDecay
@@ -50,6 +51,7 @@ __all__ = [
     "FedWeIT",
     "GradientCompensation",
     "ICaRL",
+    "InferringFOT",
     "LearningRateDecay",
     "Method",
     "PersonalLayers",
