@@ -49,7 +49,7 @@ class InferringFOT(FOT):
     rounds; whoever tests needs the U_t beside the model (``task_bases_bytes``). Extra compute: in tests, r products
     per task for each input of a protected layer. Scenarios: class-incremental. Reports ``tasks_identified``: the share
     in percent of test samples whose class is one of their own task, mean over the tasks so far. ``acc_task_il`` has the
-    accuracy with known tasks.
+    accuracy with known tasks. Tests during a task (``schedule.evaluate_every``) do not infer it yet.
 
     Args:
         directions: r; of a layer with d inputs at most ``d / 2``.
