@@ -62,10 +62,11 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             and the network estimates their density; ``regression``: labels are numbers, which the network predicts; or
             ``detection``: labels are boxes, which it finds. null takes the latter two by the labels, else ``domain`` if
             a label means the same in every task (permuted, rotated), else ``task``.
-        class_loss: the training loss of a class-incremental run is over ``all`` classes of the stream, or over those
-            ``seen`` so far, also for replayed samples of earlier tasks. With ``seen``, tests choose among these
-            classes, since nothing has been learned about the others. With ``exposure: joint`` all classes are seen from
-            the first round on. ``asynchronous``, and all other scenarios, allow ``all`` only.
+        class_loss: the training loss of a class-incremental run is over ``all`` classes of the stream, over those
+            ``seen`` so far, also for replayed samples of earlier tasks, or over those of a sample's ``own`` task, as in
+            task-incremental runs. With ``seen``, tests choose among these classes, since nothing has been learned about
+            the others. With ``exposure: joint`` all classes are seen from the first round on. ``asynchronous``, and all
+            other scenarios, allow ``all`` only.
         root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
         eval_batch_size: test samples per evaluation step. Affects results only of networks that normalise with the test
             batch's own statistics.
@@ -128,9 +129,9 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             seed,
         )
         check_integers("data", 1, eval_batch_size=eval_batch_size)
-        check_choices("data", ("all", "seen"), class_loss=class_loss)
-        if class_loss == "seen" and exposure == "asynchronous":
-            valid = "all with data.exposure: asynchronous: which classes a client has seen would tell where tasks end"
+        check_choices("data", ("all", "seen", "own"), class_loss=class_loss)
+        if class_loss != "all" and exposure == "asynchronous":
+            valid = "all with data.exposure: asynchronous: which classes are in the loss would tell where tasks end"
             raise ConfigError("data.class_loss", class_loss, valid)
         if sequences is not None and class_loss == "seen":
             valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
@@ -149,9 +150,9 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             valid = "null or one that moves boxes with their images, such as CropFlip"
             raise ConfigError("data.augmentation", type(augmentation).__name__, valid)
         self.measure.require()
-        if class_loss == "seen" and self.scenario != "class":
+        if class_loss != "all" and self.scenario != "class":
             how = "data.scenario: class with data.stream: ClassSplit, for example"
-            valid = f"all with data.scenario: {self.scenario}; seen is for class-incremental streams ({how})"
+            valid = f"all with data.scenario: {self.scenario}; {class_loss} is for class-incremental streams ({how})"
             raise ConfigError("data.class_loss", class_loss, valid)
         self.class_loss = class_loss
         self._require_choices()
@@ -199,7 +200,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     def outputs(self) -> OutputMap:
         """Maps the tasks' classes to the network's outputs."""
         variables = self.measure.num_outputs(self.stream.shape, self.stream.classes_per_task)
-        class_loss = "all" if self.exposure == "joint" else self.class_loss
+        class_loss = "all" if self.exposure == "joint" and self.class_loss == "seen" else self.class_loss
         return output_map(self.stream.classes_per_task, self.scenario, class_loss, variables)  # type: ignore[arg-type]
 
     @property

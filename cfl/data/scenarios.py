@@ -67,7 +67,7 @@ class OutputMap:
 def output_map(
     classes_per_task: list[int],
     scenario: Scenario,
-    class_loss: Literal["all", "seen"] = "all",
+    class_loss: Literal["all", "seen", "own"] = "all",
     variables: int = 0,
 ) -> OutputMap:
     """Map the tasks' classes to the outputs of one layer.
@@ -75,8 +75,8 @@ def output_map(
     Args:
         classes_per_task: number of classes of each task.
         scenario: see :class:`OutputMap`.
-        class_loss: class-incremental only: outputs in the training loss, ``all`` classes of the stream or those
-            ``seen`` so far.
+        class_loss: class-incremental only: outputs in the training loss, ``all`` classes of the stream, those
+            ``seen`` so far, or those of a sample's ``own`` task.
         variables: outputs where tasks have no classes of their own.
 
     Raises:
@@ -98,7 +98,7 @@ def output_map(
         own[task, offset : offset + size] = True
     train: Tensor | None = own
     grows = scenario == "class" and class_loss == "seen"
-    if scenario == "class":
+    if scenario == "class" and class_loss != "own":
         train = own.cumsum(0).bool() if grows else None
     elif bool(own.all()):
         train = None

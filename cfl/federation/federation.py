@@ -161,7 +161,7 @@ class Federation:
     @property
     def matrices(self) -> list[TaskMatrix]:
         """All matrices that an evaluation fills."""
-        return [m for m in (self.measured, self.known) if m is not None]
+        return [m for m in (self.measured, self.known, *self.methods.identified) if m is not None]
 
     @property
     def has_personal_models(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
+from cfl.metrics.accuracy import AccuracyMatrix
 
 
 class MethodComposition(Mapping[str, Any], ABC):
@@ -67,6 +68,11 @@ class MethodComposition(Mapping[str, Any], ABC):
     @abstractmethod
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
         """Scores that replace the network's logits, or None."""
+
+    @property
+    @abstractmethod
+    def identified(self) -> list[AccuracyMatrix]:
+        """Matrices of the shares of test images whose task is found."""
 
     @abstractmethod
     def client_storage(self) -> int:

@@ -1,6 +1,7 @@
 """The methods, one file each. Their base class is in ``cfl.methods.base``."""
 
 from cfl.methods.agem import AGEM
+from cfl.methods.analytic_head import AnalyticHead
 from cfl.methods.apd import APD
 from cfl.methods.base import Method
 from cfl.methods.cfed import CFeD
@@ -19,6 +20,7 @@ from cfl.methods.glfc import GradientCompensation
 from cfl.methods.glfc_full import GLFC
 from cfl.methods.gpm import GPM
 from cfl.methods.icarl import ICaRL
+from cfl.methods.inferring_fot import InferringFOT
 from cfl.methods.l2p import L2P
 from cfl.methods.personal import PersonalLayers
 from cfl.methods.plateau import LearningRateDecay
@@ -39,6 +41,7 @@ __all__ = [
     "L2P",
     "RGO",
     "SCAFFOLD",
+    "AnalyticHead",
     "CFeD",
     "DPFedAvg",
     "FedAGEM",
@@ -48,6 +51,7 @@ __all__ = [
     "FedWeIT",
     "GradientCompensation",
     "ICaRL",
+    "InferringFOT",
     "LearningRateDecay",
     "Method",
     "PersonalLayers",

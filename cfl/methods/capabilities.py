@@ -60,7 +60,11 @@ class TestedOtherwise(Protocol):
 
 
 class Predictor(Protocol):
-    """Computes the scores of test images in place of the network (iCaRL: nearest class means)."""
+    """Computes the scores of test images in place of the network (iCaRL: nearest class means).
+
+    ``identified`` (None): the method's own :class:`cfl.metrics.accuracy.AccuracyMatrix`, made in ``setup``, in which
+    evaluations count the images whose highest score is that of an output of their own task.
+    """
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
         """Scores ``[B, O]``, or None to use the network's logits; the first method that returns scores counts.

@@ -47,6 +47,7 @@ from cfl.methods.capabilities import (
 )
 from cfl.methods.context import Context
 from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
+from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.privacy.release import Noise
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
@@ -439,6 +440,12 @@ class Composition(MethodComposition):
             if found is not None:
                 return found
         return None
+
+    @property
+    def identified(self) -> list[AccuracyMatrix]:
+        """The matrices in which methods want the shares of test images whose task is found."""
+        found = [getattr(method, "identified", None) for method in self.with_capability(Predictor).values()]
+        return [matrix for matrix in found if matrix is not None]
 
     # Reports and checkpoints.
 

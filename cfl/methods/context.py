@@ -54,7 +54,7 @@ class Context:
         scenario: ``task``, ``class``, ``domain``, ``density``, ``regression`` or ``detection``.
         measure: what clients are trained and evaluated by (:class:`cfl.metrics.base.Measure`).
         exposure: the tasks whose samples clients train on during a task (``data.exposure``).
-        class_loss: ``all`` or ``seen``, the setting ``data.class_loss``.
+        class_loss: ``all``, ``seen`` or ``own``, the setting ``data.class_loss``.
         input_shape: ``(C, H, W)``.
         num_outputs: number O of the network's outputs.
         num_clients: number C of clients.

@@ -60,8 +60,9 @@ class FOT(Method):
     Sends: down, for GPSE, the new global model and, for sketches, the bases (float32); up the sketches (float32) and
     two float64 scalars per layer, or second moments (float32), all of them as sums. Extra memory per client: none
     between rounds. Extra compute per client and task: a forward pass over its samples, and the products of the
-    sketches or moments. Scenarios: task- and domain-incremental. A layer whose basis spans its whole input space is
-    frozen.
+    sketches or moments. Scenarios: task-, class- and domain-incremental; class-incremental it is of use with
+    ``data.class_loss: own`` and inferred tasks (:class:`cfl.methods.InferringFOT`). A layer whose basis spans its whole
+    input space is frozen.
 
     Args:
         threshold: epsilon, share of the inputs' energy that the basis has to cover, in (0, 1].
@@ -95,7 +96,7 @@ class FOT(Method):
         residual_share: ``energy``: rho from summed energies, exact; ``client_mean``: mean over clients of their own
             rho, weighted by samples, as in the authors' code.
         layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer where
-            every task has outputs of its own.
+            every task trains outputs of its own.
         gpse_model: model whose layer inputs are sketched: the ``global`` model after the task, or each client's
             ``local`` one at the end of the task's last round.
         gpse_clients: ``sampled`` in the task's last round, or ``all`` that hold the task.
@@ -119,8 +120,8 @@ class FOT(Method):
     """
 
     looks_back: ClassVar[bool] = True
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "domain"})
-    state = ("bases", "importance", "gpse_seconds", "_rows")
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
+    state: ClassVar[tuple[str, ...]] = ("bases", "importance", "gpse_seconds", "_rows")
 
     def __init__(
         self,
@@ -145,9 +146,9 @@ class FOT(Method):
         freeze_first_layer: bool = False,
         mechanism: GaussianMechanism | None = None,
     ) -> None:
-        check_numbers("methods.fot", "(0, 1]", threshold=threshold)
-        check_numbers("methods.fot", "[0, 1)", threshold_increment=threshold_increment)
-        check_choices("methods.fot", ("sketch", "covariance"), message=message)
+        check_numbers(self.key, "(0, 1]", threshold=threshold)
+        check_numbers(self.key, "[0, 1)", threshold_increment=threshold_increment)
+        check_choices(self.key, ("sketch", "covariance"), message=message)
         if message == "covariance":
             for option, value, without in (
                 ("sketch_size", sketch_size, None),
@@ -156,33 +157,33 @@ class FOT(Method):
             ):
                 if value != without:
                     raise ConfigError(
-                        f"methods.fot.{option}",
+                        f"{self.key}.{option}",
                         value,
                         f"{without} with message=covariance, where there are no sketches",
                     )
         elif importance_scale is not None:
             valid = "null with message=sketch: the importance of old directions follows from message=covariance"
-            raise ConfigError("methods.fot.importance_scale", importance_scale, valid)
+            raise ConfigError(f"{self.key}.importance_scale", importance_scale, valid)
         if importance_scale is not None:
-            check_numbers("methods.fot", "[0, inf)", importance_scale=importance_scale)
-        check_capacity("methods.fot.capacity", capacity)
+            check_numbers(self.key, "[0, inf)", importance_scale=importance_scale)
+        check_capacity(f"{self.key}.capacity", capacity)
         multiple = 5.0 if sketch_size is None else sketch_size
         sizes = multiple if isinstance(multiple, dict) else {"conv": multiple, "linear": multiple}
         if set(sizes) != {"conv", "linear"} or not all(0 < size <= 1000 for size in sizes.values()):
             valid = "a number in (0, 1000], or {conv: number, linear: number}"
-            raise ConfigError("methods.fot.sketch_size", sketch_size, valid)
-        check_choices("methods.fot", ("code", "gpm"), rank_rule=rank_rule)
-        check_choices("methods.fot", ("energy", "client_mean"), residual_share=residual_share)
-        check_choices("methods.fot", ("global", "local"), gpse_model=gpse_model)
-        check_choices("methods.fot", ("sampled", "all"), gpse_clients=gpse_clients)
-        check_choices("methods.fot", (0, 1), minimum_rank=minimum_rank)
-        check_integers("methods.fot", 1, gpse_batch_size=gpse_batch_size, sketch_sharing=sketch_sharing)
+            raise ConfigError(f"{self.key}.sketch_size", sketch_size, valid)
+        check_choices(self.key, ("code", "gpm"), rank_rule=rank_rule)
+        check_choices(self.key, ("energy", "client_mean"), residual_share=residual_share)
+        check_choices(self.key, ("global", "local"), gpse_model=gpse_model)
+        check_choices(self.key, ("sampled", "all"), gpse_clients=gpse_clients)
+        check_choices(self.key, (0, 1), minimum_rank=minimum_rank)
+        check_integers(self.key, 1, gpse_batch_size=gpse_batch_size, sketch_sharing=sketch_sharing)
         if gpse_dropout == "shared" and sketch_sharing == 1:
             instead = "true or false, or methods.fot.sketch_sharing of at least 2: it says who shares masks"
-            raise ConfigError("methods.fot.gpse_dropout", gpse_dropout, instead)
+            raise ConfigError(f"{self.key}.gpse_dropout", gpse_dropout, instead)
         if gpse_model == "local" and gpse_clients == "all":
             raise ConfigError(
-                "methods.fot.gpse_clients", gpse_clients, "sampled: with gpse_model=local only they have a local model"
+                f"{self.key}.gpse_clients", gpse_clients, "sampled: with gpse_model=local only they have a local model"
             )
         self.threshold = threshold
         self.threshold_increment = threshold_increment
@@ -222,8 +223,8 @@ class FOT(Method):
                 changes the model after the projection.
         """
         super().setup(context)
-        free = context.network.head if context.scenario != "domain" else None
-        chosen = choose_layers(context.network, self.layers, "methods.fot.layers", free, context.frozen)
+        free = context.network.head if context.scenario == "task" or context.class_loss == "own" else None
+        chosen = choose_layers(context.network, self.layers, f"{self.key}.layers", free, context.frozen)
         if self.freeze_first_layer:
             first = next(iter(weighted_layers(context.network)))
             chosen.pop(first, None)
@@ -231,11 +232,11 @@ class FOT(Method):
             self._frozen = parameters & {name for name, _ in context.network.named_parameters()}
             if f"{first}.weight" not in self._frozen or not self._frozen <= set(context.shared_parameters):
                 valid = f"false: {first} is frozen already, or another method decomposes it or keeps it local"
-                raise ConfigError("methods.fot.freeze_first_layer", True, valid)
+                raise ConfigError(f"{self.key}.freeze_first_layer", True, valid)
         for name, layer in chosen.items():
             projected = [f"{name}.weight"] + [f"{name}.bias"] * (self.protect_bias and layer.bias is not None)
             if not set(projected) <= set(context.shared_parameters):
-                raise ConfigError("methods.fot.layers", name, "layers whose weights are not kept local by a method")
+                raise ConfigError(f"{self.key}.layers", name, "layers whose weights are not kept local by a method")
         self._protected = chosen
         self._with_bias = {n: self.protect_bias and m.bias is not None for n, m in chosen.items()}
         self._message: GpseMessage = (
@@ -369,11 +370,15 @@ class FOT(Method):
     def _grow(self, task: int, started: float) -> None:
         """Apply the rank rule and grow the bases from the summed messages, at the server."""
         sums, _ = self.context.channel.sum(self._topic)
+        self._keep_own(sums)
         # In one process: rounding may differ between processes, and with it the number of directions.
         self.bases, self.importance, rows = self.context.at_server(lambda: self._grown(sums, task))
         seconds = time.perf_counter() - started
         self.gpse_seconds.append(seconds)
         self._rows += [{**row, "gpse_seconds": seconds} for row in rows]
+
+    def _keep_own(self, sums: Mapping[str, Tensor]) -> None:
+        """For subclasses: keep more of a task's summed messages than the directions outside the bases."""
 
     def _grown(
         self, sums: Mapping[str, Tensor], task: int

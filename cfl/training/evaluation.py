@@ -132,6 +132,9 @@ class Scoring:
         for matrix, mask in matrices:
             allowed = None if mask is None else mask[batch.task]
             matrix.add(row, task, scores, cast(Tensor, batch.y), allowed, client)
+        for shares in federation.methods.identified:
+            found = outputs.own[batch.task].to(scores.device)[scores.argmax(1)]
+            shares.update(row, task, found.sum(), len(scores), client)
 
 
 def answering_alike(federation: Federation, stream_task: int, owners: Owners) -> list[tuple[Sequence[int], Owners]]:

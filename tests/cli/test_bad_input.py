@@ -234,8 +234,8 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # Contradictions.
     "seen classes of a domain": (("--data.class_loss", "seen"), ("data.class_loss = 'seen'", "data.scenario: domain")),
     "method and scenario": (
-        (*SPLIT, "--data.stream.num_tasks", "2", "--data.scenario", "class", *FOT),
-        ("data.scenario = 'class'", "methods.fot", "domain", "task"),
+        (*SPLIT, "--data.stream.num_tasks", "2", "--data.scenario", "class", "--methods.apd", "APD"),
+        ("data.scenario = 'class'", "methods.apd", "domain", "task"),
     ),
     "optimizer that mixes clients": (
         ("--model.optimizer", "LBFGS"),

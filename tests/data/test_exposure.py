@@ -249,9 +249,12 @@ def test_others_are_never_told_of_one() -> None:
         assert method.reference
 
 
-def test_classes_seen_would_tell_where_tasks_end() -> None:
-    with pytest.raises(ConfigError, match=r"data\.class_loss = 'seen' .* all with data.exposure: asynchronous"):
-        asynchronous(scenario="class", class_loss="seen")
+@pytest.mark.parametrize("class_loss", ["seen", "own"])
+def test_classes_in_the_loss_would_tell_where_tasks_end(class_loss: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"data\.class_loss = '{class_loss}' .* all with data.exposure: asynchronous"
+    ):
+        asynchronous(scenario="class", class_loss=class_loss)
 
 
 def test_tasks_that_nobody_gets_to_are_named() -> None:

@@ -32,6 +32,7 @@ OWN = [[0, 1], [2, 3, 4], [5, 6]]
         ("task", "all", 7, (0, 2, 5), OWN, OWN, OWN),
         ("class", "all", 7, (0, 2, 5), OWN, None, None),
         ("class", "seen", 7, (0, 2, 5), OWN, [[0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]], "seen"),
+        ("class", "own", 7, (0, 2, 5), OWN, OWN, None),
         ("domain", "all", 3, (0, 0, 0), [[0, 1], [0, 1, 2], [0, 1]], [[0, 1], [0, 1, 2], [0, 1]], "own"),
     ],
 )
@@ -59,8 +60,7 @@ def test_samples_of_earlier_tasks_compete_with_all_classes_seen_by_now() -> None
         [everything[:5], everything[:5], everything],
         [everything] * 3,
     ]
-    for scenario in ("task", "domain"):
-        found = output_map([2, 3], scenario)  # type: ignore[arg-type]
+    for found in (output_map([2, 3], "task"), output_map([2, 3], "domain"), output_map([2, 3], "class", "own")):
         assert rows(found.in_loss_during(1)) == rows(found.train)
     assert output_map([2, 3], "class", "all").in_loss_during(1) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from cfl.data.sources import Binarised, ImageFolder, Synthetic
 from cfl.data.streams import Permuted
 from cfl.export.answer import Choice, answer_of, plain_network
 from cfl.export.formats import PACKAGES, check_format, read, write
-from cfl.methods import APD, RGO, FedWeIT, ICaRL, Method, PersonalLayers
+from cfl.methods import APD, RGO, AnalyticHead, FedWeIT, ICaRL, InferringFOT, Method, PersonalLayers
 from cfl.models import MADE, MLP, PromptedViT
 from cfl.models.decomposition import decompose
 from cfl.runtime.errors import ConfigError
@@ -223,8 +224,9 @@ def test_a_method_that_encodes_by_task_needs_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
-def test_nearest_class_means_are_exported(suffix: str, tmp_path: Path) -> None:
-    client = trained(methods={"icarl": ICaRL(size=8)}, scenario="class")
+@pytest.mark.parametrize("make", [partial(ICaRL, size=8), AnalyticHead, partial(InferringFOT, 4)])
+def test_scores_that_methods_compute_are_exported(make: Callable[[], Method], suffix: str, tmp_path: Path) -> None:
+    client = trained(methods={"tried": make()}, scenario="class")
     found = exported(client, tmp_path / f"m{suffix}")
     assert_same(found, client)
     logits = client.network(images(client))

@@ -276,9 +276,6 @@ def test_layers_that_cannot_be_protected_are_refused_before_training() -> None:
     refuse("methods.fot.layers", start({"fot": FOT(layers=["layers.0", "conv*"])}), "conv*", "layers.0", "head")
     refuse("methods.fot.layers", start({"fot": FOT()}, Grouped), "groups")
     start({"fot": FOT(layers=["conv1", "fc"])}, Grouped)()  # it need not be among the protected ones
-    refuse(
-        "data.scenario", start({"fot": FOT()}, stream=split(), scenario="class"), "domain", "task", "methods.fot", "FOT"
-    )
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ adversarial_net = partial(ACGAN, classifier=norm_net, widths=[6], noise_dim=4)
 
 ENTRIES: dict[str, Entry] = {
     "AGEM": Entry(active={"batch_size": 8}, config="agem.yaml", plain_in_first_task=False),
+    "AnalyticHead": Entry(active={"ridge": 0.5}, config="analytic-head.yaml"),
     "APD": Entry(active={"consolidation": 1.0}, config="apd.yaml", plain_in_first_task=False),
     "CFeD": Entry(
         active={"surrogate": Synthetic(3, [1, 4, 4], 40, 3)},
@@ -149,6 +150,7 @@ ENTRIES: dict[str, Entry] = {
     "FedWeIT": Entry(active={"consolidation": 1.0, "keep": 0.6}, config="fedweit.yaml", plain_in_first_task=False),
     "SCAFFOLD": Entry(active={}, config="scaffold.yaml", plain_in_first_task=False),
     "FOT": Entry(active={"threshold": 0.9}, config="fot.yaml", neutral={"layers": []}),
+    "InferringFOT": Entry(active={"threshold": 0.9}, config="inferring-fot.yaml"),
     "PersonalLayers": Entry(
         active={"layers": ["head.*"]}, config="local.yaml", neutral={"layers": []}, plain_in_first_task=False
     ),
@@ -274,8 +276,24 @@ FEDWEIT_STATE = APD_STATE | {
     ),
     "bytes": ("_bytes", "list[list[int]]"),
 }
+FOT_STATE = {
+    "bases": ("bases", MODEL),
+    "importance": ("importance", "dict"),
+    "gpse_seconds": ("gpse_seconds", "list[float]"),
+    "rows": (
+        "_rows",
+        "list[{task: int, layer: str, input_dim: int, basis_size: int, added: int, used_space: float, "
+        "residual_share: float, threshold: float, sketch_bytes: int, basis_bytes: int, gpse_seconds: float}]",
+    ),
+}
 STATES: dict[str, dict[str, tuple[str, str]]] = {
     "APD": APD_STATE,
+    "AnalyticHead": {
+        "gram": ("gram", "Tensor"),
+        "class_sums": ("class_sums", "Tensor"),
+        "weight": ("weight", "Tensor"),
+        "statistics": ("_statistics", MODEL),
+    },
     "CFeD": {
         "old": ("_old.tensors", MODEL),
         "received": ("_old.holders", "list[int]"),
@@ -292,16 +310,7 @@ STATES: dict[str, dict[str, tuple[str, str]]] = {
             "list[{task: int, clients: int, fisher_mean: float, fisher_max: float, fisher_seconds: float}]",
         ),
     },
-    "FOT": {
-        "bases": ("bases", MODEL),
-        "importance": ("importance", "dict"),
-        "gpse_seconds": ("gpse_seconds", "list[float]"),
-        "rows": (
-            "_rows",
-            "list[{task: int, layer: str, input_dim: int, basis_size: int, added: int, used_space: float, "
-            "residual_share: float, threshold: float, sketch_bytes: int, basis_bytes: int, gpse_seconds: float}]",
-        ),
-    },
+    "FOT": FOT_STATE,
     "FedAGEM": {
         "reference": ("reference", MODEL),
         "have": ("_have", "list[int]"),
@@ -350,6 +359,12 @@ STATES: dict[str, dict[str, tuple[str, str]]] = {
         "known": ("known", "Tensor"),
         "old": ("_old.tensors", MODEL),
         "received": ("_old.holders", "list[int]"),
+    },
+    "InferringFOT": FOT_STATE
+    | {
+        "task_bases": ("task_bases", MODEL),
+        "identified.sums": ("identified.sums", "Tensor"),
+        "identified.counts": ("identified.counts", "Tensor"),
     },
     "LearningRateDecay": {
         "rows": ("_rows", "list[{task: int, clients: int, stopped: int, mean_rate: float, validation_loss: float}]")

@@ -50,7 +50,7 @@ def task_loss(data: FederatedDataModule, task: int, logits: Tensor, y: Tensor) -
     if data.scenario == "domain":
         return F.cross_entropy(logits, y)
     first = sum(sizes[:task])
-    if data.scenario == "task":
+    if data.scenario == "task" or data.class_loss == "own":
         return F.cross_entropy(logits[:, first : first + sizes[task]], y)
     last = first + sizes[task] if data.class_loss == "seen" else sum(sizes)
     return F.cross_entropy(logits[:, :last], y + first)
@@ -59,9 +59,8 @@ def task_loss(data: FederatedDataModule, task: int, logits: Tensor, y: Tensor) -
 def used_outputs(data: FederatedDataModule, task: int) -> slice:
     """The outputs in the loss of a task."""
     sizes = data.stream.classes_per_task
-    first = sum(sizes[:task]) if data.scenario == "task" else 0
-    seen = data.scenario == "task" or (data.scenario == "class" and data.class_loss == "seen")
-    return slice(first, sum(sizes[: task + 1]) if seen else None)
+    own = data.scenario == "task" or data.class_loss == "own"
+    return slice(sum(sizes[:task]) if own else 0, sum(sizes[: task + 1]) if own or data.class_loss == "seen" else None)
 
 
 def train_client(

@@ -135,7 +135,8 @@ def test_a_parameter_without_dimensions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "class_loss"), [("task", "all"), ("class", "all"), ("class", "seen"), ("domain", "all")]
+    ("scenario", "class_loss"),
+    [("task", "all"), ("class", "all"), ("class", "seen"), ("class", "own"), ("domain", "all")],
 )
 def test_outputs_of_other_tasks(scenario: Any, class_loss: str) -> None:
     """Weight decay, momentum and Adam's averages must not reach outputs outside the loss."""

@@ -232,7 +232,7 @@ def read_space(path: Path, tasks: int) -> dict[str, dict[int, float]]:
 
     Args:
         path: a table with the columns ``task``, ``layer`` and ``used_space`` in percent; others are not read.
-        tasks: of the run; the table has rows of all but the last.
+        tasks: of the run; the table has rows of all but the last, or of all (FOT's ``last_extraction``).
 
     Returns:
         Layer -> task -> percent; empty where the table lacks one of the columns.
@@ -255,7 +255,7 @@ def read_space(path: Path, tasks: int) -> dict[str, dict[int, float]]:
                     raise RunFolderError(f"{path}, line {line}: {said}")
                 of_layer[task] = used
     for layer, of_layer in found.items():
-        if len(of_layer) != tasks - 1:
+        if len(of_layer) not in (tasks - 1, tasks):
             raise RunFolderError(f"{path}, line {lines[-1][0]}: {layer} has {len(of_layer)} rows, of {tasks - 1} tasks")
     return found
 

@@ -334,3 +334,14 @@ def test_a_density_run_has_likelihoods_instead_of_accuracies(tmp_path: Path) -> 
     assert [measure["key"] for measure in data["measures"]] == ["nll"]
     shown = data["tables"][0]["rows"][0]["measures"]["nll"]["matrix"]
     np.testing.assert_allclose(shown, reading.matrices["nll"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_a_table_has_rows_of_all_tasks_or_of_all_but_the_last(rows: int, tmp_path: Path) -> None:
+    path = tmp_path / "fot.csv"
+    path.write_text("task,layer,used_space\n" + "".join(f"{task},a,{10 * task}\n" for task in range(rows)))
+    if rows in (2, 3):
+        assert read_space(path, 3) == {"a": {task: 10.0 * task for task in range(rows)}}
+    else:
+        with pytest.raises(RunFolderError, match=f"a has {rows} rows, of 2 tasks"):
+            read_space(path, 3)

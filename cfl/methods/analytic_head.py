@@ -1,0 +1,191 @@
+"""Analytic heads: ridge regression on a frozen network's features, from sums over clients (AFCL, STSA)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import payload_bytes
+from cfl.methods.base import Method, Report
+from cfl.methods.capabilities import moves_model_after_round
+from cfl.methods.components.layer_inputs.of_clients import client_model
+from cfl.methods.components.layer_inputs.packed import pack, unpack
+from cfl.methods.context import Context
+from cfl.models.base import Network
+from cfl.models.evaluation import evaluation_mode
+from cfl.models.features import features_of
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_integers, check_numbers
+
+
+class AnalyticHead(Method):
+    """Freezes the network after the first task, and computes its output layer by ridge regression from summed features.
+
+    The first task is federated averaging. Then all weights and running statistics stay as they are. After every task,
+    the first included, client i sends what its samples' features ``X_i [n, d]`` and one-hot classes ``Y_i [n, O]`` add
+    to two sums. The server solves::
+
+        G = sum_i X_i^T X_i,   C = sum_i X_i^T Y_i   over all clients and all tasks so far
+        W = (G + ridge I)^-1 C
+
+    and tests take the class with the largest ``x^T W``, among those that have been learned. W is the minimum of
+    ``||X W - Y||^2 + ridge ||W||^2`` over the samples of all clients and tasks together. With the same features it
+    does not depend on who has which samples, on the order of the tasks, or on the number of processes.
+
+    This is AFCL (Tang et al., 2025, arXiv 2505.12245), as far as its objective and its frozen network go, and STSA
+    (Guan et al., 2025, arXiv 2506.01327), whose code trains on the first task and has ``random_features``. Both were
+    read in their abstracts and summaries, STSA in its code as well. Differs from AFCL: the server adds up G and C and
+    solves anew, in place of a recursion that has the same result. Differs from STSA's code: all clients that hold a
+    task send, and G is exact; its variant STSA-E, which estimates G from class means, is not here.
+
+    Sends: after every task an extra round of all clients that hold it: the global model down; up, the triangle of G and
+    the columns of C of the task's own classes, in float64, as sums. Later tasks have rounds, too, in which nothing
+    is trained and the model is sent: give them one each, ``schedule.rounds_per_task: [20, 1, 1, 1, 1]``. Storage per
+    client: none. Extra compute: a forward pass over a task's samples after it. Scenarios: task-, class- and
+    domain-incremental. Optimizers: any.
+
+    Args:
+        ridge: strength of the regularisation, above 0. It is compared with the summed squares of features.
+        random_features: M, a number of features ``relu(x^T R)`` in place of x, with R ``[d, M]`` of normal numbers that
+            all clients draw alike from the run's seed (STSA). Clients then send ``M (M + 1) / 2`` numbers. null: x.
+        train_backbone: false leaves the network as it is from the beginning, for weights that are given
+            (``model.network.weights``); the rounds of the first task train nothing then.
+
+    Raises:
+        ConfigError: an option is out of range; or, before training, clients' models differ, features depend on the
+            samples that are computed together, or another method changes the model at the server.
+    """
+
+    looks_back: ClassVar[bool] = True
+    common_order: ClassVar[bool] = True
+    state: ClassVar[Mapping[str, str]] = {
+        "gram": "gram",
+        "class_sums": "class_sums",
+        "weight": "weight",
+        "statistics": "_statistics",
+    }
+
+    def __init__(self, ridge: float = 1.0, random_features: int | None = None, train_backbone: bool = True) -> None:
+        check_numbers("methods.analytic_head", "(0, inf)", ridge=ridge)
+        check_integers("methods.analytic_head", 1, at_most=MOST_AT_ONCE, or_null=True, random_features=random_features)
+        self.ridge, self.random_features, self.train_backbone = ridge, random_features, train_backbone
+        self.gram: Tensor | None = None
+        self.class_sums: Tensor | None = None
+        self.weight: Tensor | None = None
+        self._statistics: dict[str, Tensor] = {}
+        self._map: Tensor | None = None
+
+    def setup(self, context: Context) -> None:
+        """Draw the random features.
+
+        Raises:
+            ConfigError: there are no common features, they depend on the batch, or they would change later.
+        """
+        super().setup(context)
+        network, key = context.network, f"methods.{self.name}"
+        if not isinstance(network, Network):
+            valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with {key}"
+            raise ConfigError("model.network", type(network).__name__, valid)
+        if context.has_personal_models:
+            raise ConfigError(key, "with parameters kept local", "one model for all clients")
+        norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
+        if norms and context.batchnorm != "average":
+            raise ConfigError("federated.batchnorm", context.batchnorm, f"average with {key}: features must be common")
+        if any(layer.running_mean is None for layer in norms):
+            raise ConfigError("model.network", type(network).__name__, f"BatchNorm with running statistics with {key}")
+        if moving := [name for name, method in context.methods.items() if moves_model_after_round(method)]:
+            valid = f"methods without {', '.join(moving)}, which would change the model that {key} keeps as it is"
+            raise ConfigError("methods", list(context.methods), valid)
+        if self.random_features is not None:
+            drawn = torch_generator(context.seed, "analytic features")
+            self._map = torch.randn(network.head.in_features, self.random_features, generator=drawn).double()
+
+    # The network stays as it is.
+
+    def _frozen(self, task: int) -> bool:
+        return task > 0 or not self.train_backbone
+
+    def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
+        """All parameters, from the second task on."""
+        return self.context.shared_parameters if self._frozen(cohort.task) else ()
+
+    def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
+        """No step from the second task on, so that the server's momentum does not move the model."""
+        if not self._frozen(self.context.task_of(self.context.round)):
+            return step
+        return {name: torch.zeros_like(value) for name, value in step.items()}
+
+    # After a task.
+
+    @torch.no_grad()
+    def end_task(self, plan: RoundPlan) -> None:
+        """Let clients send what their samples add to G and C, and solve for W."""
+        context = self.context
+        if plan.task == 0:  # forward passes in training mode go on to change these in the global model
+            tensors = context.state_tensors()
+            self._statistics = {name: tensors[name].detach().clone() for name in context.shared_buffers}
+        for client in context.extra_round(plan.task, context.members(plan.task)):
+            context.channel.uplink(self.name, self._message(plan.task, client), [1.0], [client])
+        sums, _ = context.channel.sum(self.name)
+        self.gram, self.class_sums, self.weight = context.at_server(lambda: self._solved(plan.task, sums))
+
+    def _message(self, task: int, client: int) -> dict[str, Tensor]:
+        """Float64 ``X_i^T X_i`` ``[1, m (m + 1) / 2]`` and ``Y_i^T X_i`` ``[1, o, m]`` of the task's o outputs."""
+        context = self.context
+        device = next(context.network.parameters()).device
+        gram = torch.zeros(self._size, self._size, dtype=torch.float64, device=device)
+        sums = gram.new_zeros(context.num_outputs, self._size)
+        model = client_model(context, task, client)
+        with evaluation_mode(context.network):
+            for x, y in context.client_batches(task, client, context.eval_batch_size, device):
+                features = self._features(model, x)
+                gram.addmm_(features.T, features)
+                sums.index_add_(0, y, features)
+        own = context.outputs.own[task].to(device)
+        return {"gram": pack(gram)[None], "class sums": sums[own][None]}
+
+    def _solved(self, task: int, sums: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """G ``[m, m]`` and C, as ``[O, m]``, with a task's sums, and W as ``[O, m]``."""
+        gram = unpack(sums["gram"], self._size)
+        class_sums = gram.new_zeros(self.context.num_outputs, self._size)
+        class_sums[self.context.outputs.own[task].to(gram.device)] = sums["class sums"]
+        if self.gram is not None and self.class_sums is not None:
+            gram, class_sums = gram + self.gram.to(gram), class_sums + self.class_sums.to(gram)
+        regularised = gram + self.ridge * torch.eye(self._size, dtype=gram.dtype, device=gram.device)
+        return gram, class_sums, torch.linalg.solve(regularised, class_sums.T).T.contiguous()
+
+    @property
+    def _size(self) -> int:
+        """Number m of features."""
+        return self.random_features or cast(Network, self.context.network).head.in_features
+
+    def _features(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """``[B, m]`` float64, with the running statistics that the network had after the first task."""
+        self._statistics = {name: tensor.to(x.device) for name, tensor in self._statistics.items()}
+        features = features_of(cast(Network, self.context.network), {**model, **self._statistics}, x).double()
+        if self._map is None:
+            return features
+        self._map = self._map.to(x.device)
+        return torch.relu(features @ self._map)
+
+    # Evaluation and reports.
+
+    def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
+        """``x^T W``; minus infinity for classes that nobody has sent samples of."""
+        if self.weight is None or self.class_sums is None:
+            return None
+        weight, learned = self.weight.to(x.device), self.class_sums.any(1).to(x.device)
+        return (self._features(model, x) @ weight.T).masked_fill(~learned, -torch.inf)
+
+    def report(self) -> Report:
+        """Number of features, and the bytes of G, C and W, which the server keeps."""
+        held = {"gram": self.gram, "class sums": self.class_sums, "weight": self.weight}
+        known = {name: tensor for name, tensor in held.items() if tensor is not None}
+        return Report({"features": self._size, "server_bytes": payload_bytes(known)})

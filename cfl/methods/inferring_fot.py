@@ -1,0 +1,158 @@
+"""FOT for class-incremental streams: tests infer a sample's task from its layer inputs (after FedProTIP)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.data.scenarios import Scenario
+from cfl.federation.channel import payload_bytes
+from cfl.methods.base import Report
+from cfl.methods.components.layer_inputs.of_clients import inputs_watched
+from cfl.methods.context import Context
+from cfl.methods.fot import FOT
+from cfl.metrics.accuracy import AccuracyMatrix
+from cfl.metrics.transfer import average_accuracy
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
+
+
+class InferringFOT(FOT):
+    """FOT whose tests do not know a sample's task: the task whose subspace leaves the least of it answers.
+
+    FOT's clients send second moments ``C_t`` of their layer inputs after every task, the last included
+    (``message: covariance``). The server takes FOT's bases from them, and a second basis ``U_t [d, r]`` of each
+    protected layer: the r leading eigenvectors of ``C_t`` itself. FOT's bases hold only what earlier tasks lack; those
+    of tasks overlap. A test sample with inputs ``x_l`` of layer l, all patches of a convolution together, belongs to::
+
+        argmin_t  mean over l of  ||x_l - U_tl U_tl^T x_l||^2 / ||x_l||^2
+
+    among the tasks so far, and the class is that of the largest logit among the task's own outputs. Every task has as
+    many directions as the others, so that no residual is smaller because its basis is larger.
+
+    After FedProTIP (Cha et al., 2025, arXiv 2509.21606), which also projects gradients and infers the task from
+    subspaces of earlier tasks. Its abstract and its code were read. Differs from its code: there a batch of test
+    samples of one task is given one task, here each sample by itself. There the features are compared, by the norms of
+    their projections on the directions that each task added, with clients' own such norms, and clients vote; here all
+    protected layers are, with each task's own subspace, and clients send sums alone. There clients project their
+    gradients; here the server does, or both (``project_clients``). Residuals, equal ranks and layers are ours.
+
+    Use ``data.class_loss: own``: the output layer is then left free, as each task trains outputs of its own. Otherwise
+    it is protected like all layers.
+
+    Sends: what FOT sends with second moments, and once more after the last task. Storage per client: none between
+    rounds; whoever tests needs the U_t beside the model (``task_bases_bytes``). Extra compute: in tests, r products
+    per task for each input of a protected layer. Scenarios: class-incremental. Reports ``tasks_identified``: the share
+    in percent of test samples whose class is one of their own task, mean over the tasks so far. ``acc_task_il`` has the
+    accuracy with known tasks. Tests during a task (``schedule.evaluate_every``) do not infer it yet.
+
+    Args:
+        directions: r; of a layer with d inputs at most ``d / 2``.
+        options: those of FOT, but for what concerns sketches, ``message`` and ``last_extraction``.
+    """
+
+    common_order: ClassVar[bool] = True
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
+    state: ClassVar[tuple[str, ...]] = ("task_bases", "identified.sums", "identified.counts")
+
+    def __init__(self, directions: int = 20, **options: Any) -> None:
+        super().__init__(message="covariance", last_extraction=True, **options)
+        check_integers(self.key, 1, directions=directions)
+        self.directions = directions
+        self.task_bases: dict[str, Tensor] = {}
+        self.identified = AccuracyMatrix(1)
+
+    def setup(self, context: Context) -> None:
+        """As FOT.
+
+        Raises:
+            ConfigError: also if clients' models differ, so that there are no common inputs, or no layer is protected.
+        """
+        super().setup(context)
+        if context.has_personal_models:
+            raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
+        if not self._protected:
+            raise ConfigError(f"{self.key}.layers", self.layers, "at least one layer, whose inputs are compared")
+        self.identified = AccuracyMatrix(context.num_tasks)
+
+    def _keep_own(self, sums: Mapping[str, Tensor]) -> None:
+        """Keep the leading directions of a task's own inputs: layer -> ``[tasks so far, d, r]``."""
+        for name, found in self.context.at_server(lambda: self._own(sums)).items():
+            before = self.task_bases.get(name, found[:0])
+            self.task_bases[name] = torch.cat([before.to(found.device), found])
+
+    def _own(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Layer -> ``[1, d, r]``, with zeros in place of directions in which the task has no inputs."""
+        found = {}
+        for name, d in self._dims.items():
+            seen = self._message.spectrum(sums, name, d, None)
+            r = min(self.directions, max(1, d // 2))
+            found[name] = (seen.directions * (seen.values > 0))[None, :, :r].to(sums[name].dtype).contiguous()
+        return found
+
+    # Tests.
+
+    def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
+        """The logits, with those of all tasks but the inferred one lowered below its own."""
+        if not self.task_bases:
+            return None
+        logits, residuals = self._passed(model, x)
+        own = self.context.outputs.own.to(x.device)[residuals.argmin(1)]
+        span = logits.amax(1, keepdim=True) - logits.amin(1, keepdim=True) + 1
+        return torch.where(own, logits, logits - span)
+
+    def _passed(self, model: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits ``[B, O]``, and ``[B, tasks so far]`` sums over layers of the shares outside each task's subspace."""
+        self.task_bases = {name: bases.to(x.device) for name, bases in self.task_bases.items()}
+        shares: dict[str, Tensor] = {}
+
+        def watch(name: str) -> Any:
+            def see(layer: nn.Module, inputs: Tensor) -> None:
+                shares[name] = residual_shares(layer, inputs, self.task_bases[name], self._with_bias[name])
+
+            return see
+
+        network = self.context.network
+        with inputs_watched({network.get_submodule(name): watch(name) for name in self.task_bases}):
+            logits: Tensor = functional_call(network, model, (x,))
+        return logits, torch.stack(list(shares.values())).sum(0)
+
+    def report(self) -> Report:
+        """FOT's report, the share of tasks identified, and the bytes of the tasks' own bases."""
+        report = super().report()
+        share = average_accuracy(self.identified.compute()).item()
+        own = {
+            "tasks_identified": None if math.isnan(share) else share,
+            "task_bases_bytes": payload_bytes(self.task_bases),
+        }
+        return Report({**report.figures, **own}, report.rows)
+
+
+def residual_shares(layer: nn.Module, x: Tensor, bases: Tensor, with_bias: bool) -> Tensor:
+    """``[B, T]``: for each sample, the share of its inputs' energy outside each of T subspaces.
+
+    Args:
+        layer: a Linear or Conv2d layer.
+        x: its input, ``[B, ...]``; a convolution's patches count together.
+        bases: ``[T, d, r]``, each orthonormal, of the vectors that the layer multiplies its weight with.
+        with_bias: whether a 1 is appended to these.
+    """
+    d = bases.shape[1] - with_bias
+
+    def energy(vectors: Tensor, x: Tensor) -> Tensor:
+        """``[B, r, positions]`` products of the inputs with ``vectors [d, r]``."""
+        weight, bias = vectors[:d].T, vectors[d] if with_bias else None
+        if isinstance(layer, nn.Conv2d):
+            kernel = weight.reshape(-1, *layer.weight.shape[1:])
+            return layer._conv_forward(x, kernel, bias)
+        return nn.functional.linear(x, weight, bias)
+
+    x = x.to(bases.dtype)
+    whole = energy(torch.ones_like(bases[0, :, :1]), x.square()).flatten(1).sum(1)
+    inside = torch.stack([energy(basis, x).square().flatten(1).sum(1) for basis in bases], 1)
+    return 1 - inside / whole.clamp(min=torch.finfo(whole.dtype).tiny)[:, None]

@@ -1,0 +1,191 @@
+"""Analytic heads against ridge regression over all samples at once, in float64, and what is sent and kept."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.tiny import (
+    MOMENTUM,
+    Rounds,
+    SaveAfter,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    source,
+    split,
+    tiny_client,
+    tiny_data,
+)
+from torch import Tensor
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import IID, ClassesPerClient, Dirichlet
+from cfl.data.streams import ClassSplit
+from cfl.federation.federation import Federation
+from cfl.methods import AnalyticHead, CFeD, Method, PersonalLayers
+from cfl.models import Network
+from cfl.runtime.errors import ConfigError
+from cfl.testing.comparing import distance
+from cfl.testing.method_case import MethodCase
+from cfl.testing.processes import processes_do_not_matter
+
+
+def data_of(stream: Any = None, **options: Any) -> FederatedDataModule:
+    """Four clients, three tasks of two classes and two rounds."""
+    settings = {"scenario": "class", "partition": Dirichlet(1.0, 3, balance=False), **options}
+    schedule = {"rounds_per_task": 2, **settings.pop("schedule", {})}
+    return tiny_data(stream or split(3, classes=6, train=120), schedule=schedule, **settings)
+
+
+def run(
+    method: Method, data: FederatedDataModule, network: Any = mlp, optimizer: Any = sgd, **options: Any
+) -> Federation:
+    return fit(tiny_client(data, double(network), optimizer, {"analytic_head": method}), data, **options)
+
+
+def features(
+    federation: Federation, data: FederatedDataModule, task: int, part: str, random: Tensor | None
+) -> np.ndarray:
+    """Features ``[n, m]`` of all training or test samples of a task, under the global model."""
+    samples = data.tasks[task]
+    network = federation.network.eval()
+    assert isinstance(network, Network)
+    with torch.no_grad():
+        found = network.features(samples.transform(getattr(samples, part).images).double())
+    return (found if random is None else torch.relu(found @ random)).numpy()
+
+
+def labels(data: FederatedDataModule, task: int, part: str) -> np.ndarray:
+    return (getattr(data.tasks[task], part).labels + data.outputs.offsets[task]).numpy()
+
+
+def centralised(
+    federation: Federation, data: FederatedDataModule, ridge: float, random: Tensor | None = None
+) -> np.ndarray:
+    """``[O, m]``: least squares over the samples of everybody, with a row ``sqrt(ridge)`` for each feature."""
+    tasks = range(data.num_tasks)
+    x = np.concatenate([features(federation, data, task, "train", random) for task in tasks])
+    y = np.eye(data.num_outputs)[np.concatenate([labels(data, task, "train") for task in tasks])]
+    padded = np.concatenate([x, np.sqrt(ridge) * np.eye(x.shape[1])])
+    targets = np.concatenate([y, np.zeros((x.shape[1], data.num_outputs))])
+    return np.linalg.lstsq(padded, targets, rcond=None)[0].T
+
+
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(0.2, 3, balance=False), ClassesPerClient(1)])
+@pytest.mark.parametrize("random_features", [None, 40])
+def test_it_is_ridge_regression_over_all_samples_at_once(partition: Any, random_features: int | None) -> None:
+    data, method = data_of(partition=partition), AnalyticHead(0.3, random_features)
+    federation = run(method, data)
+    expected = centralised(federation, data, 0.3, method._map)
+    assert method.weight is not None
+    assert method.weight.dtype == torch.float64
+    np.testing.assert_allclose(method.weight.numpy(), expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+    matrix = federation.accuracy.compute()
+    for task in range(3):
+        scores = features(federation, data, task, "test", method._map) @ expected.T
+        found = (scores.argmax(1) == labels(data, task, "test")).mean()
+        assert matrix[2, task].item() == pytest.approx(100 * found, abs=1e-9)
+
+
+def test_the_order_of_the_tasks_does_not_matter() -> None:
+    """With a network that stays as it is from the beginning."""
+    weights = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        data = data_of(ClassSplit(source(6, train=120), 3, class_order="natural", task_order=order))
+        method = AnalyticHead(0.3, train_backbone=False)
+        federation = run(method, data)
+        assert method.weight is not None
+        np.testing.assert_allclose(method.weight.numpy(), centralised(federation, data, 0.3), rtol=0, atol=1e-9)
+        places = [2 * order.index(task) + number for task in range(3) for number in range(2)]
+        weights.append(method.weight[places])
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-12)
+
+
+def test_the_number_of_processes_does_not_matter() -> None:
+    processes_do_not_matter(MethodCase(partial(AnalyticHead, 0.5)), 2)
+
+
+@pytest.mark.parametrize("network", [mlp, norm_net])
+def test_nothing_moves_after_the_first_task(network: Any) -> None:
+    """Neither by momentum and weight decay, at clients and at the server, nor by running statistics."""
+    watch, data, method = Rounds(), data_of(), AnalyticHead()
+    federation = run(method, data, network, MOMENTUM, federated={"server_momentum": 0.5}, callbacks=[watch])
+    names = [name for name, _ in federation.network.named_parameters()]
+    first, last = ({name: watch.models[at][name] for name in names} for at in (1, -1))
+    assert distance(watch.models[0], watch.models[1]) > 1e-3
+    assert all(torch.equal(first[name], last[name]) for name in names)
+    x = data.tasks[0].transform(data.tasks[0].test.images)
+    found = method.classify(0, federation.state_tensors(), x)
+    then = method.classify(0, watch.models[1], x)
+    assert found is not None
+    assert then is not None
+    assert torch.equal(found, then)
+
+
+def test_a_given_network_is_never_trained() -> None:
+    watch, data = Rounds(), data_of()
+    client = tiny_client(data, double(mlp), sgd, {"analytic_head": AnalyticHead(train_backbone=False)})
+    before = {name: value.clone() for name, value in client.network.state_dict().items()}
+    fit(client, data, callbacks=[watch])
+    assert all(torch.equal(before[name], value) for name, value in watch.models[-1].items())
+
+
+def test_bytes_are_counted_and_classes_that_nobody_has_shown_are_not_chosen() -> None:
+    class Scores(Method):
+        def __init__(self) -> None:
+            self.found: list[Tensor] = []
+
+        def end_round(self, plan: Any) -> None:
+            if plan.round_in_task == 0:
+                scores = method.classify(0, self.context.state_tensors(), x)
+                self.found.append(torch.zeros(0) if scores is None else scores.isfinite().all(0))
+
+    data, method, scores = data_of(partition=IID()), AnalyticHead(), Scores()
+    x = data.tasks[0].transform(data.tasks[0].test.images)
+    federation = fit(tiny_client(data, double(mlp), sgd, {"analytic_head": method, "scores": scores}), data)
+    assert [found.tolist() for found in scores.found] == [[], [True] * 2 + [False] * 4, [True] * 4 + [False] * 2]
+    assert federation.channel.uplink_bytes["analytic_head"] == 3 * 4 * 8 * (8 * 9 // 2 + 2 * 8)
+    assert federation.client_storage() == 0
+    assert method.report().figures == {"features": 8, "server_bytes": 8 * (8 * 8 + 2 * 6 * 8)}
+
+
+def test_a_run_is_resumed_to_the_bit(tmp_path: Path) -> None:
+    whole = AnalyticHead(random_features=12)
+    run(whole, data_of(), norm_net, callbacks=[SaveAfter(2, tmp_path / "after.ckpt")])
+    resumed = AnalyticHead(random_features=12)
+    run(resumed, data_of(), norm_net, ckpt_path=tmp_path / "after.ckpt")
+    assert whole.weight is not None
+    assert resumed.weight is not None
+    assert torch.equal(whole.weight, resumed.weight)
+
+
+def test_domains_share_their_outputs() -> None:
+    data, method = tiny_data(permuted(2)), AnalyticHead(0.3)
+    federation = run(method, data)
+    assert method.weight is not None
+    np.testing.assert_allclose(method.weight.numpy(), centralised(federation, data, 0.3), rtol=0, atol=1e-9)
+
+
+def test_what_cannot_work_is_refused() -> None:
+    for options in ({"ridge": 0.0}, {"random_features": 0}):
+        with pytest.raises(ConfigError, match=rf"methods\.analytic_head\.{next(iter(options))}"):
+            AnalyticHead(**options)  # type: ignore[arg-type]
+    for others, network, federated, key in (
+        ({"cfed": CFeD(source(), server_distillation=1)}, mlp, {}, "methods"),
+        ({"local": PersonalLayers(["layers.*"])}, mlp, {}, "methods.analytic_head"),
+        ({}, norm_net, {"batchnorm": "local"}, "federated.batchnorm"),
+        ({}, norm_net, {"batchnorm": "drop"}, "federated.batchnorm"),
+    ):
+        data = data_of()
+        client = tiny_client(data, network, sgd, {"analytic_head": AnalyticHead(), **others})
+        with pytest.raises(ConfigError) as refused:
+            fit(client, data, federated=federated)
+        assert refused.value.key == key
