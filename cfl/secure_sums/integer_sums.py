@@ -136,7 +136,7 @@ class IntegerSums:
         parts, start = [], 0
         largest, error = torch.zeros_like(factors), torch.zeros((), dtype=torch.float64, device=device)
         for name, shape, dtype in running.layout:
-            rows, integers = payload[name].flatten(1), not dtype.is_floating_point
+            rows, integers = payload[name].reshape(len(clients), -1), not dtype.is_floating_point
             count = math.prod(shape)
             part, most, errors = encoded(codec, rows, factors, noise[:, start : start + count], integers)
             parts.append(part)
