@@ -8,25 +8,33 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cfl.randomness.counter_normals import uniforms
+from cfl.randomness.counter_bits import random_words
 from cfl.runtime.errors import ConfigError
 
 MODULI = (32, 64)
 """Bits of the integers that are sent."""
 MOST_BITS = 50
-"""Bits of one message's numbers at most: with the random number that rounds them they fit into a float64."""
+"""Bits of one message's numbers at most: a float64 holds them with some bits behind the point."""
+_NOISES = 2.0**16
+"""Values of a random number. What is sent has the mean of the number up to 1/131072 of a step."""
+_PIECE = 2**14
+"""Numbers that are encoded together: with their scratch space half a MiB."""
+_SHIFT = 1.5 * 2.0**52
+"""Added to whole numbers below 2^51 it leaves them in the lowest bits of a float64."""
+_SHIFT_BITS = np.float64(_SHIFT).view(np.int64)
 
 
 @dataclass(frozen=True)
 class Codec:
     """How the numbers of a topic's messages become integers.
 
-    A number x of a message with the weight w is sent as ``x w / weight / step``, rounded up or down at random such that
-    its mean is exact, with ``step = range / 2^(bits - 1)``. Range and weight are powers of two, so that multiples of
-    the step, such as counts, are sent exactly. Tensors of integers have a step of 1, whatever the range.
+    A number x of a message with the weight w is sent as ``x w / step``, rounded up or down at random such that it is
+    right in the mean, with ``step = weight range / 2^(bits - 1)``. Range and weight are powers of two, so that
+    multiples of the step, such as counts, are sent exactly. The step of tensors of integers is ``weight``.
 
     Attributes:
         range: numbers are below it in magnitude; a power of two.
@@ -117,36 +125,62 @@ def check_codecs(given: Mapping[str, Mapping[str, Any]]) -> None:
                 raise ConfigError(f"{key}.{name}", value, valid)
 
 
-def encoded(
-    codec: Codec, values: Tensor, factors: Tensor, noise: Tensor, integers: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Messages as integers.
+def encoded(values: Tensor, scales: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Messages as integers: ``values * scales``, rounded up or down at random.
 
     Args:
-        codec: of their topic.
         values: ``[k, d]``, finite.
-        factors: ``[k]`` float64, weights by the codec's greatest weight.
-        noise: ``[k, d]`` float64 uniform in (0, 1), which rounds.
-        integers: whether the tensor has integers.
+        scales: ``[k, 1]`` or ``[k, d]`` float64.
+        keys: ``[k]`` int64, of the random numbers.
 
     Returns:
-        ``[k, d]`` int64; ``[k]`` the greatest magnitude of each message; ``[]`` the sum of squared rounding errors, in
-        squares of the step.
+        ``[k, d + 1]`` int64 with zeros in the last column, which is for the weight; ``[k]`` float64 the greatest
+        magnitude in each message; ``[]`` float64 the expected sum of squared rounding errors.
     """
-    scaled = values.to(torch.float64) * (factors * (codec.weight / codec.step(integers)))[:, None]
+    count = values.shape[1]
+    random = random_words(keys, -(-count // 4)).view(torch.int16)[:, :count]  # a word's lowest bits come first
+    if values.device.type == "cpu":
+        return _encoded_on_cpu(values, scales, random)
+    return _encoded(values, scales, random)
+
+
+def _encoded(values: Tensor, scales: Tensor, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    scaled = values.to(torch.float64) * scales
     whole = scaled.floor()
     rest = scaled.sub_(whole)
-    up = (noise < rest).to(torch.float64)
-    error = rest.sub_(up).square_().sum()
-    whole += up
-    if not values.shape[1]:
-        return whole.long(), factors.new_zeros(len(values)), error
-    return whole.long(), whole.abs().amax(1), error
+    whole += (random.to(torch.float64) < rest * _NOISES - (_NOISES + 1) / 2).to(torch.float64)
+    largest = whole.abs().amax(1) if values.shape[1] else whole.new_zeros(len(whole))
+    return nn.functional.pad(whole.long(), (0, 1)), largest, (rest - rest.square()).sum()
 
 
-def rounding_noise(keys: Tensor, count: int) -> Tensor:
-    """``[k]`` int64 keys to ``[k, count]`` float64 numbers that round messages."""
-    return uniforms(keys, count)
+def _encoded_on_cpu(values: Tensor, scales: Tensor, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by numpy, in pieces that stay in a core's cache: several times as fast."""
+    found = np.empty((len(values), values.shape[1] + 1), np.int64)
+    found[:, -1] = 0
+    largest, squares = np.zeros(len(values)), 0.0
+    scratch, ones, higher = np.empty((3, _PIECE)), np.ones(_PIECE), np.empty(_PIECE, np.bool_)
+    numbers, factors, noise = values.detach().numpy(), scales.numpy(), random.numpy()
+    for row in range(len(values)):
+        for start in range(0, values.shape[1], _PIECE):
+            piece = slice(start, min(start + _PIECE, values.shape[1]))
+            size = piece.stop - start
+            rest, whole, other = scratch[:, :size]
+            np.copyto(rest, numbers[row, piece])
+            rest *= factors[row, 0] if factors.shape[1] == 1 else factors[row, piece]
+            np.floor(rest, out=whole)
+            rest -= whole
+            squares += float(rest @ ones[:size] - rest @ rest)
+            rest *= _NOISES
+            rest -= (_NOISES + 1) / 2
+            np.copyto(other, noise[row, piece])
+            np.less(other, rest, out=higher[:size])
+            np.copyto(other, higher[:size])
+            whole += other
+            largest[row] = max(largest[row], whole.max(), -whole.min())
+            # Conversion by the bits of a float64, because numpy's takes four times as long.
+            whole += _SHIFT
+            np.subtract(whole.view(np.int64), _SHIFT_BITS, out=found[row, piece])
+    return torch.from_numpy(found), torch.from_numpy(largest), torch.tensor(squares, dtype=torch.float64)
 
 
 def centred(total: Tensor, modulus: int) -> Tensor:

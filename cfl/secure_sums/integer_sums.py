@@ -14,7 +14,7 @@ from torch import Tensor
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError, SumRefused
-from cfl.secure_sums.codec import Codec, centred, codec_of, encoded, rounding_noise
+from cfl.secure_sums.codec import Codec, centred, codec_of, encoded
 from cfl.secure_sums.dropouts import Attendance, check_recoverable
 from cfl.secure_sums.figures import SumFigures
 from cfl.secure_sums.graph import neighbours_of
@@ -130,36 +130,26 @@ class IntegerSums:
                 key, value = f"federated.codecs.{topic}.weight", codec.weight
                 raise ConfigError(key, value, f"at least the weights of its messages, whole numbers; one has {weight}")
         keys = [seed_for(self.settings.seed, f"codec {topic}", moment[0], client) for client in clients]
-        size = sum(math.prod(shape) for _, shape, _ in running.layout)
-        noise = rounding_noise(torch.tensor(keys, dtype=torch.int64, device=device), size)
-        factors = torch.tensor([weight / codec.weight for weight in weights], dtype=torch.float64, device=device)
-        parts, start = [], 0
-        largest, error = torch.zeros_like(factors), torch.zeros((), dtype=torch.float64, device=device)
-        for name, shape, dtype in running.layout:
-            rows, integers = payload[name].reshape(len(clients), -1), not dtype.is_floating_point
-            count = math.prod(shape)
-            part, most, errors = encoded(codec, rows, factors, noise[:, start : start + count], integers)
-            parts.append(part)
-            largest = torch.maximum(largest, most)
-            error += 0 if integers else errors
-            start += count
-        beyond = largest > codec.greatest
-        if bool(beyond.any()):
-            self._refuse(running, moment, payload, factors, clients, int(beyond.nonzero()[0, 0]))
-        self.figures.add(topic, codec, len(clients) * start, float(largest.max()), float(error))
-        own = torch.tensor([[int(weight)] for weight in weights], device=device)
-        return torch.cat([*parts, own], 1)
+        values, steps = _joined([payload[name].reshape(len(clients), -1) for name, _, _ in running.layout], codec)
+        scales = torch.tensor([[float(weight)] for weight in weights], dtype=torch.float64, device=device) / steps
+        found, largest, squares = encoded(values, scales, torch.tensor(keys, dtype=torch.int64, device=device))
+        beyond = (largest > codec.greatest).tolist()
+        if any(beyond):
+            self._refuse(running, moment, payload, weights, clients, beyond.index(True))
+        self.figures.add(topic, codec, values.numel(), float(largest.max()), float(squares))
+        found[:, -1] = torch.tensor([int(weight) for weight in weights], device=device)
+        return found
 
     @staticmethod
     def _refuse(
         running: RunningSum,
         moment: tuple[int, int],
         payload: Mapping[str, Tensor],
-        factors: Tensor,
+        weights: Sequence[float],
         clients: Sequence[int],
         row: int,
     ) -> None:
-        codec, factor = running.codec, float(factors[row])
+        codec, factor = running.codec, weights[row] / running.codec.weight
         sizes = {n: float(v[row].abs().max()) * factor for n, v in payload.items() if v[row].numel()}
         floats = {n: size for n, size in sizes.items() if payload[n].is_floating_point()}
         if floats and max(floats.values()) / codec.range >= 1 - 2.0**-codec.bits:
@@ -255,6 +245,17 @@ class IntegerSums:
 
     def _generator(self, round: int) -> np.random.Generator:
         return numpy_generator(self.settings.seed, "neighbours", round)
+
+
+def _joined(parts: Sequence[Tensor], codec: Codec) -> tuple[Tensor, Tensor]:
+    """``[k, d]`` messages of several tensors ``[k, ...]``, and ``[1]`` or ``[d]`` float64 steps of their numbers."""
+    device = parts[0].device
+    if len({part.dtype for part in parts}) == 1 and parts[0].is_floating_point():
+        return torch.cat(list(parts), 1), torch.tensor([codec.step()], dtype=torch.float64, device=device)
+    steps = [codec.step(not part.is_floating_point()) for part in parts]
+    sizes = torch.tensor([part.shape[1] for part in parts], device=device)
+    of_each = torch.tensor(steps, dtype=torch.float64, device=device).repeat_interleave(sizes)
+    return torch.cat([part.to(torch.float64) for part in parts], 1), of_each
 
 
 def decoded(codec: Codec, total: Tensor, layout: Layout) -> dict[str, Tensor]:

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from cfl.randomness.counter_bits import random_words
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
-from cfl.secure_sums.codec import DEFAULTS, Codec, centred, check_codecs, codec_of, encoded, rounding_noise
+from cfl.secure_sums.codec import DEFAULTS, Codec, _encoded, centred, check_codecs, codec_of, encoded
 
 
-def integers(codec: Codec, values: Tensor, weights: list[float], seed: int = 0, whole: bool = False) -> Tensor:
-    noise = rounding_noise(torch.arange(len(values)) + 1000 * seed, values.shape[1])
-    factors = torch.tensor([weight / codec.weight for weight in weights], dtype=torch.float64)
-    return encoded(codec, values, factors, noise, whole)[0]
+def integers(codec: Codec, values: Tensor, weights: list[float], whole: bool = False) -> Tensor:
+    scales = torch.tensor(weights, dtype=torch.float64)[:, None] / codec.step(whole)
+    return encoded(values, scales, torch.arange(len(values)))[0][:, :-1]
 
 
 @pytest.mark.parametrize("pattern", DEFAULTS)
@@ -49,12 +49,34 @@ def test_rounding_has_the_right_mean() -> None:
 def test_rounding_depends_on_the_client_alone() -> None:
     codec, values = Codec(1.0, 8), torch.rand(4, 50, generator=torch_generator(0, "values")) * 0.9
     together = integers(codec, values, [1.0] * 4)
-    keys = torch.arange(4)
-    apart = [
-        encoded(codec, values[[row]], torch.ones(1, dtype=torch.float64), rounding_noise(keys[[row]], 50), False)[0]
-        for row in (2, 0, 3, 1)
-    ]
+    scale = torch.tensor([[1 / codec.step()]], dtype=torch.float64)
+    apart = [encoded(values[[row]], scale, torch.tensor([row]))[0][:, :-1] for row in (2, 0, 3, 1)]
     assert torch.equal(together[[2, 0, 3, 1]], torch.cat(apart))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("each", [False, True], ids=["one step", "a step for each number"])
+def test_all_devices_get_the_same_integers(dtype: torch.dtype, each: bool) -> None:
+    """What runs on the CPU, in pieces, against what runs elsewhere."""
+    generator = torch_generator(0, "values")
+    values = (torch.randn(3, 40_000, generator=generator) * 1e4).to(dtype)
+    values[:, ::3] = values[:, ::3].round()
+    scales = torch.full((3, 40_000 if each else 1), 2.0**20, dtype=torch.float64)
+    scales[:, 1::2] *= 4
+    found, largest, squares = encoded(values, scales, torch.arange(3))
+    words = random_words(torch.arange(3), 10_000).view(torch.int16)
+    elsewhere = _encoded(values, scales, words)
+    assert torch.equal(found, elsewhere[0])
+    assert torch.equal(largest, elsewhere[1])
+    assert largest.tolist() == found.abs().amax(1).tolist()
+    torch.testing.assert_close(squares, elsewhere[2])
+
+
+def test_the_expected_error_is_that_of_many_messages() -> None:
+    codec, values = Codec(1.0, 6), torch.rand(1, 20_000, generator=torch_generator(1, "values")) * 0.9
+    found, _, squares = encoded(values, torch.full((1, 1), 1 / codec.step(), dtype=torch.float64), torch.tensor([5]))
+    error = found[:, :-1] - values.double() / codec.step()
+    assert abs(float(error.square().sum() / squares) - 1) < 0.03
 
 
 def test_tensors_of_integers_have_a_step_of_one() -> None:
