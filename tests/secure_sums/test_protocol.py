@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.stats import chisquare
 
 from cfl.randomness.generators import numpy_generator
@@ -102,6 +103,19 @@ def test_a_sum_of_one_message_is_refused() -> None:
 
 
 # What the server sees.
+
+
+@pytest.mark.parametrize("modulus", [32, 64])
+def test_a_mask_is_the_key_stream_of_aes_in_counter_mode(modulus: int) -> None:
+    """Whole blocks of the cipher, in counter mode by hand: the counter is a number of 16 bytes."""
+    key, count = bytes(range(32)), 2 * 2**14 + 60
+    total = np.zeros(count, dtype=f"u{modulus // 8}")
+    add_mask(total, key, modulus, 1)
+    block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    blocks = b"".join(block.update(number.to_bytes(16, "big")) for number in range(total.nbytes // 16))
+    assert total.tobytes() == blocks
+    add_mask(total, key, modulus, -1)
+    assert not total.any()
 
 
 def test_a_masked_message_is_uniform() -> None:
