@@ -56,7 +56,7 @@ class FederatedOrchestrator(Callback):
             the same integers and bytes, computed without the protocol.
         neighbours: clients with which each client of a secure sum masks its message, an even number; null for all.
         share_threshold: a client's secrets are recovered by more than this share of those that hold parts of them,
-            in (0, 1).
+            in [0.5, 1).
         codecs: topic -> ``range``, ``bits``, ``modulus`` and ``weight`` of its integers, where they are not to be the
             defaults (:mod:`cfl.secure_sums.codec`).
     """

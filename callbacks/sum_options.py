@@ -34,7 +34,7 @@ class SumOptions:
     ) -> None:
         check_choices("federated", ("plain", "modelled", "secure"), aggregation=aggregation)
         check_integers("federated", 2, or_null=True, neighbours=neighbours)
-        check_numbers("federated", "(0, 1)", share_threshold=share_threshold)
+        check_numbers("federated", "[0.5, 1)", share_threshold=share_threshold)
         if neighbours is not None and neighbours % 2:
             raise ConfigError("federated.neighbours", neighbours, "an even number, or null")
         for key, value, default in (

@@ -119,7 +119,7 @@ def check_codecs(given: Mapping[str, Mapping[str, Any]]) -> None:
                 "range": (number and value > 0 and math.frexp(value)[0] == 0.5, "a power of two"),
                 "weight": (number and value >= 1 and math.frexp(value)[0] == 0.5, "a power of two of at least 1"),
                 "bits": (isinstance(value, int) and 2 <= value <= MOST_BITS, f"an integer from 2 to {MOST_BITS}"),
-                "modulus": (value in MODULI, "32 or 64"),
+                "modulus": (value is None or value in MODULI, "32, 64 or null"),
             }.get(name, (False, f"no option of this name; a codec has {', '.join(names)}"))
             if not holds:
                 raise ConfigError(f"{key}.{name}", value, valid)

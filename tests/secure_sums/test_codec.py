@@ -117,7 +117,7 @@ def test_options_take_the_place_of_defaults() -> None:
         ({"range": float("nan")}, "a power of two"),
         ({"bits": 1}, r"update.bits = 1 .*an integer from 2 to 50"),
         ({"bits": 8.5}, "an integer from 2 to 50"),
-        ({"modulus": 16}, r"update.modulus = 16 .*32 or 64"),
+        ({"modulus": 16}, r"update.modulus = 16 .*32, 64 or null"),
         ({"weight": 0.5}, "at least 1"),
         ({"step": 1}, r"update.step = 1 .*no option of this name"),
         (3, r"federated.codecs.update = 3 .*range, bits, modulus, weight"),

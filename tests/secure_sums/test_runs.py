@@ -184,6 +184,7 @@ def test_options_of_secure_sums_are_checked() -> None:
         ({"neighbours": 3}, "federated.neighbours = 3 .*an even number"),
         ({"neighbours": 0}, "federated.neighbours = 0 .*at least 2"),
         ({"share_threshold": 1.0}, "federated.share_threshold = 1.0"),
+        ({"share_threshold": 0.4}, r"federated.share_threshold = 0.4 .*\[0.5, 1\)"),
         ({"codecs": {"update": {"range": 3}}}, "federated.codecs.update.range = 3"),
     ):
         refused(message, "modelled", **options)
