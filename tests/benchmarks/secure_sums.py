@@ -2,8 +2,8 @@
 
 One sum for each number of clients, of neighbours and of numbers in a message, with a tenth of the clients dropping out
 before their message. All parties run in this process, one after another; the seconds are of its CPU time. Sums whose
-masks would take too long are run with fewer numbers, and the time of the other numbers' masks is added, as measured for
-one mask.
+masks would take too long are run with fewer numbers. What the other numbers cost is added: of each mask, and of a
+message beside its masks, both as measured in small sums.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -63,38 +63,59 @@ def seconds_per_number() -> float:
     return best / count
 
 
-def row(clients: int, degree: int | None, numbers: int, each: float) -> dict[str, Any]:
+class PerNumber(NamedTuple):
+    """CPU seconds for each number of a message: of one mask, and beside masks of a client and of the server."""
+
+    mask: float
+    client: float
+    server: float
+
+
+def per_number() -> PerNumber:
+    """Measured in sums of four clients, of whose cost that of masks is taken away."""
+    mask, clients = seconds_per_number(), 4
+    costs = [min(summed(clients, None, numbers)[:2] for _ in range(3)) for numbers in NUMBERS[1:]]
+    client, server = ((more - less) / (NUMBERS[2] - NUMBERS[1]) for less, more in zip(*costs, strict=True))
+    return PerNumber(mask, client / clients - clients * mask, (server - clients * mask) / clients)
+
+
+def summed(clients: int, degree: int | None, numbers: int) -> tuple[float, float, ProtocolSum]:
+    """CPU seconds of all clients and of the server for one sum, and the sum."""
+    clock, vector, gone = Clock(), np.ones(numbers, dtype="<u4"), range(clients // 10)
+    timed = {name: clock.of(getattr(SumClient, name)) for name in _OF_CLIENTS}
+    started = time.process_time()
+    with mock.patch.multiple(SumClient, **timed):
+        run = ProtocolSum(range(clients), gone, "message", degree, np.random.default_rng(0), 0.5, numbers, MODULUS)
+        for client in range(len(gone), clients):
+            run.add(client, vector)
+        total = run.total("the sum")
+    assert (total == clients - len(gone)).all()
+    return clock.seconds, time.process_time() - started - clock.seconds, run
+
+
+def row(clients: int, degree: int | None, numbers: int, each: PerNumber) -> dict[str, Any]:
     """The figures of one sum.
 
     Args:
         clients: that are asked.
         degree: neighbours of each; None for all others.
         numbers: of a message.
-        each: see :func:`seconds_per_number`.
+        each: see :func:`per_number`.
     """
-    near = clients - 1 if degree is None else degree
-    gone = range(clients // 10)
-    came = clients - len(gone)
-    of_client, of_server = near + 1, came + len(gone) * near  # masks, at most
-    count = numbers if came * of_client * numbers <= MOST_MASKED else min(NUMBERS)
-    clock, vector = Clock(), np.ones(count, dtype="<u4")
-    timed = {name: clock.of(getattr(SumClient, name)) for name in _OF_CLIENTS}
-    started = time.process_time()
-    with mock.patch.multiple(SumClient, **timed):
-        run = ProtocolSum(range(clients), gone, "message", degree, np.random.default_rng(0), 0.5, count, MODULUS)
-        for client in range(len(gone), clients):
-            run.add(client, vector)
-        total = run.total("the sum")
-    assert (total == came).all()
-    elsewhere = time.process_time() - started - clock.seconds
+    near, gone = clients - 1 if degree is None else degree, clients // 10
+    came = clients - gone
+    count = numbers if came * (near + 1) * numbers <= MOST_MASKED else min(NUMBERS)
+    of_clients, of_server, run = summed(clients, degree, count)
     more = numbers - count
+    of_clients += more * came * ((near + 1) * each.mask + each.client)
+    of_server += more * ((came + gone * near) * each.mask + came * each.server)
     return {
         "clients": clients,
         "neighbours": near,
         "numbers": numbers,
         "run": "whole" if not more else f"with {count}",
-        "ms of a client": 1e3 * (clock.seconds / clients + more * each * of_client),
-        "s of the server": elsewhere + more * each * of_server,
+        "ms of a client": 1e3 * of_clients / clients,
+        "s of the server": of_server,
         "kB up": (run.server.up / clients + more * MODULUS // 8 * came / clients) / 1e3,
         "kB down": run.server.down / clients / 1e3,
         "message kB": numbers * MODULUS // 8 / 1e3,
@@ -107,8 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=list(NEIGHBOURS), help="clients of a sum")
     parser.add_argument("--numbers", type=int, nargs="+", default=list(NUMBERS), help="numbers of a message")
     given = parser.parse_args(arguments)
-    each = seconds_per_number()
-    print(f"one number of a mask: {1e9 * each:.2f} ns")
+    each = per_number()
+    found = ", ".join(f"{name} {1e9 * value:.2f} ns" for name, value in each._asdict().items())
+    print(f"for a number: {found}")
     header = True
     for clients in given.clients:
         for degree in (None, NEIGHBOURS.get(clients, clients // 4 * 2)):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
+from benchmarks.secure_sums import PerNumber, row
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.stats import chisquare
 
@@ -291,3 +293,16 @@ def test_shares_of_a_wrong_key_are_refused() -> None:
         given[19] = bytes(32)
     with pytest.raises(SumRefused, match="client 19's key do not give it: forged"):
         run.server.total("a sum")
+
+
+def test_the_benchmark_counts_what_the_protocol_sends() -> None:
+    """A sum that is run as it is, and the same as if most of its numbers were left out."""
+    each = PerNumber(0.0, 0.0, 0.0)
+    whole = row(10, 4, 20_000, each)
+    with mock.patch("benchmarks.secure_sums.MOST_MASKED", 0), mock.patch("benchmarks.secure_sums.NUMBERS", (100,)):
+        less = row(10, 4, 20_000, each)
+    assert (whole["run"], less["run"]) == ("whole", "with 100")
+    for key in ("kB up", "kB down", "message kB"):
+        assert less[key] == pytest.approx(whole[key])
+    assert whole["message kB"] == 80
+    assert whole["kB up"] > 0.9 * 80  # nine of ten send one
