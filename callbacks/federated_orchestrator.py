@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from cfl.callbacks.accuracy_targets import AccuracyTargets
 from cfl.callbacks.local_evaluation import LocalModels
 from cfl.callbacks.privacy_budget import PrivacyBudget
+from cfl.callbacks.sum_options import SumOptions
 from cfl.callbacks.trainer_checks import NEVER, check_anomalies, check_evaluation, check_trainer
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.federation.channel import Channel
@@ -21,6 +22,7 @@ from cfl.federation.federation import Federation, check_network, state_buffers
 from cfl.federation.server import Server
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_numbers
+from cfl.secure_sums.settings import Aggregation
 from cfl.training.access import client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.local_work import LocalWork
@@ -49,6 +51,14 @@ class FederatedOrchestrator(Callback):
         client_state_memory_mb: memory in MB (10^6 bytes) for states that clients keep between rounds, such as personal
             layers; states beyond it are stored in a file in the run folder. null sets no limit. Changes memory and
             speed, never results.
+        aggregation: how the server gets a sum. ``plain``: of the numbers themselves. ``secure``: of integers, by a
+            protocol that shows it nothing but the sum (docs/secure-sums.md); needs the extra ``secure``. ``modelled``:
+            the same integers and bytes, computed without the protocol.
+        neighbours: clients with which each client of a secure sum masks its message, an even number; null for all.
+        share_threshold: a client's secrets are recovered by more than this share of those that hold parts of them,
+            in [0.5, 1).
+        codecs: topic -> ``range``, ``bits``, ``modulus`` and ``weight`` of its integers, where they are not to be the
+            defaults (:mod:`cfl.secure_sums.codec`).
     """
 
     def __init__(
@@ -59,6 +69,10 @@ class FederatedOrchestrator(Callback):
         batchnorm: Literal["average", "local", "drop"] = "average",
         on_bad_update: Literal["stop", "skip"] = "stop",
         client_state_memory_mb: float | None = 2048,
+        aggregation: Aggregation = "plain",
+        neighbours: int | None = None,
+        share_threshold: float = 0.5,
+        codecs: dict[str, dict[str, int | float | None]] | None = None,
     ) -> None:
         check_choices("federated", ("uniform", "samples"), client_weighting=client_weighting)
         check_choices("federated", ("average", "local", "drop"), batchnorm=batchnorm)
@@ -72,6 +86,7 @@ class FederatedOrchestrator(Callback):
         self.batchnorm: Literal["average", "local", "drop"] = batchnorm
         self.on_bad_update: Literal["stop", "skip"] = on_bad_update
         self.client_state_memory_mb = client_state_memory_mb
+        self.sums = SumOptions(aggregation, neighbours, share_threshold, codecs)
         self._started = 0.0
 
     # Before the first round.
@@ -111,6 +126,9 @@ class FederatedOrchestrator(Callback):
                     self.on_bad_update,
                     client.methods.individual_uplinks,
                     ("model.optimizer lr", *client.methods.strengths),
+                    self.sums.integer_sums(data, self.client_weighting == "samples"),
+                    self.sums.lost(data.rounds),
+                    data.rounds.dropouts,
                 ),
                 self.batchnorm,
                 ClientStates(limit),
@@ -120,6 +138,8 @@ class FederatedOrchestrator(Callback):
             )
             self._check_options_do_something(client.federation)
             self._check_weighting(client)
+            if stage == "fit":
+                self.sums.check(client.federation, trainer.world_size)
         data.follow(client.federation)
         # With personal models, processes share the clients to evaluate instead of the test sets.
         data.all_batches_everywhere = client.federation.has_personal_models

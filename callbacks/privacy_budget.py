@@ -224,6 +224,8 @@ def not_covered(federation: Federation) -> list[str]:
     found += ledger.uncovered
     if federation.data.outputs.train is not None:
         found.append("class masks: the outputs that a round trains tell which classes occur")
+    if ledger.releases and federation.channel.integers is not None:
+        found.append("rounding to integers: it moves each number that a client sends by less than a step of its codec")
     if any(one.rate is not None for one in ledger.releases):
         found.append(
             "schedule.sampling: poisson hides clients from those who do not know who took part; the server knows"

@@ -465,6 +465,8 @@ class RunRecord(Callback):
             figures["rounds_to_accuracy"] = self.targets.rounds(federation.curve)
         if self.targets.accuracies or self.privacy.budget is not None:
             figures["stopped_early"] = federation.stopped
+        if channel.integers is not None:
+            figures["integer_sums"] = channel.integers.summary()
         figures |= self.privacy.summary(federation)
         figures |= self.local_models.summary()
         return figures | methods_figures(federation.methods)

@@ -58,6 +58,11 @@ class Schedule:
             joins a round by itself, with the probability for which ``clients_per_round`` is the expected number (a
             fraction is the probability). Their number then varies, and a round may have no client; it leaves the model
             as it is, unless noise is added to it.
+        client_dropout: share of a round's clients that drop out of it, in [0, 1), rounded to the nearest number, halves
+            to the even one; one always stays. Where a method asks other clients after a round, the same share of them.
+            A client that has dropped out before its message is left out of the round: it keeps what it had before.
+        dropout_stage: what they do not send any more: ``keys``, ``shares`` or their ``message``, or, when their message
+            is in the sum already, the ``check`` or the ``unmasking`` of a secure sum (docs/secure-sums.md).
         local_epochs: passes of a sampled client over its data of the task.
         batch_size: samples per local step.
         drop_last: drop a client's last partial batch instead of training on it.
@@ -81,6 +86,8 @@ class Schedule:
         evaluate_every: int = 0,
         clock_spread: float = 0.0,
         sampling: Literal["fixed", "poisson"] = "fixed",
+        client_dropout: float = 0.0,
+        dropout_stage: Literal["keys", "shares", "message", "check", "unmasking"] = "message",
     ) -> None:
         check_integers("schedule", 1, local_epochs=local_epochs, batch_size=batch_size)
         check_integers("schedule", 0, evaluate_every=evaluate_every)
@@ -100,6 +107,10 @@ class Schedule:
         check_choices("schedule", ("fixed", "poisson"), sampling=sampling)
         if clock_spread and sampling == "poisson":
             raise ConfigError("schedule.sampling", sampling, "fixed with schedule.clock_spread")
+        check_numbers("schedule", "[0, 1)", client_dropout=client_dropout)
+        check_choices("schedule", ("keys", "shares", "message", "check", "unmasking"), dropout_stage=dropout_stage)
+        if dropout_stage != "message" and not client_dropout:
+            raise ConfigError("schedule.dropout_stage", dropout_stage, "message without schedule.client_dropout")
         self.rounds_per_task = rounds_per_task
         self.clients_per_round = clients_per_round
         self.local_epochs = local_epochs
@@ -109,6 +120,7 @@ class Schedule:
         self.evaluate_every = evaluate_every
         self.clock_spread = clock_spread
         self.sampling = sampling
+        self.client_dropout, self.dropout_stage = client_dropout, dropout_stage
         self._settled = cohort_width if isinstance(cohort_width, int) else None
         self.most_padding: float | None = None
         self.at_once = 1
@@ -218,6 +230,7 @@ class BoundSchedule:
         self.num_rounds = int(self._ends[-1])
         self.ends_after: int | None = None
         self._last: RoundPlan | None = None
+        self._dropouts: tuple[int, frozenset[int]] = (-1, frozenset())
 
     def _sample_size(self, present: int) -> int:
         wanted = self.settings.clients_per_round
@@ -247,6 +260,22 @@ class BoundSchedule:
         """The expected number of clients in a round, which does not depend on who joins."""
         rate, present = self.sampling_rate(round), len(self.present(round))
         return float(self._sample_size(present)) if rate is None else rate * present
+
+    def dropouts(self, round: int) -> frozenset[int]:
+        """The clients that drop out in a round, of those sampled and of all others; the same in every call."""
+        share = self.settings.client_dropout
+        if share and self._dropouts[0] != round:
+            sampled = np.array(self.round(round).clients, dtype=np.int64)
+            generator, found = numpy_generator(self.seed, "drop out", round), []
+            for clients in (sampled, np.setdiff1d(self._everybody, sampled)):
+                count = min(int(np.round(share * len(clients))), len(clients) - 1)
+                found += generator.permutation(clients)[: max(0, count)].tolist()
+            self._dropouts = (round, frozenset(found))
+        return self._dropouts[1]
+
+    @cached_property
+    def _everybody(self) -> np.ndarray:
+        return np.unique(np.concatenate([np.asarray(clients) for clients in self.members]))
 
     def next_with_clients(self, round: int) -> int | None:
         """The first round from this one on that a client joins, or None."""

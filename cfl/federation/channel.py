@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from cfl.privacy.ledger import Ledger
 from cfl.runtime import distributed
 from cfl.runtime.errors import BadUpdate
 from cfl.runtime.moving import moved
+from cfl.secure_sums.integer_sums import IntegerSums
 
 UPDATE = "update"
 """The topic of the clients' updates."""
@@ -46,11 +47,17 @@ class Channel:
     clients of all processes, and all processes must read in the same order. Byte counts and skipped clients are this
     process's own until :meth:`synchronise`. The ledger is told of every sum that the server reads.
 
+    Clients that drop out of a round send no message in it. They are left out as those with NaN are, so that what they
+    keep is what they had before.
+
     Args:
         on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that message out of the
             sum, and with its model the client out of the round.
         individual_allowed: whether a method declared that the server must see single messages.
         diverges_with: options whose smaller values usually keep clients from NaN and infinity.
+        integers: forms sums of integers, as under secure aggregation; None for sums of the numbers themselves.
+        lost: round -> the clients whose messages do not come in it; None if none drop out.
+        gone: round -> all that drop out in it, also after their message; ``lost`` if not given.
 
     Attributes:
         skipped: (round, task, client) of each client that was left out of a round because its model was not finite.
@@ -63,10 +70,17 @@ class Channel:
         on_bad_update: Literal["stop", "skip"] = "stop",
         individual_allowed: bool = False,
         diverges_with: Sequence[str] = ("model.optimizer lr",),
+        integers: IntegerSums | None = None,
+        lost: Callable[[int], Collection[int]] | None = None,
+        gone: Callable[[int], Collection[int]] | None = None,
     ) -> None:
         self.on_bad_update = on_bad_update
         self.individual_allowed = individual_allowed
         self.diverges_with = tuple(diverges_with)
+        self.integers = integers
+        self._lost: Callable[[int], Collection[int]] = lost or (lambda round: ())
+        self._gone = gone or self._lost
+        self._asked: tuple[int, ...] = ()
         self.uplink_bytes: dict[str, int] = {}
         self.downlink_bytes: dict[str, int] = {}
         self.skipped: list[tuple[int, int, int]] = []
@@ -93,6 +107,10 @@ class Channel:
     def enter_round(self, task: int, round: int) -> None:
         """Set the task and the round that error messages name from now on."""
         self._task, self._round = task, round
+
+    def ask(self, clients: Sequence[int]) -> None:
+        """Say of which clients the server wants the messages that follow, the same in all processes."""
+        self._asked = tuple(clients)
 
     def downlink(
         self, topic: str, payload: Mapping[str, Tensor], receivers: int, wire_bytes: int | None = None
@@ -130,7 +148,13 @@ class Channel:
         Raises:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
         """
+        lost = self._lost(self._round)
+        if lost:
+            weights = [0.0 if client in lost else weight for weight, client in zip(weights, clients, strict=True)]
         self._count_uplink(topic, payload, clients, wire_bytes)
+        if self.integers is not None:
+            self._add_integers(self.integers, topic, payload, weights, clients)
+            return
         added = weighted_sums(payload, weights)
         # A sum is finite only if all its terms are, so single messages are checked only where the sum is not.
         if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):
@@ -143,11 +167,30 @@ class Channel:
         self._weights[topic] = self._weights.get(topic, 0.0) + sum(weights)
         self._came.setdefault(topic, set()).update(c for c, weight in zip(clients, weights, strict=True) if weight)
 
+    def _add_integers(
+        self,
+        integers: IntegerSums,
+        topic: str,
+        payload: Mapping[str, Tensor],
+        weights: Sequence[float],
+        clients: Sequence[int],
+    ) -> None:
+        usable = self.usable(payload, clients, topic)
+        rows = [row for row, (weight, good) in enumerate(zip(weights, usable, strict=True)) if weight and good]
+        if not rows:
+            return
+        came, weights = [clients[row] for row in rows], [weights[row] for row in rows]
+        sent = payload if len(rows) == len(clients) else {name: values[rows] for name, values in payload.items()}
+        moment = (self._round, self._task)
+        integers.add(topic, moment, self._asked, self._gone(self._round), sent, weights, came)
+        self._came.setdefault(topic, set()).update(came)
+
     def sum(self, topic: str) -> tuple[dict[str, Tensor], float]:
         """Return a topic's weighted sum and its total weight, and empty the topic.
 
         Raises:
             BadUpdate: if no client sent a finite message.
+            SumRefused: if too few clients are left for a sum of integers.
             RuntimeError: if one client sent messages from two processes.
         """
         senders, came = self._senders.pop(topic, set()), self._came.pop(topic, set())
@@ -161,11 +204,17 @@ class Channel:
                     "federation.own_clients(...)"
                 )
             seen |= senders
-        sums = distributed.add_up(self._sums.pop(topic, {}))
+        everyones = set().union(*(came for _, _, came in own))
+        if self.integers is None:
+            sums = distributed.add_up(self._sums.pop(topic, {}))
+        elif everyones:
+            sums, weight, up, down = self.integers.read(topic, (self._round, self._task))
+            self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + up
+            self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + down
         if weight == 0.0:
             why = "every client was skipped" if topic == UPDATE else "every one that came has NaN or infinity"
             raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
-        self.ledger.read(self._round, self._task, topic, seen, set().union(*(came for _, _, came in own)))
+        self.ledger.read(self._round, self._task, topic, seen, everyones)
         return sums, weight
 
     def sum_of_nobody(self, topic: str) -> None:
@@ -209,12 +258,18 @@ class Channel:
         rows = {len(values) for values in payload.values()}
         if rows - {len(clients)}:
             raise ValueError(f"topic {topic!r}: {len(clients)} clients but messages with {sorted(rows)} rows")
-        size = payload_bytes(payload) if wire_bytes is None else len(clients) * wire_bytes
-        self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + size
         self._senders.setdefault(topic, set()).update(clients)
+        if self.integers is not None:  # counted where the sum is read
+            return
+        each = payload_bytes(payload) // max(1, len(clients)) if wire_bytes is None else wire_bytes
+        lost = self._lost(self._round)
+        size = each * sum(client not in lost for client in clients)
+        self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + size
 
     def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int], topic: str = UPDATE) -> list[bool]:
         """Tell for each of k clients whether its tensors are finite, and record the others as skipped.
+
+        Clients whose messages do not come, because they drop out, are not usable either, and are not recorded.
 
         Args:
             payload: name -> ``[k, ...]``, row j of client ``clients[j]``; a message, or state that a client keeps.
@@ -225,16 +280,18 @@ class Channel:
         Raises:
             BadUpdate: if a tensor is not finite and ``on_bad_update`` is ``stop``.
         """
+        lost = self._lost(self._round)
+        there = [client not in lost for client in clients]
         floats = [v.reshape(len(v), -1) for v in payload.values() if v.is_floating_point() and v.numel()]
         if not floats:
-            return [True] * len(clients)
+            return there
         # A sum is finite only if all its terms are. It may also overflow by itself, so each term is checked.
         totals = torch.stack([values.sum(1, dtype=torch.float32) for values in floats]).sum(0)
         if bool(torch.isfinite(totals).all()):
-            return [True] * len(clients)
-        finite = torch.stack([torch.isfinite(values).all(1) for values in floats]).all(0).tolist()
-        for client, good in zip(clients, finite, strict=True):
-            if good:
+            return there
+        finite: list[bool] = torch.stack([torch.isfinite(values).all(1) for values in floats]).all(0).tolist()
+        for client, good, comes in zip(clients, finite, there, strict=True):
+            if good or not comes:
                 continue
             if self.on_bad_update == "stop":
                 raise BadUpdate(self._bad(client, topic))
@@ -244,7 +301,7 @@ class Channel:
                     self.skipped_messages.append(entry)
             elif not any((round, who) == (self._round, client) for round, _, who in self.skipped):
                 self.skipped.append((self._round, self._task, client))
-        return finite
+        return [good and comes for good, comes in zip(finite, there, strict=True)]
 
     def _bad(self, client: int, topic: str) -> str:
         what, out = "trained to NaN or infinity", "the client"
@@ -277,11 +334,14 @@ class Channel:
         fresh_messages = {entry for theirs in everyones for entry in theirs["skipped_messages"]}
         self.skipped_messages[messages:] = sorted(fresh_messages)
         self._agreed = self._counts()
+        if self.integers is not None:
+            self.integers.figures.synchronise()
 
     def state_dict(self) -> dict[str, Any]:
-        """Byte counts, the records of skipped clients and messages, and the ledger, between rounds, when all sums are
-        empty."""
-        return {**self._counts(), "ledger": self.ledger.state_dict()}
+        """Byte counts, the records of skipped clients and messages, the ledger and the figures of sums of integers,
+        between rounds, when all sums are empty."""
+        figures = {} if self.integers is None else {"integer_sums": self.integers.figures.state_dict()}
+        return {**self._counts(), "ledger": self.ledger.state_dict(), **figures}
 
     def _counts(self) -> dict[str, Any]:
         return {
@@ -299,3 +359,5 @@ class Channel:
         self.skipped_messages = [(entry[0], entry[1], entry[2]) for entry in state.get("skipped_messages", [])]
         self.ledger.load_state_dict(state.get("ledger", Ledger().state_dict()))
         self._agreed = self._counts()
+        if self.integers is not None:
+            self.integers.figures.load_state_dict(state["integer_sums"])

@@ -248,8 +248,9 @@ class Federation:
 
         Args:
             task: the task whose data they use.
-            clients: the same in all processes.
+            clients: the same in all processes; the channel expects the messages that follow from them.
         """
+        self.channel.ask(clients)
         return self.data.own_clients(unwrap_task(task), clients)
 
     def everyones(self, value: T) -> list[T]:

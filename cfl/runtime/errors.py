@@ -43,6 +43,10 @@ class BadUpdate(RuntimeError):
     """A client sent NaN or infinity; the message names client, task and round."""
 
 
+class SumRefused(RuntimeError):
+    """A secure sum was not formed: too few clients were left, or a message was not what it has to be."""
+
+
 class DamagedFile(RuntimeError):
     """A file that this program wrote has changed since; the message names it."""
 
@@ -60,5 +64,5 @@ class NotWritten(OSError):
         self.needed = needed
 
 
-FOR_USERS = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, DamagedFile, NotWritten)
+FOR_USERS = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, SumRefused, DamagedFile, NotWritten)
 """Errors whose message alone is shown."""

@@ -107,6 +107,7 @@ class LocalWork:
                 with self._in_round(f"beginning task {part.task}"):
                     self.methods.begin_task(part)
         receivers = sum(len(federation.own_clients(part.task, part.clients)) for part in plan.parts)
+        federation.channel.ask(plan.clients)
         federation.channel.downlink("model", federation.shared_tensors(), receivers)
 
     # A cohort opens.

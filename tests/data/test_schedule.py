@@ -118,6 +118,10 @@ def test_evaluation_comes_every_so_many_rounds_of_a_task_and_at_its_end(every: i
         ("clients_per_round", 0.0),
         ("clients_per_round", 1.5),
         ("clients_per_round", -0.5),
+        ("client_dropout", 1.0),
+        ("client_dropout", -0.1),
+        ("dropout_stage", "training"),
+        ("dropout_stage", "check"),  # nobody drops out
     ],
 )
 def test_settings_that_cannot_work_are_refused(key: str, value: Any) -> None:
@@ -135,3 +139,29 @@ def test_a_list_needs_one_number_per_task() -> None:
 def test_more_clients_than_hold_a_task_are_refused_before_the_first_round() -> None:
     with pytest.raises(ConfigError, match=r"schedule\.clients_per_round = 5 .*at most 4.*task 1"):
         bound(clients_per_round=5)
+
+
+@pytest.mark.parametrize(("share", "sampled", "others"), [(0.0, 0, 0), (0.1, 0, 1), (0.3, 1, 2), (0.9, 2, 6)])
+def test_a_share_of_the_sampled_clients_and_of_all_others_drops_out(share: float, sampled: int, others: int) -> None:
+    """Whole numbers of three and of seven, and one of them always stays."""
+    schedule = bound(client_dropout=share)
+    for r in range(6):
+        gone, clients = schedule.dropouts(r), set(schedule.round(r).clients)
+        assert len(gone & clients) == sampled
+        assert len(gone - clients) == others
+        assert gone <= set(range(10))
+
+
+def test_dropouts_are_a_function_of_seed_and_round_and_change_no_sample() -> None:
+    one, other, plain = bound(client_dropout=0.4), bound(client_dropout=0.4), bound()
+    backwards = [other.dropouts(r) for r in reversed(range(6))][::-1]
+    assert [one.dropouts(r) for r in range(6)] == backwards
+    assert [one.round(r) for r in range(6)] == [plain.round(r) for r in range(6)]
+    assert backwards != [bound(1, client_dropout=0.4).dropouts(r) for r in range(6)]
+
+
+def test_every_client_drops_out_as_often_as_others() -> None:
+    schedule = bound(members=[np.arange(10)], rounds_per_task=3000, clients_per_round=10, client_dropout=0.3)
+    counts = np.bincount([client for r in range(3000) for client in schedule.dropouts(r)], minlength=10)
+    assert counts.sum() == 9000
+    assert np.abs(counts - 900).max() < 5 * (3000 * 0.3 * 0.7) ** 0.5

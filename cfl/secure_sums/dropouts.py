@@ -1,0 +1,77 @@
+"""Clients that drop out of a sum: at which stage, and whether the sum can still be recovered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from cfl.runtime.errors import SumRefused
+from cfl.secure_sums.graph import shares_needed
+
+STAGES = ("keys", "shares", "message", "check", "unmasking")
+"""The stages of a sum, each of which begins with a message from every client that is still there."""
+UNTIL_MESSAGE = STAGES[:3]
+"""Stages before which a client that drops out has not sent its masked message."""
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Which clients of a sum have sent the message of each stage.
+
+    Attributes:
+        keys: their keys.
+        shares: shares of their secrets.
+        message: their masked message, which is in the sum.
+        check: that the list of those whose messages came is the one that they got.
+        unmasking: their shares of others' secrets.
+    """
+
+    keys: frozenset[int]
+    shares: frozenset[int]
+    message: frozenset[int]
+    check: frozenset[int]
+    unmasking: frozenset[int]
+
+    @classmethod
+    def of(cls, asked: Collection[int], gone: Collection[int], stage: str, came: Collection[int]) -> Attendance:
+        """Who attends, if ``gone`` drop out before ``stage``, and the messages of ``came`` alone are sent."""
+        left = frozenset(asked) - frozenset(gone)
+        sets, still = [], frozenset(asked)
+        for name in STAGES:
+            still = still & left if STAGES.index(stage) <= STAGES.index(name) else still
+            still = still & frozenset(came) if name == "message" else still
+            sets.append(still)
+        return cls(*sets)
+
+
+def check_recoverable(
+    attendance: Attendance, neighbours: Mapping[int, Collection[int]], threshold: float, what: str
+) -> None:
+    """Refuse a sum that the protocol could not give.
+
+    Args:
+        attendance: of its clients.
+        neighbours: client that has sent keys -> its neighbours.
+        threshold: as for :func:`cfl.secure_sums.graph.shares_needed`.
+        what: names the sum, in the message.
+
+    Raises:
+        SumRefused: one message alone would be shown, or fewer holders of a client's shares are left than are needed.
+    """
+    came = attendance.message
+    if len(came) < 2:
+        raise SumRefused(f"{what}: {len(came)} of {len(attendance.keys)} messages came; a sum hides no single message")
+    away = len(attendance.keys - attendance.unmasking)
+    if all(len(near) + 1 - away >= shares_needed(threshold, len(near)) for near in neighbours.values()):
+        return  # even if they were all among the neighbours of one client
+    for client in sorted(attendance.shares):
+        holders = {*neighbours[client], client}
+        if client not in came and not came & holders:
+            continue  # nobody has masked a message with it
+        needed, left = shares_needed(threshold, len(neighbours[client])), len(holders & attendance.unmasking)
+        if left < needed:
+            raise SumRefused(
+                f"{what}: {left} of the {len(holders)} clients that hold shares of client {client}'s secrets are left, "
+                f"and {needed} are needed; fewer dropouts (schedule.client_dropout), more federated.neighbours or a "
+                "lower federated.share_threshold recover it"
+            )

@@ -1,0 +1,269 @@
+"""Sums of clients' messages as integers: by the protocol, or as it would give them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfl.randomness.generators import numpy_generator, seed_for
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError, SumRefused
+from cfl.secure_sums.codec import Codec, centred, codec_of, encoded
+from cfl.secure_sums.dropouts import Attendance, check_recoverable
+from cfl.secure_sums.figures import SumFigures
+from cfl.secure_sums.graph import neighbours_of
+from cfl.secure_sums.protocol import ProtocolSum
+from cfl.secure_sums.settings import SumSettings
+from cfl.secure_sums.traffic import traffic
+
+Layout = list[tuple[str, tuple[int, ...], torch.dtype]]
+"""Of each tensor of a message: name, shape, dtype."""
+
+
+class RunningSum:
+    """One topic's sum while its messages come.
+
+    Attributes:
+        asked: clients of which the server wants a message, ascending.
+        gone: those among them that drop out.
+        codec: of the messages.
+        layout: of the messages.
+        came: clients whose message is in the sum.
+        total: ``[d + 1]`` int64, the sum of the messages' integers, the weights' last; None before the first, and where
+            the protocol forms it.
+        protocol: forms the sum; None before the first message, and where its outcome is computed.
+        device: of the messages.
+    """
+
+    def __init__(self, topic: str, round: int, asked: Sequence[int], gone: Collection[int], codec: Codec) -> None:
+        self.topic, self.round, self.codec = topic, round, codec
+        self.asked, self.gone = sorted(asked), frozenset(asked) & frozenset(gone)
+        self.layout: Layout = []
+        self.came: set[int] = set()
+        self.total: Tensor | None = None
+        self.protocol: ProtocolSum | None = None
+        self.device = torch.device("cpu")
+
+
+class IntegerSums:
+    """Forms the sums of all topics.
+
+    A client's message is one vector of integers, with its weight as the last one. Rounding is a hash of (seed, topic,
+    round, client), and integers add up in any order: so the sums do not depend on cohorts, devices and processes.
+
+    Args:
+        settings: of the run.
+
+    Attributes:
+        figures: for the summary.
+    """
+
+    def __init__(self, settings: SumSettings) -> None:
+        self.settings = settings
+        self.figures = SumFigures()
+        self._running: dict[str, RunningSum] = {}
+
+    def add(
+        self,
+        topic: str,
+        moment: tuple[int, int],
+        asked: Sequence[int],
+        gone: Collection[int],
+        payload: Mapping[str, Tensor],
+        weights: Sequence[float],
+        clients: Sequence[int],
+    ) -> None:
+        """Add messages of k clients.
+
+        Args:
+            topic: kind of message.
+            moment: round and task, for error messages.
+            asked: clients of which the server wants a message for this sum, the same for all of them.
+            gone: clients that drop out of the round.
+            payload: name -> ``[k, ...]``, finite.
+            weights: of the k messages, whole numbers above 0.
+            clients: the k ids.
+
+        Raises:
+            ConfigError: a number or a weight is beyond the codec's range.
+            RuntimeError: a client sends a second message, or was not asked.
+        """
+        started = time.perf_counter()
+        running = self._running.get(topic) or self._begin(topic, moment[0], asked, gone)
+        strangers = set(clients) & running.came | (set(clients) - set(running.asked))
+        if strangers:
+            raise RuntimeError(f"topic {topic!r}: client {min(strangers)} was not asked for a message of this sum")
+        if not running.layout:
+            running.layout = [(n, tuple(rows.shape[1:]), rows.dtype) for n, rows in payload.items()]
+            running.device = next(iter(payload.values())).device
+        rows = self._integers(running, moment, payload, weights, clients)
+        if self.settings.secure:
+            self._mask(running, rows, clients)
+        else:
+            total = rows.sum(0)
+            running.total = total if running.total is None else running.total.add_(total)
+        running.came.update(clients)
+        self.figures.seconds += time.perf_counter() - started
+
+    def _begin(self, topic: str, round: int, asked: Sequence[int], gone: Collection[int]) -> RunningSum:
+        return self._running.setdefault(topic, RunningSum(topic, round, asked, gone, self._codec(topic, len(asked))))
+
+    def _integers(
+        self,
+        running: RunningSum,
+        moment: tuple[int, int],
+        payload: Mapping[str, Tensor],
+        weights: Sequence[float],
+        clients: Sequence[int],
+    ) -> Tensor:
+        """``[k, d + 1]`` int64: the messages' numbers and weights."""
+        codec, topic = running.codec, running.topic
+        device = next(iter(payload.values())).device
+        for weight in weights:
+            if not float(weight).is_integer() or not 0 < weight <= codec.weight:
+                key, value = f"federated.codecs.{topic}.weight", codec.weight
+                raise ConfigError(key, value, f"at least the weights of its messages, whole numbers; one has {weight}")
+        keys = [seed_for(self.settings.seed, f"codec {topic}", moment[0], client) for client in clients]
+        values, steps = _joined([payload[name].reshape(len(clients), -1) for name, _, _ in running.layout], codec)
+        scales = torch.tensor([[float(weight)] for weight in weights], dtype=torch.float64, device=device) / steps
+        found, largest, squares = encoded(values, scales, torch.tensor(keys, dtype=torch.int64, device=device))
+        beyond = (largest > codec.greatest).tolist()
+        if any(beyond):
+            self._refuse(running, moment, payload, weights, clients, beyond.index(True))
+        self.figures.add(topic, codec, values.numel(), float(largest.max()), float(squares))
+        found[:, -1] = torch.tensor([int(weight) for weight in weights], device=device)
+        return found
+
+    @staticmethod
+    def _refuse(
+        running: RunningSum,
+        moment: tuple[int, int],
+        payload: Mapping[str, Tensor],
+        weights: Sequence[float],
+        clients: Sequence[int],
+        row: int,
+    ) -> None:
+        codec, factor = running.codec, weights[row] / running.codec.weight
+        sizes = {n: float(v[row].abs().max()) * factor for n, v in payload.items() if v[row].numel()}
+        floats = {n: size for n, size in sizes.items() if payload[n].is_floating_point()}
+        if floats and max(floats.values()) / codec.range >= 1 - 2.0**-codec.bits:
+            name = max(floats, key=lambda n: floats[n])
+            key, value, least = "range", codec.range, max(2 * codec.range, 2.0 ** math.frexp(floats[name])[1])
+        else:
+            name = max(sizes, key=lambda n: sizes[n])
+            key, value, least = "bits", codec.bits, math.ceil(math.log2(sizes[name] + 1)) + 1
+        raise ConfigError(
+            f"federated.codecs.{running.topic}.{key}",
+            value,
+            f"in a new run at least {least:g}: in round {moment[0]} (task {moment[1]}) client {clients[row]} has "
+            f"{sizes[name]:.6g} in {name}, and nothing is cut off in silence",
+        )
+
+    # The protocol.
+
+    def _mask(self, running: RunningSum, rows: Tensor, clients: Sequence[int]) -> None:
+        """Let clients send their masked messages."""
+        settings, modulus = self.settings, running.codec.modulus or 64
+        if running.protocol is None:
+            running.protocol = ProtocolSum(
+                running.asked,
+                running.gone,
+                settings.stage,
+                settings.neighbours,
+                self._generator(running.round),
+                settings.threshold,
+                rows.shape[1],
+                modulus,
+            )
+        for client, row in zip(clients, rows.cpu().numpy().view(np.uint64), strict=True):
+            running.protocol.add(client, row.astype(f"<u{modulus // 8}"))
+
+    # The server reads.
+
+    def read(self, topic: str, moment: tuple[int, int]) -> tuple[dict[str, Tensor], float, int, int]:
+        """A topic's weighted sums, their weight, and the bytes that its clients sent and received; empties the topic.
+
+        With several processes, all must call this. The bytes are those of all clients, in the first process only.
+
+        Raises:
+            SumRefused: too few clients are left to recover it, or nobody has sent a message.
+        """
+        started = time.perf_counter()
+        what = f"round {moment[0]} (task {moment[1]}): no sum of {topic!r}"
+        running = self._running.pop(topic, None)
+        heard = distributed.gather(
+            None if running is None else (running.round, running.asked, running.gone, running.layout, running.came)
+        )
+        known = [other for other in heard if other is not None]
+        if not known:
+            raise SumRefused(f"{what}: no message came")
+        round, asked, gone, layout, _ = known[0]
+        came = set().union(*(other[-1] for other in known))
+        codec = self._codec(topic, len(asked))
+        attendance = Attendance.of(asked, gone, self.settings.stage, came)
+        neighbours = self.graph(round, attendance)
+        check_recoverable(attendance, neighbours, self.settings.threshold, what)
+        if running is not None and running.protocol is not None:
+            unmasked = running.protocol.total(what).astype(np.uint64).view(np.int64)
+            total = torch.from_numpy(unmasked).to(running.device)
+            up, down = running.protocol.server.up, running.protocol.server.down
+        else:
+            own = {} if running is None or running.total is None else {"integers": running.total}
+            total = distributed.add_up(own)["integers"]
+            up, down = traffic(attendance, neighbours, len(total) * (codec.modulus or 64) // 8)
+            if distributed.rank() > 0:
+                up = down = 0
+        total = centred(total, codec.modulus or 64)
+        self.figures.sums(topic, len(came))
+        sums = decoded(codec, total, layout)
+        self.figures.seconds += time.perf_counter() - started
+        return sums, float(total[-1]), up, down
+
+    def summary(self) -> dict[str, Any]:
+        """For the run's summary: how sums were formed, seconds, and by topic the codec and its errors."""
+        settings = self.settings
+        how = {
+            "aggregation": "secure" if settings.secure else "modelled",
+            "neighbours": settings.neighbours,
+            "share_threshold": settings.threshold,
+        }
+        return {**how, **self.figures.summary()}
+
+    def _codec(self, topic: str, clients: int) -> Codec:
+        settings = self.settings
+        return codec_of(topic, settings.codecs, settings.greatest_weight(topic)).for_clients(topic, clients)
+
+    def graph(self, round: int, attendance: Attendance) -> dict[int, list[int]]:
+        """Client that has sent keys -> its neighbours in a round's sums."""
+        return neighbours_of(sorted(attendance.keys), self.settings.neighbours, self._generator(round))
+
+    def _generator(self, round: int) -> np.random.Generator:
+        return numpy_generator(self.settings.seed, "neighbours", round)
+
+
+def _joined(parts: Sequence[Tensor], codec: Codec) -> tuple[Tensor, Tensor]:
+    """``[k, d]`` messages of several tensors ``[k, ...]``, and ``[1]`` or ``[d]`` float64 steps of their numbers."""
+    device = parts[0].device
+    if len({part.dtype for part in parts}) == 1 and parts[0].is_floating_point():
+        return torch.cat(list(parts), 1), torch.tensor([codec.step()], dtype=torch.float64, device=device)
+    steps = [codec.step(not part.is_floating_point()) for part in parts]
+    sizes = torch.tensor([part.shape[1] for part in parts], device=device)
+    of_each = torch.tensor(steps, dtype=torch.float64, device=device).repeat_interleave(sizes)
+    return torch.cat([part.to(torch.float64) for part in parts], 1), of_each
+
+
+def decoded(codec: Codec, total: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a sum of integers ``[d + 1]``, by name, in the types of plain sums."""
+    sizes = [math.prod(shape) for _, shape, _ in layout]
+    parts = total[:-1].split(sizes)
+    sums = {}
+    for (name, shape, dtype), part in zip(layout, parts, strict=True):
+        numbers = part.to(torch.float64) * codec.step(not dtype.is_floating_point)
+        sums[name] = numbers.view(shape).to(dtype if dtype.is_floating_point else torch.float64)
+    return sums
