@@ -389,6 +389,9 @@ class RunRecord(Callback):
         matrix = mean_matrix(federation) if evaluated else None
         for task in range(federation.data.num_tasks):
             row[f"{federation.measure.figure}_task_{task}"] = "" if matrix is None else matrix[plan.task, task].item()
+        for name, beside in federation.measured.beside().items():
+            values = (beside.nanmean(0) if federation.measures_clients else beside)[plan.task].tolist()
+            row |= {f"{name}_task_{task}": value if evaluated else "" for task, value in enumerate(values)}
         return row
 
     def _append_round(self, row: dict[str, Any]) -> None:
@@ -422,6 +425,7 @@ class RunRecord(Callback):
             "scenario": data.scenario,
             "seed": data.seed,
             **federation.figures(federation.measured),
+            **({} if (after := federation.last_whole_row()) is None else federation.measured.details(after)),
             "uplink_bytes": channel.total_uplink_bytes,
             "downlink_bytes": channel.total_downlink_bytes,
             "uplink_bytes_by_topic": dict(channel.uplink_bytes),
