@@ -68,6 +68,7 @@ from cfl.training.access import client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.density_samples import draw_images
 from cfl.training.evaluation import mean_matrix
+from cfl.training.found_boxes import draw_boxes
 
 _log = logging.getLogger(__name__)
 
@@ -165,14 +166,16 @@ class RunRecord(Callback):
     the last checkpoint. Accuracies and forgetting are in percent. Density runs have ``nll_matrix.csv`` and so on
     instead, in nats. Matrices with the task of test samples known are in ``accuracy_matrix_task_il.csv`` or
     ``nll_matrix_task_aware.csv``. For densities of images, ``samples.png`` shows images drawn from the density
-    (:func:`cfl.training.density_samples.draw_images`), also after ``cfl validate``. With several processes the first
+    (:func:`cfl.training.density_samples.draw_images`), also after ``cfl validate``; for detectors, test images with the
+    boxes that they find (:func:`cfl.training.found_boxes.draw_boxes`). With several processes the first
     writes and prints.
 
     Args:
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
         benchmark: name of the benchmark in tables; null takes stream and data set, e.g. ``permuted-digits``.
         overwrite: start over in a folder that already holds a run, which is otherwise refused.
-        samples: number of images drawn from a density for ``samples.png``, at most 10,000; 0 for none.
+        samples: number of images drawn from a density, or tested by a detector, for ``samples.png``, at most 10,000; 0
+            for none. Detectors have at most four of each of the first four tasks.
 
     Raises:
         ConfigError: a number of samples out of range, an empty folder, or a benchmark's name that cannot be a folder's.
@@ -507,13 +510,13 @@ class RunRecord(Callback):
         write_whole(path, text)
 
     def _draw_samples(self, client: Client) -> Path | None:
-        """Write ``samples.png`` if the run has a density of images."""
-        drawn = draw_images(client, self.samples)
+        """Write ``samples.png`` if the run has a density of images, or detects objects."""
+        drawn = draw_images(client, self.samples) or draw_boxes(client, self.samples)
         if drawn is None:
             return None
         federation = client.require_federation()
         on = f"{printed_methods(federation.methods)} on {self.name_of(federation.data)}"
-        picture = sample_grid(drawn.images, f"{on}: samples of {drawn.whose}", drawn.row_names)
+        picture = sample_grid(drawn.images, f"{on}: {drawn.what} {drawn.whose}", drawn.row_names, drawn.inches)
         return save_figure(picture, self.folder / "samples.png")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
