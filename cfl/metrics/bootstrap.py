@@ -19,12 +19,14 @@ _RECALLS = torch.linspace(0, 1, 101).double().numpy()
 def bootstrapped(images: Sequence[tuple[Tensor, Tensor]], resamples: int = RESAMPLES) -> np.ndarray:
     """``[R]`` mean average precisions at an overlap of 0.5, from 0 to 1, of images drawn with replacement.
 
-    A value is NaN where no image with a box was drawn. The draws depend on the number of images alone.
+    A value is NaN where no image with a box was drawn. The draws depend on the images alone, not on their order, which
+    differs with the number of processes that share them.
 
     Args:
         images: of each the detections ``[n, 6]`` and the true boxes ``[m, 5]``, without padding.
         resamples: R, at least 1.
     """
+    images = sorted(images, key=lambda pair: (pair[1].numpy().tobytes(), pair[0].numpy().tobytes()))
     count = len(images)
     generator = numpy_generator(0, "bootstrap of test images")
     return mean_precisions(images, generator.multinomial(count, np.full(count, 1 / count), size=resamples))
