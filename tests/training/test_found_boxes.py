@@ -17,6 +17,9 @@ from support import tiny_cli
 from support.tiny import fit, tiny_client
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import cfl
+from cfl.__main__ import main
+from cfl.data.sources import RecordedFrames
 from cfl.methods import PersonalLayers
 from cfl.models import TinyYOLO
 from cfl.papers.kept import as_text
@@ -149,3 +152,30 @@ def test_frames_with_boxes_are_in_the_folder_the_logger_and_the_page(folder: Pat
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     data = html.split('<script type="application/json" id="data">')[1].split("</script>")[0]
     assert base64.b64decode(json.loads(data)["tables"][0]["samples"]["shown"][0]["png"]) == png
+
+
+def test_predict_finds_boxes_in_files(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the model's answers to the files, scaled as the run's own; nothing is found in an image of none."""
+    frames = [folder.parents[1] / "frames" / f"A{k}.jpg" for k in (0, 1)]
+    ask = ["predict", "--ckpt_path", str(folder), *map(str, frames), "--task", "0"]
+    with tiny_cli.shortened(["validate"]):
+        assert main([*ask, "--top", "3", "--out", str(tmp_path / "boxes.csv")]) == 0
+    assert "bottom" in capsys.readouterr().out
+    found = tiny_cli.rows(tmp_path / "boxes.csv")
+    run = cfl.load(folder)
+    source = RecordedFrames(str(folder.parents[1]), [3, 32, 48], ["car"])
+    stored = torch.stack([source.image_of_file(frame, tmp_path) for frame in frames])
+    with torch.no_grad():
+        answers = run.model(source.transform()(stored))
+    expected = [row for answer in answers for row in answer[answer[:, 0] >= 0][:3].tolist()]
+    assert [row["image"] for row in found] == [str(frame) for frame in frames for _ in range(3)]
+    assert {row["class"] for row in found} == {"car"}
+    for row, (_, *corners, score) in zip(found, expected, strict=True):
+        told = [float(row[name]) for name in ("left", "top", "right", "bottom", "score")]
+        assert told == pytest.approx([*corners, score], abs=1e-4)
+    with tiny_cli.shortened(["validate"]):
+        assert main(ask) == 0  # five rounds do not make it sure of anything
+        assert main([word for word in ask if word not in ("--task", "0")]) == 2
+    said = capsys.readouterr()
+    assert said.out.count("nothing") == 2
+    assert "--task" in said.err

@@ -96,6 +96,10 @@ class DetectionSource(StandardSource):
             "test", _spaced(test, self.max_test)
         )
 
+    def image_of_file(self, path: Path, root: Path) -> Tensor:
+        """See :meth:`Source.image_of_file`; scaled to ``shape``."""
+        return pixels_of(resized(read_image(path, MODES[self.shape[0]]), self.shape, "stretch"))
+
     def _whole(self, part: str, records: Sequence[Record]) -> ImageSet:
         if not records:
             raise DataFilesMissing(f"{self.name}: the {part} set is empty")
