@@ -20,7 +20,7 @@ from cfl.data.partitions import Natural
 from cfl.data.sources import RecordedFrames
 from cfl.data.streams import Sequence
 from cfl.engines.cohort import Cohort
-from cfl.methods import DER, ER, EWC, FedAGEM, Method
+from cfl.methods import AGEM, DER, ER, EWC, SCAFFOLD, FedAGEM, Method
 from cfl.runtime.errors import ConfigError
 
 
@@ -144,7 +144,9 @@ def test_frames_last_until_the_next_and_stretches_of_a_town_go_to_their_drivers(
         RecordedFrames("x", [3, 4, 4], ["x"], rate=0.0)
 
 
-@pytest.mark.parametrize(("method", "works"), [(FedAGEM(8), True), (EWC(), False), (ER(8), False)])
+@pytest.mark.parametrize(
+    ("method", "works"), [(FedAGEM(8), True), (AGEM(8), True), (SCAFFOLD("II"), True), (EWC(), False), (ER(8), False)]
+)
 def test_methods_are_told_no_boundaries(method: Method, works: bool) -> None:
     data = streaming()
     if works:
