@@ -61,7 +61,7 @@ def test_test_images_have_their_boxes_and_those_found() -> None:
     drawn = draw_boxes(client, 5)
     assert drawn is not None
     assert drawn.images.shape == (2, 2, 3, 32, 32)
-    assert drawn.row_names == ["squares", "squares"]
+    assert drawn.row_names == ["task 0", "task 1"]
     for colour in (GREEN, ORANGE):
         same = (drawn.images - torch.tensor(colour)[:, None, None]).abs().amax(2) < 1e-6
         assert bool(same.flatten(2).any(2).all())
