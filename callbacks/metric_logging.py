@@ -15,7 +15,6 @@ from matplotlib.image import imread
 from cfl.callbacks.checkpoint import record_of
 from cfl.federation.federation import Federation
 from cfl.metrics.transfer import average_accuracy
-from cfl.models.density import is_density
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.reporting.method_names import printed_methods
@@ -34,7 +33,8 @@ class DashboardLog(Callback):
     task, the mean over clients where it has rows of each. TensorBoard and wandb also get the pictures of the run
     folder: ``data/partition`` once, ``cl/accuracy_heatmap`` (TensorBoard: ``cl/accuracy_matrix``) and
     ``cl/accuracy_curve`` at every task's end, and ``cl/learning_curve`` at the run's end if it was evaluated between
-    task ends, as ``cl/samples`` does where images were drawn from a density. Wandb also gets the matrix as a table.
+    task ends, as ``cl/samples`` does where images were drawn from a density or tested by a detector. Wandb also gets
+    the matrix as a table.
 
     Without a logger it does nothing; the CSV files of the run folder hold all figures. With several processes the first
     logs.
@@ -98,7 +98,7 @@ class DashboardLog(Callback):
                 targets = record_of(trainer).targets.accuracies
                 self._log_matrix(logger, federation, targets, plan.round, plan.task)
         samples = record_of(trainer).folder / "samples.png"
-        if federation.finished and is_density(federation.network) and _is_written(samples):
+        if federation.finished and _is_written(samples):
             for logger in trainer.loggers:
                 _log_picture(logger, "cl/samples", imread(samples), {"round": plan.round, "task": plan.task})
 

@@ -70,6 +70,7 @@ from cfl.training.access import client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.density_samples import draw_images
 from cfl.training.evaluation import mean_matrix
+from cfl.training.found_boxes import draw_boxes
 
 _log = logging.getLogger(__name__)
 
@@ -167,14 +168,16 @@ class RunRecord(Callback):
     the last checkpoint. Accuracies and forgetting are in percent. Density runs have ``nll_matrix.csv`` and so on
     instead, in nats. Matrices with the task of test samples known are in ``accuracy_matrix_task_il.csv`` or
     ``nll_matrix_task_aware.csv``. For densities of images, ``samples.png`` shows images drawn from the density
-    (:func:`cfl.training.density_samples.draw_images`), also after ``cfl validate``. With several processes the first
+    (:func:`cfl.training.density_samples.draw_images`), also after ``cfl validate``; for detectors, test images with the
+    boxes that they find (:func:`cfl.training.found_boxes.draw_boxes`). With several processes the first
     writes and prints.
 
     Args:
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
         benchmark: name of the benchmark in tables; null takes stream and data set, e.g. ``permuted-digits``.
         overwrite: start over in a folder that already holds a run, which is otherwise refused.
-        samples: number of images drawn from a density for ``samples.png``, at most 10,000; 0 for none.
+        samples: number of images drawn from a density, or tested by a detector, for ``samples.png``, at most 10,000; 0
+            for none. Detectors have at most four of each of the first four tasks.
 
     Raises:
         ConfigError: a number of samples out of range, an empty folder, or a benchmark's name that cannot be a folder's.
@@ -400,6 +403,9 @@ class RunRecord(Callback):
         matrix = mean_matrix(federation) if evaluated else None
         for task in range(federation.data.num_tasks):
             row[f"{federation.measure.figure}_task_{task}"] = "" if matrix is None else matrix[plan.task, task].item()
+        for name, beside in federation.measured.beside().items():
+            values = (beside.nanmean(0) if federation.measures_clients else beside)[plan.task].tolist()
+            row |= {f"{name}_task_{task}": value if evaluated else "" for task, value in enumerate(values)}
         return row
 
     def _append_round(self, row: dict[str, Any]) -> None:
@@ -433,6 +439,7 @@ class RunRecord(Callback):
             "scenario": data.scenario,
             "seed": data.seed,
             **federation.figures(federation.measured),
+            **({} if (after := federation.last_whole_row()) is None else federation.measured.details(after)),
             "uplink_bytes": channel.total_uplink_bytes,
             "downlink_bytes": channel.total_downlink_bytes,
             "uplink_bytes_by_topic": dict(channel.uplink_bytes),
@@ -517,13 +524,13 @@ class RunRecord(Callback):
         write_whole(path, text)
 
     def _draw_samples(self, client: Client) -> Path | None:
-        """Write ``samples.png`` if the run has a density of images."""
-        drawn = draw_images(client, self.samples)
+        """Write ``samples.png`` if the run has a density of images, or detects objects."""
+        drawn = draw_images(client, self.samples) or draw_boxes(client, self.samples)
         if drawn is None:
             return None
         federation = client.require_federation()
         on = f"{printed_methods(federation.methods)} on {self.name_of(federation.data)}"
-        picture = sample_grid(drawn.images, f"{on}: samples of {drawn.whose}", drawn.row_names)
+        picture = sample_grid(drawn.images, f"{on}: {drawn.what} {drawn.whose}", drawn.row_names, drawn.inches)
         return save_figure(picture, self.folder / "samples.png")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from cfl.data.cohorts import check_every_client_trains, holders
-from cfl.data.exposure import EXPOSURES, Exposure, GlobalIndex, Handles, exposed, portions, unreached
+from cfl.data.exposure import (
+    EXPOSURES,
+    STREAMING,
+    UNANNOUNCED,
+    Exposure,
+    GlobalIndex,
+    Handles,
+    exposed,
+    portions,
+    stretches,
+    unreached,
+)
 from cfl.data.participation import Participation
 from cfl.data.partitions import Partition, client_indices
 from cfl.data.partitions.client_shares import ClientShares, share_sizes
@@ -38,7 +50,8 @@ class ClientDataAssignment:
         num_clients: number of clients C.
         repartition: deal every task anew.
         exposure: what clients train on during a task.
-        portion: asynchronous only: samples per client and period; None cuts each client's samples into equal parts.
+        portion: asynchronous: samples per client and period; streaming: seconds per client and round; None cuts each
+            client's samples, or its time, into equal parts.
         sequences: which of the stream's tasks each client learns, and in what order; None: all follow the stream.
         validation: share of each client's training samples of every task that is set aside, in [0, 1).
         root: folder with the data sets' files.
@@ -57,7 +70,7 @@ class ClientDataAssignment:
         num_clients: int,
         repartition: bool,
         exposure: Exposure,
-        portion: int | None,
+        portion: int | float | None,
         sequences: TaskSequences | None,
         validation: float,
         root: Path,
@@ -67,18 +80,21 @@ class ClientDataAssignment:
         needed = _BYTES_PER_CLIENT * num_clients * stream.num_tasks
         require_memory("data.num_clients", num_clients, needed, "fewer clients")
         check_choices("data", EXPOSURES, exposure=exposure)
-        if portion is not None and (portion < 1 or exposure != "asynchronous"):
-            raise ConfigError("data.portion", portion, "at least 1 with data.exposure: asynchronous, else null")
-        if sequences is not None and exposure == "asynchronous":
+        if portion is not None and exposure in STREAMING:
+            check_numbers("data", "(0, inf)", portion=portion)
+        elif portion is not None and (exposure != "asynchronous" or not isinstance(portion, int) or portion < 1):
+            valid = "a whole number of samples with data.exposure: asynchronous, seconds with streaming, else null"
+            raise ConfigError("data.portion", portion, valid)
+        if sequences is not None and exposure in UNANNOUNCED:
             raise ConfigError("data.exposure", exposure, "another exposure with data.sequences")
         if schedule.clock_spread and exposure != "sequential":
             raise ConfigError("data.exposure", exposure, "sequential with schedule.clock_spread")
         if sequences is not None and not repartition:
             raise ConfigError("data.repartition", repartition, "true with data.sequences")
         check_numbers("data", "[0, 1)", validation=validation)
-        own_pace = bool(schedule.clock_spread) or exposure == "asynchronous"
+        own_pace = bool(schedule.clock_spread) or exposure in UNANNOUNCED
         if own_pace and participation.min_samples:
-            valid = "another one with schedule.clock_spread or data.exposure: asynchronous"
+            valid = f"another one with schedule.clock_spread or data.exposure: {' or '.join(UNANNOUNCED)}"
             raise ConfigError("data.participation", participation.name, valid)
         self.stream = stream
         self.schedule = schedule
@@ -191,7 +207,7 @@ class ClientDataAssignment:
         found = self._held
         if self.participation.min_samples:
             found = [_only(held, members) for held, members in zip(found, self.members, strict=True)]
-        if self.exposure != "asynchronous":  # there, the samples of every period are checked instead
+        if self.exposure not in UNANNOUNCED:  # there, the samples of every period, or round, are checked instead
             check_every_client_trains(found, self.schedule)
         return found
 
@@ -248,11 +264,13 @@ class ClientDataAssignment:
 
     def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
         """Client -> samples that it trains on during a task: indices into the task's training set, or global indices if
-        it trains on other tasks as well."""
+        it trains on other tasks as well. With a stream in time, those of the running round."""
         if self.exposure == "sequential":
             return self.indices[task]
         if self.exposure == "asynchronous":
             return self._portions[task]
+        if self.exposure in STREAMING:
+            return self._met_in(min(self.next_round, len(self._stretches) - 1))
         if self._exposed is None or self._exposed[0] != task:
             self._exposed = task, exposed(task, self.exposure, self._global_index_held(range(self.num_clients)))
         return self._exposed[1]
@@ -260,10 +278,16 @@ class ClientDataAssignment:
     @cached_property
     def most_trained_on(self) -> int:
         """The greatest number of samples that a client trains on in one round."""
+        if self.exposure in STREAMING:
+            whole = [sum(map(len, own)) for own in zip(*(of.values() for of in self._stretches), strict=True)]
+            each = [len(own) for of in self._stretches for own in of.values()]
+            return max(each if self.exposure == "streaming" else whole)
         return max(int(share_sizes(self.trained_on(task)).max()) for task in range(self.num_tasks))
 
     def trained_in(self, plan: RoundPlan) -> Mapping[int, np.ndarray]:
         """:meth:`trained_on` for the current task of each of a round's clients; may include other clients."""
+        if self.exposure in STREAMING:
+            return self._met_in(plan.round)
         if not plan.groups:
             return self.trained_on(plan.task)
         return {client: self.trained_on(part.task)[client] for part in plan.parts for client in part.clients}
@@ -276,14 +300,46 @@ class ClientDataAssignment:
         ]
 
     def unreached_tasks(self) -> list[int]:
-        """Tasks that no client trains on in an asynchronous run, because all portions end before them."""
-        return unreached(self._global_index_held(range(self.num_clients)), self._portions) if self.portion else []
+        """Tasks that no client trains on, because all portions (``data.portion``) end before them."""
+        if not self.portion:
+            return []
+        trained = self._portions if self.exposure == "asynchronous" else self._stretches
+        return unreached(self._global_index_held(range(self.num_clients)), trained)
 
     @cached_property
     def _portions(self) -> list[dict[int, np.ndarray]]:
-        found = portions(self._global_index_held(range(self.num_clients)), self.seed, self.portion)
+        size = None if self.portion is None else int(self.portion)  # a whole number, as checked
+        found = portions(self._global_index_held(range(self.num_clients)), self.seed, size)
         check_every_client_trains(found, self.schedule)
         return found
+
+    # A stream in time.
+
+    @property
+    @abstractmethod
+    def next_round(self) -> int:
+        """The running or the next round."""
+
+    @property
+    @abstractmethod
+    def num_rounds(self) -> int:
+        """Communication rounds over all tasks."""
+
+    @cached_property
+    def _stretches(self) -> list[dict[int, np.ndarray]]:
+        lasting = [
+            np.ones(len(task.train)) if task.train.seconds is None else task.train.seconds.numpy()
+            for task in self.tasks
+        ]
+        held = self._global_index_held(range(self.num_clients))
+        return stretches(held, np.concatenate(lasting), self.num_rounds, self.portion)
+
+    def _met_in(self, round: int) -> Mapping[int, np.ndarray]:
+        """Client -> what it trains on in a round: what it meets, or all that it has met by then."""
+        if self.exposure == "streaming":
+            return self._stretches[round]
+        so_far = self._stretches[: round + 1]
+        return {client: np.concatenate([of[client] for of in so_far]) for client in so_far[0]}
 
 
 def _only(held: Mapping[int, np.ndarray], clients: np.ndarray) -> Mapping[int, np.ndarray]:

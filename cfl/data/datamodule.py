@@ -18,7 +18,7 @@ from cfl.data.client_data import ClientDataAssignment
 from cfl.data.cohorts import CohortBatch, CohortBlock, RoundLoader, deal_clients, local_steps
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
-from cfl.data.exposure import Exposure
+from cfl.data.exposure import STREAMING, UNANNOUNCED, Exposure
 from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
@@ -76,8 +76,13 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             of all tasks so far. ``joint``: those of all tasks of the stream from the first round on. The latter two are
             upper bounds of continual learning. ``asynchronous``: each client goes through its samples in the order of
             the tasks at its own pace (:func:`cfl.data.exposure.portions`), so that there are no common task boundaries;
-            the schedule's tasks are then periods.
-        portion: asynchronous only: samples per client and period; null cuts each client's samples into equal parts.
+            the schedule's tasks are then periods. ``streaming``: each client goes through its samples in the order of
+            the tasks and of the data set, and every round has the next seconds of them
+            (:func:`cfl.data.exposure.stretches`); a client that is not sampled misses those of the round. The
+            schedule's tasks then only say when rows of the matrix end. ``streaming-cumulative``: the same with a memory
+            for all that a client has met, the upper bound.
+        portion: asynchronous: samples per client and period. streaming: seconds per client and round; a sample lasts as
+            long as the data set says, else a second. null cuts each client's samples, or its time, into equal parts.
         sequences: the stream's tasks that each client learns, and their order; null: all tasks, in the stream's order.
             With sequences, "task t" is every client's own t-th task, except for images and outputs
             (:class:`cfl.data.sequences.TaskSequences`).
@@ -106,7 +111,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         eval_shuffle: bool = False,
         augmentation: Augmentation | None = None,
         exposure: Exposure = "sequential",
-        portion: int | None = None,
+        portion: int | float | None = None,
         sequences: TaskSequences | None = None,
         validation: float = 0.0,
         evaluate_on: Literal["test", "validation"] = "test",
@@ -130,8 +135,8 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         )
         check_integers("data", 1, eval_batch_size=eval_batch_size)
         check_choices("data", ("all", "seen", "own"), class_loss=class_loss)
-        if class_loss != "all" and exposure == "asynchronous":
-            valid = "all with data.exposure: asynchronous: which classes are in the loss would tell where tasks end"
+        if class_loss != "all" and exposure in UNANNOUNCED:
+            valid = f"all with data.exposure: {exposure}: which classes are in the loss would tell where tasks end"
             raise ConfigError("data.class_loss", class_loss, valid)
         if sequences is not None and class_loss == "seen":
             valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
@@ -265,7 +270,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     @cached_property
     def digests(self) -> dict[str, str]:
         """Digests of the stream's ``train`` and ``test`` samples (:mod:`cfl.data.digest`)."""
-        return data_digests(self.tasks, self.partition.by_owner)
+        return data_digests(self.tasks, self.partition.by_owner, self.exposure in STREAMING)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the data module in checkpoints: digests of the samples, and what only files tell of them."""
@@ -317,6 +322,8 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             require_binary(self.tasks)
         if self.exposure == "asynchronous":
             _ = self._portions
+        if self.exposure in STREAMING:
+            _ = self._stretches
         epochs = self.schedule.local_epochs
         needed = _BYTES_PER_EPOCH * epochs * self.rounds.most_clients
         require_memory("schedule.local_epochs", epochs, needed, "fewer")
@@ -336,13 +343,14 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
 
     def _name_unreached_tasks(self) -> None:
         """Warn about tasks that no client reaches: their accuracies would be those of untrained tasks."""
-        if self.exposure != "asynchronous" or self._unreached_named or distributed.rank():
+        if self.exposure not in UNANNOUNCED or self._unreached_named or distributed.rank():
             return
         self._unreached_named = True
         tasks = self.unreached_tasks()
         if tasks:
             some = f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {', '.join(map(str, tasks))}"
-            ends = f"{self.num_tasks} portions of data.portion = {self.portion} end before"
+            count = self.num_tasks if self.exposure == "asynchronous" else self.num_rounds
+            ends = f"{count} portions of data.portion = {self.portion} end before"
             warnings.warn(f"no client trains on {some} (from 0): {ends}", stacklevel=2)
 
     # Lightning's loaders.
@@ -459,13 +467,13 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training samples of a task in their stored order, for extra communication rounds.
 
-        With ``exposure: asynchronous`` those of its portion, in the order of their handles, because the order of a
-        portion would reveal its tasks.
+        Where clients are not told where tasks end (``exposure: asynchronous``, ``streaming``) those of its portion, in
+        the order of their handles, because the order of a portion would reveal its tasks.
 
         Yields:
             ``[b, C, H, W]`` network input and ``[b]`` output indices, ``b <= batch_size``.
         """
-        if self.exposure == "asynchronous":
+        if self.exposure in UNANNOUNCED:
             portion = torch.from_numpy(self.global_index_trained_on(task, client))
             for part in portion[self.handles.of(portion).argsort()].to(device).split(batch_size):
                 yield self._gather_global(part)

@@ -12,10 +12,10 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.tensor_digest import DIGITS, tensor_sha256, tensors_digest
 
 
-def data_digests(tasks: Sequence[Task], owners: bool = False) -> dict[str, str]:
+def data_digests(tasks: Sequence[Task], owners: bool = False, times: bool = False) -> dict[str, str]:
     """Digests of all tasks' ``train`` and ``test`` samples as returned by streams, labels included.
 
-    With ``owners`` also one of the ``clients`` of the training samples.
+    With ``owners`` also one of the ``clients`` of the training samples, with ``times`` one of their ``seconds``.
 
     Image files count as decoded and scaled, which may differ between versions of the libraries. The order of samples
     counts, because partitions deal indices. Transforms of stored images are not included: they follow from the
@@ -29,6 +29,8 @@ def data_digests(tasks: Sequence[Task], owners: bool = False) -> dict[str, str]:
     }
     if owners:
         found["clients"] = tensors_digest(task.train.clients for task in tasks if task.train.clients is not None)
+    if times:
+        found["seconds"] = tensors_digest(task.train.seconds for task in tasks if task.train.seconds is not None)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -14,9 +14,14 @@ from torch import Tensor
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 
-Exposure = Literal["sequential", "cumulative", "joint", "asynchronous"]
-EXPOSURES: tuple[Exposure, ...] = ("sequential", "cumulative", "joint", "asynchronous")
+Exposure = Literal["sequential", "cumulative", "joint", "asynchronous", "streaming", "streaming-cumulative"]
+EXPOSURES: tuple[Exposure, ...] = get_args(Exposure)
+STREAMING = ("streaming", "streaming-cumulative")
+"""Exposures in which every round has samples of its own."""
+UNANNOUNCED = ("asynchronous", *STREAMING)
+"""Exposures in which no moment separates two tasks for all clients: methods are told neither tasks nor boundaries."""
 
+_FUZZ = 1e-9
 
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
@@ -138,6 +143,46 @@ def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | No
         cut = np.array_split(own, periods) if size is None else np.split(own[:needed], periods)
         for period, part in enumerate(cut):
             found[period][client] = np.sort(part)
+    return found
+
+
+def stretches(
+    held: Sequence[Mapping[int, np.ndarray]], seconds: np.ndarray, rounds: int, length: float | None
+) -> list[dict[int, np.ndarray]]:
+    """Per round, client -> ascending global indices of the samples that it meets in it, each in one round.
+
+    A client's samples follow one another by task, and within a task in the order of the data set. Each lasts some
+    seconds, and belongs to the round in which it begins. A client may hold samples of some tasks only.
+
+    Args:
+        held: per task, client -> ascending global indices of its samples.
+        seconds: ``[N]`` how long each sample lasts.
+        rounds: of the run.
+        length: seconds of a round, from each client's first sample on; None cuts each client's time into equal parts.
+
+    Raises:
+        ConfigError: ``data.portion``: a client's time is shorter than all rounds together, or no sample of its begins
+            in some round.
+    """
+    found: list[dict[int, np.ndarray]] = [{} for _ in range(rounds)]
+    for client in sorted({client for own in held for client in own}):
+        own = np.concatenate([of_task[client] for of_task in held if client in of_task])
+        ends = np.cumsum(seconds[own])
+        total = float(ends[-1]) if len(own) else 0.0
+        each = total / rounds if length is None else length
+        if each * rounds > total * (1 + _FUZZ):
+            valid = f"at most {total / rounds:.6g}: client {client} has {total:g} seconds in all for {rounds} rounds"
+            raise ConfigError("data.portion", length, valid)
+        # Whole parts of sums are rounded to either side of a round's end.
+        begins = (ends - seconds[own]) / each if each else ends
+        of_round = np.floor(begins * (1 + _FUZZ) + _FUZZ).astype(np.int64)
+        if length is None:
+            of_round = of_round.clip(max=rounds - 1)
+        for round, here in enumerate(found):
+            here[client] = own[of_round == round]
+            if not len(here[client]):
+                value = f"{each:.6g} seconds, in which no sample of client {client} begins in round {round}"
+                raise ConfigError("data.portion", value, "longer portions, or fewer rounds and data.portion null")
     return found
 
 

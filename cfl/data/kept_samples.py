@@ -16,8 +16,11 @@ def kept_samples(data: FederatedDataModule) -> int:
     """Largest number of samples of other tasks that a client trains on during a task, over clients and tasks.
 
     With ``data.exposure: cumulative`` they are those of its earlier tasks, with ``joint`` those of all its other tasks.
-    The number is 0 with ``sequential``, and with ``asynchronous``, where each sample is used in a single period.
+    The number is 0 with ``sequential``, and with ``asynchronous`` and ``streaming``, where each sample is used in a
+    single period or round. With ``streaming-cumulative`` all that a client has met is kept.
     """
+    if data.exposure == "streaming-cumulative":
+        return data.most_trained_on
     if data.exposure not in ("cumulative", "joint"):
         return 0
     held = [(np.fromiter(own, dtype=np.int64, count=len(own)), share_sizes(own)) for own in data.indices]

@@ -20,11 +20,13 @@ class ImageSet:
         labels: ``[N]`` int64, values ``0 .. num_classes - 1``; or float32 ``[N, D]``, numbers to
             predict, or ``[N, M, 5]``, boxes: class (-1 where there is none), left, top, right and bottom in pixels.
         clients: ``[N]`` int64 from 0, whose sample each is, where the data set says so; otherwise None.
+        seconds: ``[N]`` float64, how long each sample lasts in a recording, where the data set says so; otherwise None.
     """
 
     images: Tensor
     labels: Tensor
     clients: Tensor | None = None
+    seconds: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
@@ -44,6 +46,12 @@ class ImageSet:
         ):
             found = f"{self.clients.dtype} {list(self.clients.shape)}"
             raise TypeError(f"clients must be int64 [N={len(self.images)}], got {found}")
+        if self.seconds is not None and (self.seconds.dtype, self.seconds.shape) != (
+            torch.float64,
+            self.labels.shape[:1],
+        ):
+            found = f"{self.seconds.dtype} {list(self.seconds.shape)}"
+            raise TypeError(f"seconds must be float64 [N={len(self.images)}], got {found}")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,7 +63,8 @@ class ImageSet:
 
     def subset(self, index: Tensor) -> ImageSet:
         """The samples at ``index`` ([M] int64), copied."""
-        return ImageSet(self.images[index], self.labels[index], None if self.clients is None else self.clients[index])
+        clients, seconds = (None if of is None else of[index] for of in (self.clients, self.seconds))
+        return ImageSet(self.images[index], self.labels[index], clients, seconds)
 
 
 class PixelTransform:

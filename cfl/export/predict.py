@@ -15,7 +15,9 @@ from torch import Tensor
 
 from cfl.cli.main import restored
 from cfl.cli.parsing import debugging, reason_for_user
+from cfl.data.sources.base import Source
 from cfl.export.answer import Choice
+from cfl.export.box_prediction import Box, boxes_found
 from cfl.export.prediction import ImageClassifier, output_names
 from cfl.export.reading import read_images
 from cfl.reporting.csv_file import csv_text
@@ -44,8 +46,8 @@ class Prediction(NamedTuple):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cfl predict",
-        description="Classify images by a run's model. They are read as the run's data set reads its own: size, "
-        "channels, normalisation.",
+        description="Classify images by a run's model, or find boxes in them. They are read as the run's data set "
+        "reads its own: size, channels, normalisation.",
         epilog="Any other option is one of the configuration, as for cfl validate: --data.root, --config. "
         + ABOUT_ALLOW,
         allow_abbrev=False,
@@ -63,7 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a checkpoint, e.g. RUN/last.ckpt, or the run folder; last, with --run.dir RUN",
     )
-    parser.add_argument("--top", type=int, default=1, metavar="K", help="show the K best classes (1)")
+    parser.add_argument(
+        "--top",
+        type=int,
+        metavar="K",
+        help="show the K best classes (1), or the K best boxes of a detector (those with a score of at least 0.3)",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table as CSV, too")
     parser.add_argument("--client", type=int, metavar="C", help="this client's model, where clients have their own")
     parser.add_argument(
@@ -94,12 +101,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.path.isdir(place):
             place = str(Path(place) / CHECKPOINT)
         client, _, _ = restored(["--ckpt_path", place, *others])
-        classifier = ImageClassifier(client)
-        found = list(predictions(classifier, options.images, Choice(options.client, options.task), options.top))
-        what = "probability" if classifier.gives_probabilities else "score"
+        classifier, choice = ImageClassifier(client), Choice(options.client, options.task)
+        if classifier.federation.measure.predicts == "boxes":
+            source = _source(classifier, choice)
+            table, text = _of_boxes(list(boxes_found(classifier, options.images, source, choice, options.top)))
+        else:
+            found = list(predictions(classifier, options.images, choice, options.top or 1))
+            what = "probability" if classifier.gives_probabilities else "score"
+            table, text = _table(found, what), _csv(found, what)
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(options.out, printable(_csv(found, what)))
+            write_whole(options.out, printable(text))
     except Exception as error:
         reason: Any = reason_for_user(error) or (error if isinstance(error, OSError) else None)
         if reason is None or debugging():
@@ -108,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             reason = ConfigError(f"--{reason.key}", reason.value, reason.valid)
         print(printable(f"error: {reason}"), file=sys.stderr)
         return 2
-    print_table(_table(found, what).terminal())
+    print_table(table.terminal())
     if options.out is not None:
         print(options.out)
     return 0
@@ -130,13 +142,7 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
     data = classifier.federation.data
     owner, task = choice.client, choice.task
     classifier.prepared(owner, task)  # refuses what it refuses before images are read
-    stream_task = (task or 0) if owner is None else data.stream_task(task or 0, owner)
-    source = data.stream.source_of(stream_task)
-    if source is None:
-        raise ConfigError("data.stream", data.stream.name, "a stream that tells the data set of each task")
-    if task is None and any(data.stream.source_of(other) is not source for other in range(data.stream.num_tasks)):
-        valid = f"an integer between 0 and {data.num_tasks - 1}: images are read as the data set of their task"
-        raise ConfigError("task", None, valid)
+    source = _source(classifier, choice)
     names = output_names(classifier.federation, owner, task)
     for files, stored in _batches(read_images(places, source, data.root)):
         scores = classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
@@ -144,6 +150,25 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
         best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
         for file, of_image, row, allowed in zip(files, best.tolist(), values, scores.isfinite(), strict=True):
             yield Prediction(file, [(names[k], float(row[k])) for k in of_image if allowed[k]])
+
+
+def _source(classifier: ImageClassifier, choice: Choice) -> Source:
+    """The data set as whose images files are read.
+
+    Raises:
+        ConfigError: the stream does not tell it, or it depends on a task that was not given.
+    """
+    data = classifier.federation.data
+    owner, task = choice.client, choice.task
+    classifier.check_task(owner, task)
+    stream_task = (task or 0) if owner is None else data.stream_task(task or 0, owner)
+    source = data.stream.source_of(stream_task)
+    if source is None:
+        raise ConfigError("data.stream", data.stream.name, "a stream that tells the data set of each task")
+    if task is None and any(data.stream.source_of(other) is not source for other in range(data.stream.num_tasks)):
+        valid = f"an integer between 0 and {data.num_tasks - 1}: images are read as the data set of their task"
+        raise ConfigError("task", None, valid)
+    return source
 
 
 def _batches(read: Iterator[tuple[list[str], Tensor]]) -> Iterator[tuple[list[str], Tensor]]:
@@ -161,7 +186,7 @@ def _batches(read: Iterator[tuple[list[str], Tensor]]) -> Iterator[tuple[list[st
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.top < 1:
+    if options.top is not None and options.top < 1:
         raise ConfigError("--top", options.top, "an integer of at least 1")
     if options.out is not None and options.out.is_dir():
         raise ConfigError("--out", str(options.out), "a file; this is a folder")
@@ -191,6 +216,21 @@ def _table(found: Sequence[Prediction], what: str) -> TextTable:
         headings += [f"class {number}", what]
     rows = [[one.image, *(text for name, value in one.best for text in (name, f"{value:.4f}"))] for one in found]
     return TextTable(headings, rows, "l" + "lr" * _columns(found))
+
+
+def _of_boxes(found: Sequence[Box]) -> tuple[TextTable, str]:
+    headings = ["image", "class", "score", "left", "top", "right", "bottom"]
+    rows = [
+        [one.image, one.label, f"{one.score:.4f}", *(f"{value:.1f}" for value in one.corners)]
+        if one.score is not None
+        else [one.image, "nothing", *[""] * 5]
+        for one in found
+    ]
+    exact = [
+        [one.image, one.label, one.score, *one.corners] if one.score is not None else [one.image, *[""] * 6]
+        for one in found
+    ]
+    return TextTable(headings, rows, "llrrrrr"), csv_text(headings, exact)
 
 
 def _csv(found: Sequence[Prediction], what: str) -> str:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.exposure import UNANNOUNCED
 from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import shown_task
 from cfl.engines.cohort import Cohort
@@ -155,7 +156,7 @@ class Composition(MethodComposition):
                 (data.scenario not in method.scenarios, "data.scenario", data.scenario, known),
                 (in_step, "data.sequences", type(data.sequences).__name__, needs_steps),
                 (data.rounds.client_clocks and not method.client_clocks, "schedule.clock_spread", spread, needs_clock),
-                (exposure == "asynchronous" and not method.task_free, "data.exposure", exposure, needs_ends),
+                (exposure in UNANNOUNCED and not method.task_free, "data.exposure", exposure, needs_ends),
                 (exposure == "joint" and method.looks_back, "data.exposure", exposure, needs_past),
             ):
                 if refused:

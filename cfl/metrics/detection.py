@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cfl.metrics.bootstrap import bootstrapped
 from cfl.metrics.measures.detection import MAP_FORMULAS
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.metrics.transfer import average_accuracy, last_evaluated, transfers
@@ -26,6 +28,7 @@ class DetectionMatrix(TaskMatrix):
 
     Attributes:
         at_half: ``[..., T + 1, T]``, the average precisions at an overlap of 0.5, from 0 to 1.
+        spread: ``[..., T + 1, T]``, their standard deviations over resampled test images.
 
     Args:
         num_tasks: number of tasks T, at least 1.
@@ -38,10 +41,12 @@ class DetectionMatrix(TaskMatrix):
     higher_is_better = True
     scale = 100.0
     at_half: Tensor
+    spread: Tensor
 
     def __init__(self, num_tasks: int, num_clients: int | None = None) -> None:
         super().__init__(num_tasks, num_clients, torch.float64)
         self.add_state("at_half", torch.zeros_like(self.sums), dist_reduce_fx="sum", persistent=True)
+        self.add_state("spread", torch.zeros_like(self.sums), dist_reduce_fx="sum", persistent=True)
         self._seen: dict[Place, list[tuple[Tensor, Tensor]]] = {}
 
     def add(
@@ -86,6 +91,7 @@ class DetectionMatrix(TaskMatrix):
             value, at_half = mean_average_precisions(images)
             if not math.isnan(value):
                 self.sums[place], self.at_half[place], self.counts[place] = value, at_half, 1
+                self.spread[place] = float(np.nanstd(bootstrapped(images)))
 
     def _of_row(self, row: int, clients: Sequence[int] | None) -> list[Place]:
         line = self._row(row)
@@ -94,6 +100,21 @@ class DetectionMatrix(TaskMatrix):
             for place in self._seen
             if place[-2] == line and (clients is None or self.num_clients is None or place[0] in clients)
         ]
+
+    def beside(self) -> dict[str, Tensor]:
+        """See :meth:`TaskMatrix.beside`: the average precisions at an overlap of 0.5."""
+        return {"map50": self.compute_at_half()}
+
+    def details(self, after: int) -> dict[str, Any]:
+        """See :meth:`TaskMatrix.details`: ``map50`` of each task, and its standard deviation over resampled test images
+        (:mod:`cfl.metrics.bootstrap`), both in percent; of one global model."""
+        if self.num_clients is not None:
+            return {}
+        spread = (self.scale * self.spread.cpu()).masked_fill(self.counts.cpu() == 0, math.nan)
+        return {
+            "map50_by_task": self.compute_at_half()[after].tolist(),
+            "map50_bootstrap": spread[after].tolist(),
+        }
 
     def compute_at_half(self) -> Tensor:
         """The matrix at an overlap of 0.5, of the shape of :meth:`compute`."""
@@ -113,11 +134,7 @@ class DetectionMatrix(TaskMatrix):
         figures = {"map": average_accuracy(a, t)}
         figures |= {f"map_{key}": value for key, value in transfers(a, self.initial(), False, t).items()}
         figures["map50"] = average_accuracy(self.compute_at_half(), t)
-        means = {key: figures[key].nanmean().item() for key in MAP_FORMULAS}
-        summary: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
-        if self.num_clients is not None:
-            summary["clients_evaluated"] = int((~torch.isnan(figures["map"])).sum())
-        return summary
+        return self._told(figures)
 
 
 def mean_average_precisions(images: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:

@@ -114,8 +114,4 @@ class NLLMatrix(TaskMatrix):
             "new_nll": n[..., t, t],
             "nll_forgetting": nll_forgetting(n, t),
         }
-        means = {key: figure.nanmean().item() for key, figure in figures.items()}
-        summary: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
-        if self.num_clients is not None:
-            summary["clients_evaluated"] = int((~torch.isnan(figures["nll"])).sum())
-        return summary
+        return self._told(figures)

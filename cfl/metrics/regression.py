@@ -97,8 +97,4 @@ class ErrorMatrix(TaskMatrix):
         figures = {"rmse": average_accuracy(a, t)}
         figures |= {f"rmse_{key}": value for key, value in transfers(a, self.initial(), True, t).items()}
         figures["r2"] = average_accuracy(self.determination(), t)
-        means = {key: figure.nanmean().item() for key, figure in figures.items()}
-        summary: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
-        if self.num_clients is not None:
-            summary["clients_evaluated"] = int((~torch.isnan(figures["rmse"])).sum())
-        return summary
+        return self._told(figures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -126,6 +126,27 @@ class TaskMatrix(Metric, ABC):
         Raises:
             ValueError: ``after`` is not a row.
         """
+
+    def beside(self) -> dict[str, Tensor]:
+        """Further matrices of the shape of :meth:`compute`, by the names that their columns get in ``rounds.csv``."""
+        return {}
+
+    def details(self, after: int) -> dict[str, Any]:
+        """What a summary says besides :meth:`summary`, ready for JSON, such as figures of single tasks.
+
+        Args:
+            after: the row t, 0 .. T-1.
+        """
+        return {}
+
+    def _told(self, figures: Mapping[str, Tensor]) -> dict[str, float | None]:
+        """A summary of figures that are numbers or, with a matrix per client, ``[C]``: the means over the clients for
+        which they are defined, and how many there are for the first figure."""
+        means = {key: figure.nanmean().item() for key, figure in figures.items()}
+        told: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
+        if self.num_clients is not None:
+            told["clients_evaluated"] = int((~torch.isnan(next(iter(figures.values())))).sum())
+        return told
 
     def _means(self) -> Tensor:
         # On the CPU: some accelerators have no float64, and the readers are tables and pictures.

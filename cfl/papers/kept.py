@@ -95,8 +95,8 @@ def as_text(result: Result, scale: str) -> str:
     """A run as JSON, a line per part.
 
     The parts: SHA-256 of all others, hash, experiment, summary, matrix, used space per layer and task.
-    ACC by round is there only if the run was evaluated between task ends; who borrowed from whom in the last task, only
-    up to :data:`MOST_ATTENTION` values.
+    ACC by round, and what else a measure says by round, is there only if the run was evaluated between task ends; who
+    borrowed from whom in the last task, only up to :data:`MOST_ATTENTION` values.
     """
     parts: dict[str, Any] = {
         "scale": scale,
@@ -109,6 +109,8 @@ def as_text(result: Result, scale: str) -> str:
     }
     if result.rounds:
         parts["rounds"] = _rounded(list(result.rounds))
+    if result.columns:
+        parts["columns"] = _rounded({name: list(values) for name, values in result.columns.items()})
     if result.matrix_task_il:
         parts["matrix_task_il"] = _rounded(list(result.matrix_task_il))
     last = {layer: (max(tasks), tasks[max(tasks)]) for layer, tasks in result.attention.items()}
@@ -181,6 +183,7 @@ def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result
                 entry.get("rounds", ()),
                 entry.get("matrix_task_il", ()),
                 {layer: {of["task"]: _attention(of)} for layer, of in entry.get("attention", {}).items()},
+                entry.get("columns", {}),
             )
             scale = found[entry["scale"]]
         except (ValueError, KeyError, TypeError) as error:

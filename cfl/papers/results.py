@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from cfl.running.finished import Finished, Results
 from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
+_OF_TASK = re.compile(r"_task_\d+$")
+
 
 @dataclass(frozen=True, eq=False)
 class Result(Finished):
@@ -41,6 +44,8 @@ class Result(Finished):
             evaluated at task ends only.
         matrix_task_il: as ``matrix``, of a class-incremental run whose tasks are known at test time; else empty.
         attention: layer -> task -> who borrowed from whom; empty where nobody did.
+        columns: of a run that was evaluated between task ends, what its measure says of each task besides its matrix,
+            such as ``map50_task_0``, after each round; None after those without an evaluation.
     """
 
     summary: Mapping[str, Any]
@@ -51,6 +56,7 @@ class Result(Finished):
     rounds: Sequence[float | None] = ()
     matrix_task_il: Sequence[list[float | None]] = ()
     attention: Mapping[str, Mapping[int, Attention]] = field(default_factory=dict)
+    columns: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
     @property
     def hash(self) -> str:
@@ -66,7 +72,8 @@ class Result(Finished):
         and ``curves_task_il[i]``, as ``task(i)``; ``used(layer)`` in percent after each task but the last; ``layers``;
         ``client_epochs``; ``setting("data.num_clients")``; ``mean(list)``; ``yes(value)``, 1 above 0 and else 0. Of a
         run that was evaluated between task ends also ``curve``, ACC after each round, null where not evaluated; and
-        ``rounds_to("90")``, the rounds until ACC first was at least 90 %. Where clients borrow from each other,
+        ``rounds_to("90")``, the rounds until ACC first was at least 90 %, and ``column("map50_task_0")``, one of
+        :attr:`columns`. Where clients borrow from each other,
         ``attention("fc1")``, a grid of who paid attention to whom in that layer in the last task.
 
         Raises:
@@ -95,6 +102,7 @@ class Result(Finished):
             "yes": lambda value: float(value > 0),
             "curve": list(self.rounds) or None,
             "rounds_to": self._rounds_to,
+            "column": lambda name: list(self.columns[name]) if name in self.columns else None,
             "attention": self._attention,
         }
 
@@ -177,6 +185,7 @@ def read_result(folder: Path) -> Result:
             raise ValueError(f"{len(rounds)} rounds, summary.json says {summary['rounds']}")
         epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
         curve = read_curve(folder / reading) if experiment["schedule"].get("evaluate_every") else []
+        columns = _beside(rounds) if experiment["schedule"].get("evaluate_every") else {}
         known = folder / matrix_file("accuracy", "_task_il")
         task_il = _matrix(read_matrix_csv(known)[0]) if known.is_file() else []
     except RunFolderError:
@@ -185,7 +194,17 @@ def read_result(folder: Path) -> Result:
         raise RunFolderError(f"{folder / reading}: not what a finished run leaves ({error})") from None
     methods_of = Counter(layer for layer, _ in space)
     of_layers = {layer if methods_of[layer] == 1 else f"{name}.{layer}": used for (layer, name), used in space.items()}
-    return Result(experiment, summary, _matrix(run.matrix), of_layers, epochs, folder, curve, task_il, attention)
+    return Result(
+        experiment, summary, _matrix(run.matrix), of_layers, epochs, folder, curve, task_il, attention, columns
+    )
+
+
+def _beside(rounds: Sequence[Mapping[str, str]]) -> dict[str, list[float | None]]:
+    """The columns of single tasks, but for those of the measure itself, which come first."""
+    names = [name for name in rounds[0] if _OF_TASK.search(name)] if rounds else []
+    own = _OF_TASK.sub("", names[0]) if names else ""
+    others = [name for name in names if _OF_TASK.sub("", name) != own]
+    return {name: [float(row[name]) if row[name] else None for row in rounds] for name in others}
 
 
 def _matrix(matrix: torch.Tensor) -> list[list[float | None]]:

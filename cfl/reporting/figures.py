@@ -402,13 +402,14 @@ def draw_attention(
     axes.tick_params(length=0)
 
 
-def sample_grid(images: Tensor, title: str, row_names: Sequence[str] | None = None) -> Figure:
+def sample_grid(images: Tensor, title: str, row_names: Sequence[str] | None = None, inches: float = 0.6) -> Figure:
     """Images in rows, a frame of grey around each.
 
     Args:
         images: ``[R, N, C, H, W]`` in 0 .. 1; one channel is shown as grey, three as colours. NaN leaves a place empty.
         title: printed above, taken literally.
         row_names: one per row; None names none.
+        inches: width of an image, less where there are many in a row.
 
     Raises:
         ValueError: another number of channels, or not R names.
@@ -423,7 +424,7 @@ def sample_grid(images: Tensor, title: str, row_names: Sequence[str] | None = No
     framed[..., :height, :width] = images.float().nan_to_num(nan=0.6).expand(-1, -1, 3, -1, -1)
     raster = framed.permute(0, 3, 1, 4, 2).reshape(rows * (height + frame), columns * (width + frame), 3)
     raster = torch.nn.functional.pad(raster, (0, 0, frame, 0, frame, 0), value=0.6)
-    side = min(0.6, 9.0 / columns)
+    side = min(inches, 9.0 / columns)
     figure = _figure(figsize=(max(3.2, columns * side + 1.0), rows * side * height / width + 0.7), layout="constrained")
     axes = figure.subplots()
     axes.imshow(raster.numpy(), interpolation="nearest")

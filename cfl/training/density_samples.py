@@ -24,12 +24,16 @@ class DrawnImages:
     Attributes:
         images: ``[R, N, C, H, W]`` float32, 0 or 1; NaN where a row has fewer.
         whose: of which model they are, for the caption.
-        row_names: whose row it is, where models are personal.
+        row_names: whose row it is, where models are personal or tasks have rows.
+        what: what is shown, for the caption; ``whose`` follows.
+        inches: width of an image in the picture.
     """
 
     images: Tensor
     whose: str
     row_names: list[str] | None = None
+    what: str = "samples of"
+    inches: float = 0.6
 
 
 @torch.no_grad()

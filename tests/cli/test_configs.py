@@ -40,7 +40,10 @@ def benchmark_of(paper: str) -> str:
     return own if own in BENCHMARKS else f"benchmarks/{name}.yaml"
 
 
-BEFORE = {"benchmarks/fedweit-overlapped20.yaml": ("benchmarks/fedweit-overlapped.yaml",)}
+BEFORE = {
+    "benchmarks/fedweit-overlapped20.yaml": ("benchmarks/fedweit-overlapped.yaml",),
+    "benchmarks/fedagem-driving-town05.yaml": ("benchmarks/fedagem-driving.yaml",),
+}
 """Benchmarks that are a change to another one."""
 COMBINATIONS = [
     *((*BEFORE.get(benchmark, ()), benchmark, "methods/fot.yaml") for benchmark in BENCHMARKS),

@@ -237,3 +237,21 @@ def test_its_losses_are_those_of_torch() -> None:
     outputs, y = torch.randn(3, 4, 2), torch.randn(3, 4, 2)
     found = called("rmse").losses(outputs, y, None, None)
     torch.testing.assert_close(found, torch.nn.functional.mse_loss(outputs, y, reduction="none").mean(-1))
+
+
+def test_the_page_trains_on_arrays_of_the_readers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of docs/data.md as printed: its errors are those of its model's answers, and the first task's rises."""
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (code,) = [block.split("```")[0] for block in page.split("```python\n")[1:] if "numbers(name)" in block]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    matrix = names["run"].figures.matrix
+    for task, name in enumerate(("first", "second")):
+        train, test = Features(f"{name}.npz", numbers=True).load(tmp_path)
+        with torch.no_grad():
+            outputs = names["run"].model(test.images)
+        error = math.sqrt(mean_squared_error(test.labels, outputs))
+        assert matrix[1, task].item() == pytest.approx(error, rel=1e-4)
+        assert matrix[task, task] < 0.9 * train.labels.std()
+    assert matrix[1, 0] > matrix[0, 0]

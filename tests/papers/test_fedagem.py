@@ -692,6 +692,21 @@ def test_figures_ask_for_what_their_axes_say() -> None:
     assert config("figure3", buffer="none")["methods"] == {}
 
 
+def test_figure_6_compares_memories_on_one_stream_in_time() -> None:
+    found = {variant: config("figure6", variant=variant) for variant in fedagem()["figure6"].axes["variant"]}
+    settings = {v: (c["data"]["exposure"], c["schedule"]["local_epochs"], list(c["methods"])) for v, c in found.items()}
+    assert settings == {
+        "ideal": ("streaming-cumulative", 2, []),
+        "fl": ("streaming", 10, []),
+        "der": ("streaming", 10, ["der"]),
+        "der-fedagem": ("streaming", 10, ["der", "fed_agem"]),
+    }
+    assert {c["buffer"]["size"] for c in found.values()} == {200}
+    assert {sum(c["schedule"]["rounds_per_task"]) for c in found.values()} == {70}
+    of_ends = {variant: config("figure6-end", variant=variant) for variant in found}
+    assert of_ends == found
+
+
 def test_figures_show_the_readings_of_a_run(tmp_path: Path) -> None:
     """Each curve from hand-made matrices: row t is what is known after task t."""
     class_il = [[80.0, 1.0, 2.0], [50.0, 90.0, 3.0], [20.0, 60.0, 70.0]]

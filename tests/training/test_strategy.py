@@ -38,7 +38,7 @@ from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.participation import Holders, Joining
-from cfl.data.partitions import Dirichlet
+from cfl.data.partitions import IID, Dirichlet
 from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import Permuted
@@ -69,9 +69,10 @@ from cfl.methods import (
     PersonalLayers,
     SingleTask,
 )
-from cfl.models import MADE
+from cfl.models import MADE, TinyYOLO
 from cfl.runtime.distributed import gather, rank
 from cfl.runtime.errors import DataFilesMissing
+from cfl.testing.tiny_data import squares
 from cfl.training.client import Client
 
 UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
@@ -126,6 +127,12 @@ SKEWED = Dirichlet(0.05, min_samples=0, balance=False)
 
 # name -> network, methods, options of the data, options of the orchestrator
 VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
+    "detection": (
+        partial(TinyYOLO, width=2),
+        lambda: {"der": DER(batch_size=4), "fed_agem": FedAGEM(8)},
+        {"stream": squares(2), "partition": IID(), "exposure": "streaming", "eval_batch_size": 5},
+        {},
+    ),
     "unequal clients": (mlp, dict, {}, {"client_weighting": "samples", "server_momentum": 0.5}),
     "one client per round": (mlp, dict, {"schedule": {"clients_per_round": 1, "evaluate_every": 1}}, {}),
     "fot": (ConvNet, lambda: {"fot": FOT(0.9)}, {"schedule": {"clients_per_round": 3}}, {}),

@@ -29,10 +29,14 @@ class Record(NamedTuple):
     Attributes:
         file: of the image.
         boxes: of each its class's name, left, top, right and bottom in pixels of the file.
+        client: whose image it is, from 0; None where nobody says so.
+        seconds: how long the image lasts in a recording; None where nobody says so.
     """
 
     file: Path
     boxes: list[tuple[str, float, float, float, float]]
+    client: int | None = None
+    seconds: float | None = None
 
 
 class DetectionSource(StandardSource):
@@ -92,6 +96,10 @@ class DetectionSource(StandardSource):
             "test", _spaced(test, self.max_test)
         )
 
+    def image_of_file(self, path: Path, root: Path) -> Tensor:
+        """See :meth:`Source.image_of_file`; scaled to ``shape``."""
+        return pixels_of(resized(read_image(path, MODES[self.shape[0]]), self.shape, "stretch"))
+
     def _whole(self, part: str, records: Sequence[Record]) -> ImageSet:
         if not records:
             raise DataFilesMissing(f"{self.name}: the {part} set is empty")
@@ -109,7 +117,13 @@ class DetectionSource(StandardSource):
         if full:
             said = f"{self.name}: {full} {part} images have more than {self.most_boxes} boxes"
             _log.warning("%s, of which the largest are kept (%s.most_boxes)", said, KEY)
-        return ImageSet(images, labels)
+        clients, seconds = ([getattr(record, name) for record in records] for name in ("client", "seconds"))
+        return ImageSet(
+            images,
+            labels,
+            None if None in clients else torch.tensor(clients),
+            None if None in seconds else torch.tensor(seconds, dtype=torch.float64),
+        )
 
     def _scaled(self, record: Record, width: int, height: int) -> Tensor:
         """``[n, 5]``, the largest first."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from cfl.data.sources.boxes import DetectionSource, Record, below, corners_of
 from cfl.data.sources.files import where_else
 from cfl.data.sources.standard import KEY
 from cfl.runtime.errors import ConfigError, DataFilesMissing
-from cfl.runtime.option_checks import check_integers
+from cfl.runtime.option_checks import check_integers, check_numbers
 
 _COLUMNS = ("frame", "town", "number", "class", "xmin", "ymin", "xmax", "ymax")
 
@@ -22,6 +25,10 @@ class RecordedFrames(DetectionSource):
     in pixels; other columns are not read. Of each town's frames in their order, every ``test_every``-th block of
     ``block`` frames is the test set, so that tests are not the neighbours of training frames.
 
+    A frame lasts until the next one of its town, but no longer than most of them do: where a recording was interrupted
+    nobody drives. So a stream in time (``data.exposure: streaming``) goes by seconds also where towns were recorded at
+    different intervals.
+
     Args:
         path: of the folder, relative to the data root or absolute.
         towns: those to read; null: all.
@@ -30,6 +37,10 @@ class RecordedFrames(DetectionSource):
         most_boxes: boxes of an image, at least 1; of an image with more, the largest are kept.
         block: frames of a block, at least 1.
         test_every: which of the blocks are for tests, at least 2.
+        rate: numbers of frames in a second, positive.
+        drivers: whose drives these are, for ``data.partition: Natural``: every town is cut into as many stretches of
+            equal time as there are entries, and the k-th entry is the number of the client that drives the k-th of
+            them. null: nobody's.
         mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
         std: divided by per channel, in the same units, positive; null: 0.25.
         max_train: keep at most this many training images, evenly spaced in their order; null: all.
@@ -48,6 +59,8 @@ class RecordedFrames(DetectionSource):
         most_boxes: int = 32,
         block: int = 10,
         test_every: int = 5,
+        rate: float = 20.0,
+        drivers: list[int] | None = None,
         mean: list[float] | None = None,
         std: list[float] | None = None,
         max_train: int | None = None,
@@ -57,7 +70,11 @@ class RecordedFrames(DetectionSource):
         check_integers(KEY, 2, test_every=test_every)
         if towns is not None and not towns:
             raise ConfigError(f"{KEY}.towns", towns, "at least one, or null for all")
+        check_numbers(KEY, "(0, inf)", rate=rate)
+        if drivers is not None and (not drivers or min(drivers) < 0):
+            raise ConfigError(f"{KEY}.drivers", drivers, "numbers of clients, from 0, or null")
         self.path, self.towns, self.block, self.test_every = path, towns, block, test_every
+        self.rate, self.drivers = rate, drivers
         self.name = "-".join([Path(path).name, *(towns or [])]).lower()
         super().__init__(shape, classes, most_boxes, mean, std, max_train, max_test)
 
@@ -70,10 +87,25 @@ class RecordedFrames(DetectionSource):
         train: list[Record] = []
         test: list[Record] = []
         for town in self.towns or sorted(frames):
-            for place, (_, record) in enumerate(sorted(frames[town].items())):
+            numbers = sorted(frames[town])
+            seconds = [lasting / self.rate for lasting in _lasting(numbers)]
+            began = 0.0
+            for place, number in enumerate(numbers):
+                record = frames[town][number]._replace(seconds=seconds[place])
                 held_out = place // self.block % self.test_every == self.test_every - 1
+                if self.drivers is not None and not held_out:
+                    stretch = int(began / sum(seconds) * len(self.drivers) + 1e-9)
+                    record = record._replace(client=self.drivers[stretch])
                 (test if held_out else train).append(record)
+                began += seconds[place]
         return train, test
+
+
+def _lasting(numbers: Sequence[int]) -> list[float]:
+    """How long each of a town's frames lasts, from their ascending numbers: at most as long as the median."""
+    gaps = [later - earlier for earlier, later in pairwise(numbers)]
+    usual = median(gaps) if gaps else 1.0
+    return [*(min(gap, usual) for gap in gaps), usual]
 
 
 def _read(table: Path, images: Path, path: str) -> dict[str, dict[int, Record]]:

@@ -80,7 +80,7 @@ def enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
     down, right = height - stored.shape[2], width - stored.shape[3]
     if down or right:
         stored = pad(stored, (right // 2, right - right // 2, down // 2, down - down // 2))
-    return ImageSet(stored.expand(-1, channels, -1, -1), images.labels, images.clients)
+    return ImageSet(stored.expand(-1, channels, -1, -1), images.labels, images.clients, images.seconds)
 
 
 def repeat_channels(transform: PixelTransform, channels: int) -> PixelTransform:

@@ -466,13 +466,13 @@
     if (here.samples.shown.length) {
       const pictures = here.samples.shown.map((one) => {
         const row = here.rows[one.row], name = `${nameOf(row)}, seed ${one.seed}`;
-        return { row, node: make("figure", { class: "samples" }, make("figcaption", {}, rowName(row.label), ` seed ${one.seed}`), make("img", { src: `data:image/png;base64,${one.png}`, alt: `samples drawn from the density: ${name}` })) };
+        return { row, node: make("figure", { class: "samples" }, make("figcaption", {}, rowName(row.label), ` seed ${one.seed}`), make("img", { src: `data:image/png;base64,${one.png}`, alt: `samples: ${name}` })) };
       });
       const toggle = () => pictures.forEach(({ row, node }) => { node.hidden = state.hidden.has(row.label); });
       redraw.push(toggle);
       toggle();
       const missing = here.samples.left_out;
-      sections.push(wide(section("samples", "Samples", `Drawn from the density at the end of a run, of each row's first run.${missing ? ` The page has no room for ${missing} more.` : ""}`, make("div", { class: "grid" }, ...pictures.map(({ node }) => node)))));
+      sections.push(wide(section("samples", "Samples", `At the end of a run, of each row's first run: drawn from its density, or test images with the boxes that its detector finds.${missing ? ` The page has no room for ${missing} more.` : ""}`, make("div", { class: "grid" }, ...pictures.map(({ node }) => node)))));
     }
     let own = false;
     const settings = live(() => settingsTable(own));

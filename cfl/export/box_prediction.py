@@ -1,0 +1,62 @@
+"""What a run's detector finds in images that are none of the run's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from cfl.data.sources.base import Source
+from cfl.export.answer import Choice
+from cfl.export.prediction import ImageClassifier
+from cfl.export.reading import read_images
+from cfl.training.found_boxes import SURE
+
+
+class Box(NamedTuple):
+    """A box in an image; an image in which nothing was found has one without a class.
+
+    Attributes:
+        image: the file, of an array with the row.
+        label: name of the class; empty if nothing was found.
+        score: of the box; None if nothing was found.
+        corners: left, top, right and bottom in pixels of the image as the run reads it; empty if nothing was found.
+    """
+
+    image: str
+    label: str
+    score: float | None
+    corners: tuple[float, ...]
+
+
+@torch.no_grad()
+def boxes_found(
+    classifier: ImageClassifier, places: Sequence[Path], source: Source, choice: Choice, top: int | None
+) -> Iterator[Box]:
+    """The boxes in images, best first, a file at a time.
+
+    Args:
+        classifier: of the run.
+        places: as for :func:`cfl.export.reading.read_images`.
+        source: the data set whose images they are like.
+        choice: whose model, and the images' task.
+        top: how many boxes of an image, whatever their score; None for those with a score of at least 0.3.
+
+    Raises:
+        ConfigError: client or task cannot be, or are needed.
+        cfl.runtime.errors.DataFilesMissing: naming a file that cannot be used.
+    """
+    root = classifier.federation.data.root
+    classifier.check_task(choice.client, choice.task)
+    model, names = classifier.model_for(Choice(choice.client)), source.names(root)
+    for files, stored in read_images(places, source, root):
+        answers = model(classifier.network_input(stored, choice.client, choice.task)).cpu()
+        for file, found in zip(files, answers, strict=True):
+            found = found[found[:, 0] >= 0]
+            kept = found[found[:, 5] >= SURE] if top is None else found[:top]
+            if not len(kept):
+                yield Box(file, "", None, ())
+            for label, *corners, score in kept.tolist():
+                yield Box(file, names[int(label)], score, tuple(corners))

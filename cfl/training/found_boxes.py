@@ -1,0 +1,75 @@
+"""What a detector has learned, as a picture: test images with their boxes and those that it finds."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.models.base import Network
+from cfl.training.client import Client
+from cfl.training.density_samples import DrawnImages
+
+ACROSS = 4
+"""Most images of a task."""
+ROWS = 4
+"""Most tasks."""
+SURE = 0.3
+"""Score from which a box is drawn."""
+GREEN, ORANGE = (0.0, 0.8, 0.2), (1.0, 0.5, 0.0)
+_INCHES = 1.7
+
+
+@torch.no_grad()
+def draw_boxes(client: Client, count: int) -> DrawnImages | None:
+    """Test images of each task, those with boxes evenly spaced, under the global model as it is now.
+
+    Args:
+        client: with its federation.
+        count: how many images, of which there are at most :data:`ACROSS` of a task and as many of each.
+
+    Returns:
+        None where nothing is detected, no image is wanted, or models are personal.
+    """
+    federation, network = client.require_federation(), client.network
+    if not isinstance(network, Network) or federation.measure.predicts != "boxes" or federation.has_personal_models:
+        return None
+    tasks = federation.data.evaluated[: min(ROWS, count)]
+    if not tasks:
+        return None
+    across = min(ACROSS, count // len(tasks))
+    rows = torch.full((len(tasks), across, 3, *client.input_shape[1:]), math.nan)
+    device = next(network.parameters()).device
+    for number, (task, row) in enumerate(zip(tasks, rows, strict=True)):
+        with_boxes = (task.test.labels[..., 0] >= 0).any(1).nonzero().flatten()
+        chosen = with_boxes[[k * len(with_boxes) // across for k in range(across)]] if len(with_boxes) else with_boxes
+        images, true = task.test.images[chosen], task.test.labels[chosen]
+        if not len(chosen):
+            continue
+        model = federation.model_for(number, federation.state_tensors())
+        asked = network.answering()
+        named = {f"network.{name}": tensor for name, tensor in model.items()}
+        found: Tensor = functional_call(asked, named, (task.transform(images.to(device)),)).cpu()
+        row[: len(chosen)] = images.float() / task.transform.scale
+        for image, boxes, answers in zip(row, true, found, strict=False):
+            for box in answers[(answers[:, 0] >= 0) & (answers[:, 5] >= SURE)]:
+                outline(image, box[1:5], ORANGE)
+            for box in boxes[boxes[:, 0] >= 0]:
+                outline(image, box[1:], GREEN)
+    said = f"true boxes in green, found ones (score {SURE:g} and more) in orange,"
+    names = [f"task {number}" for number in range(len(tasks))]
+    return DrawnImages(rows, f"the global model after task {federation.last_task}", names, said, _INCHES)
+
+
+def outline(image: Tensor, box: Tensor, colour: tuple[float, float, float]) -> None:
+    """Draw a box of left, top, right and bottom in pixels, a pixel wide, into an image ``[3, H, W]``."""
+    height, width = image.shape[1:]
+    left, top = (int(value) for value in box[:2].floor().clamp(min=0))
+    right, bottom = min(int(box[2].ceil()), width) - 1, min(int(box[3].ceil()), height) - 1
+    if right < left or bottom < top:
+        return
+    paint = torch.tensor(colour)[:, None]
+    image[:, [top, bottom], left : right + 1] = paint[..., None]
+    image[:, top : bottom + 1, [left, right]] = paint[..., None]

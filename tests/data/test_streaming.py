@@ -1,0 +1,166 @@
+"""A stream in time: every round has the next seconds of each client's samples, which are met once and in order."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
+
+from cfl.data.cohorts import CohortBatch
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.exposure import stretches
+from cfl.data.kept_samples import kept_samples
+from cfl.data.partitions import Natural
+from cfl.data.sources import RecordedFrames
+from cfl.data.streams import Sequence
+from cfl.engines.cohort import Cohort
+from cfl.methods import AGEM, DER, ER, EWC, SCAFFOLD, FedAGEM, Method
+from cfl.runtime.errors import ConfigError
+
+
+def naive(own: list[int], seconds: np.ndarray, rounds: int, length: float) -> list[list[int]]:
+    """Drive along: a sample belongs to the round in which it begins."""
+    found: list[list[int]] = [[] for _ in range(rounds)]
+    clock = 0.0
+    for sample in own:
+        round = 0
+        while clock >= (round + 1) * length - 1e-6:
+            round += 1
+        if round < rounds:
+            found[round].append(sample)
+        clock += seconds[sample]
+    return found
+
+
+@pytest.mark.parametrize("length", [None, 2.5, 4.0])
+def test_rounds_have_the_next_seconds_of_every_client(length: float | None) -> None:
+    generator = np.random.default_rng(0)
+    seconds = generator.choice([1.0, 0.5, 2.0 / 3], 120)
+    owner = generator.integers(0, 3, 120)
+    held = [{client: np.flatnonzero(owner[:70] == client) for client in range(3)}]
+    held.append({client: 70 + np.flatnonzero(owner[70:] == client) for client in (0, 2)})  # client 1 has no second task
+    rounds = 6 if length is None else 3
+    found = stretches(held, seconds, rounds, length)
+    for client in range(3):
+        own = np.concatenate([of[client] for of in held if client in of]).tolist()
+        each = length or seconds[own].sum() / rounds
+        assert [of[client].tolist() for of in found] == naive(own, seconds, rounds, each)
+        if length is None:
+            assert [*chain(*(of[client].tolist() for of in found))] == own
+
+
+def test_rounds_that_cannot_be_filled_are_refused() -> None:
+    held = [{0: np.arange(10), 1: np.arange(10, 16)}]
+    with pytest.raises(ConfigError, match=r"data\.portion = 3\.0 .*at most 2: client 1 has 6 seconds in all for 3"):
+        stretches(held, np.ones(16), 3, 3.0)
+    with pytest.raises(ConfigError, match=r"no sample of client 1 begins in round 6"):
+        stretches(held, np.ones(16), 7, None)
+    with pytest.raises(ConfigError, match=r"data\.portion"):
+        tiny_data(exposure="streaming", portion=0.0)
+    with pytest.raises(ConfigError, match=r"data\.portion = 2\.5 .*whole number of samples"):
+        tiny_data(exposure="asynchronous", portion=2.5)
+
+
+def streaming(exposure: str = "streaming", **options: Any) -> FederatedDataModule:
+    return tiny_data(split(3, classes=6, train=120), exposure=exposure, **options)
+
+
+@pytest.mark.parametrize("exposure", ["streaming", "streaming-cumulative"])
+def test_clients_train_on_what_they_meet_or_have_met(exposure: str) -> None:
+    """Against a walk along each client's samples, in whole runs with a buffer."""
+    seen: dict[tuple[int, int], set[int]] = {}
+
+    class Looks(Method):
+        task_free = True
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            for row, client in enumerate(batch.clients):
+                own = batch.index[row][batch.mask[row]].tolist()
+                seen.setdefault((cohort.round, client), set()).update(own)
+                held = self.context.global_index_trained_on(cohort.task, client)
+                assert set(own) <= set(held.tolist())
+            return batch
+
+    data = streaming(exposure, num_clients=3)
+    federation = fit(tiny_client(data, mlp, sgd, {"der": DER(batch_size=4), "looks": Looks()}), data)
+    assert federation.finished
+    for client in range(3):
+        own = [place for task in range(3) for place in data.client_global_index(task, client).tolist()]
+        met = naive(own, np.ones(120), data.num_rounds, len(own) / data.num_rounds)
+        for round in range(data.num_rounds):
+            expected = met[round] if exposure == "streaming" else [*chain(*met[: round + 1])]
+            assert seen[round, client] == set(data.handles.of(np.array(expected)).tolist())
+            assert data.trained_in(data.rounds.round(round))[client].tolist() == expected
+    most = max(len(data.trained_in(data.rounds.round(r))[c]) for r in range(data.num_rounds) for c in range(3))
+    assert data.most_trained_on == most
+    assert kept_samples(data) == (0 if exposure == "streaming" else most)
+
+
+def test_a_client_without_a_task_goes_on_with_its_own(tmp_path: Path) -> None:
+    """One drives on in the town where the other takes the highway."""
+    drives = Sequence([town(tmp_path, "A", 24, [0, 1, 0]), town(tmp_path, "B", 10, [1])])
+    data = tiny_data(
+        drives, exposure="streaming", partition=Natural(), num_clients=2, schedule={"rounds_per_task": [3, 1]}
+    )
+    data.setup("fit")
+    met = [data.trained_in(data.rounds.round(round)) for round in range(4)]
+    tasks = [[data.global_index.tasks(torch.from_numpy(of[client])).tolist() for of in met] for client in (0, 1)]
+    assert [sorted(set(of)) for of in tasks[0]] == [[0]] * 4
+    of_other = [*chain(*tasks[1])]
+    assert of_other == sorted(of_other)
+    assert {*of_other} == {0, 1}
+
+
+def town(folder: Path, name: str, count: int, drivers: list[int] | None, every: int = 60) -> RecordedFrames:
+    """``count`` frames, ``every`` numbers apart, but for a gap behind the third."""
+    frames = folder / name / "frames"
+    frames.mkdir(parents=True)
+    lines = ["frame,town,number,class,xmin,ymin,xmax,ymax"]
+    for k in range(count):
+        Image.new("RGB", (4, 4)).save(frames / f"{name}{k}.jpg")
+        lines.append(f"{name}{k},{name},{every * k + (1000 if k > 2 else 0)},,,,,")
+    (folder / name / "boxes.csv").write_text("\n".join(lines))
+    return RecordedFrames(str(folder / name), [3, 4, 4], ["x"], block=2, drivers=drivers)
+
+
+def test_frames_last_until_the_next_and_stretches_of_a_town_go_to_their_drivers(tmp_path: Path) -> None:
+    train, test = town(tmp_path, "A", 20, [2, 0, 2, 1]).load(tmp_path)
+    assert train.seconds is not None
+    assert train.clients is not None
+    assert train.seconds.tolist() == [3.0] * 16  # 60 numbers at 20 a second; nobody drives in the gap
+    # Five frames each; the fifth block of two, 8 and 9, and the tenth, 18 and 19, are for tests.
+    assert train.clients.tolist() == [2] * 5 + [0] * 3 + [2] * 5 + [1] * 3
+    assert test.clients is None
+    assert town(tmp_path, "B", 20, None, 20).load(tmp_path)[0].seconds.tolist() == [1.0] * 16  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=r"drivers"):
+        RecordedFrames("x", [3, 4, 4], ["x"], drivers=[])
+    with pytest.raises(ConfigError, match=r"rate"):
+        RecordedFrames("x", [3, 4, 4], ["x"], rate=0.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "works"), [(FedAGEM(8), True), (AGEM(8), True), (SCAFFOLD("II"), True), (EWC(), False), (ER(8), False)]
+)
+def test_methods_are_told_no_boundaries(method: Method, works: bool) -> None:
+    data = streaming()
+    if works:
+        assert fit(tiny_client(data, double(mlp), sgd, {"some": method}), data).finished
+        return
+    with pytest.raises(ConfigError, match=r"data\.exposure.*methods\.some"):
+        fit(tiny_client(data, mlp, sgd, {"some": method}), data)
+
+
+def test_what_does_not_fit_a_stream_in_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.class_loss"):
+        streaming(scenario="class", class_loss="seen")
+    with pytest.warns(UserWarning, match=r"on tasks 1, 2 \(from 0\): 9 portions of data\.portion = 1\.0 end before"):
+        streaming(portion=1.0, num_clients=4).setup("fit")
+    same = tiny_data(permuted(3), exposure="streaming")
+    same.setup("fit")  # of samples that tasks share, each task's images are met in turn
+    assert same.digests["seconds"] == streaming().digests["seconds"]  # neither says how long a sample lasts
