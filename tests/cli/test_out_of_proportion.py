@@ -172,7 +172,8 @@ def test_every_number_of_a_configuration_is_looked_at() -> None:
 
 def _needed(kind: type) -> dict[str, Any]:
     parameters = inspect.signature(kind).parameters.items()
-    return {name: NEEDED[name] for name, of in parameters if of.default is inspect.Parameter.empty}
+    empty, others = inspect.Parameter.empty, inspect.Parameter.VAR_KEYWORD
+    return {name: NEEDED[name] for name, of in parameters if of.default is empty and of.kind is not others}
 
 
 @pytest.mark.parametrize(
