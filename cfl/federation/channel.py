@@ -62,6 +62,7 @@ class Channel:
     Attributes:
         skipped: (round, task, client) of each client that was left out of a round because its model was not finite.
         skipped_messages: (round, topic, client) of each other message that was left out because it was not finite.
+        loses_messages: whether clients drop out before their message.
         ledger: the sums that were read under noise, and what they tell about a client.
     """
 
@@ -80,7 +81,7 @@ class Channel:
         self.integers = integers
         self._lost: Callable[[int], Collection[int]] = lost or (lambda round: ())
         self._gone = gone or self._lost
-        self._loses = lost is not None
+        self.loses_messages = lost is not None
         self._asked: tuple[int, ...] = ()
         self.uplink_bytes: dict[str, int] = {}
         self.downlink_bytes: dict[str, int] = {}
@@ -104,11 +105,6 @@ class Channel:
     def total_downlink_bytes(self) -> int:
         """Bytes all clients have received so far."""
         return sum(self.downlink_bytes.values())
-
-    @property
-    def counts_entries(self) -> bool:
-        """Whether uplink bytes are those of all messages as methods send them: nobody drops out, and none is masked."""
-        return self.integers is None and not self._loses
 
     def enter_round(self, task: int, round: int) -> None:
         """Set the task and the round that error messages name from now on."""
