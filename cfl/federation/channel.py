@@ -62,6 +62,7 @@ class Channel:
     Attributes:
         skipped: (round, task, client) of each client that was left out of a round because its model was not finite.
         skipped_messages: (round, topic, client) of each other message that was left out because it was not finite.
+        loses_messages: whether clients drop out before their message.
         ledger: the sums that were read under noise, and what they tell about a client.
     """
 
@@ -80,6 +81,7 @@ class Channel:
         self.integers = integers
         self._lost: Callable[[int], Collection[int]] = lost or (lambda round: ())
         self._gone = gone or self._lost
+        self.loses_messages = lost is not None
         self._asked: tuple[int, ...] = ()
         self.uplink_bytes: dict[str, int] = {}
         self.downlink_bytes: dict[str, int] = {}

@@ -181,8 +181,11 @@ class CONFEDMADE(FedWeIT):
     # Reports.
 
     def report(self) -> Report:
-        """As for FedWeIT, and ``base_share``: mean share of the entries of B that a client sends after a round."""
+        """As for FedWeIT, and ``base_share``: mean share of the entries of B that a client sends after a round; None
+        if clients drop out, which bytes then do not tell."""
         context, report = self.context, super().report()
+        if context.channel.loses_messages:
+            return Report({**report.figures, "base_share": None}, report.rows)
         messages = sum(len(context.plan(number).clients) for number in range(context.round))
         which = self._base_bytes({x.name: torch.zeros(x.weight.shape, dtype=torch.bool) for x in self._layers})
         whole = sum(x.weight.numel() * x.weight.element_size() for x in self._layers)

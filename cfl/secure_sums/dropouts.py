@@ -60,7 +60,7 @@ def check_recoverable(
     """
     came = attendance.message
     if len(came) < 2:
-        raise SumRefused(f"{what}: {len(came)} of {len(attendance.keys)} messages came; a sum hides no single message")
+        raise SumRefused(f"{what}: {len(came)} of {len(attendance.keys)} messages came, and a sum of one hides nothing")
     away = len(attendance.keys - attendance.unmasking)
     if all(len(near) + 1 - away >= shares_needed(threshold, len(near)) for near in neighbours.values()):
         return  # even if they were all among the neighbours of one client

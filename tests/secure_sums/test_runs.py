@@ -15,7 +15,7 @@ from support.tiny import Rounds, SaveAfter, fit, mlp, tiny_client, tiny_data
 
 from cfl.callbacks.sum_options import SumOptions
 from cfl.federation.federation import Federation
-from cfl.methods import FOT, SCAFFOLD, FedAGEM, FedCurv, Method
+from cfl.methods import CONFEDMADE, FOT, SCAFFOLD, FedAGEM, FedCurv, Method
 from cfl.runtime.errors import ConfigError, SumRefused
 from cfl.secure_sums.dropouts import STAGES, UNTIL_MESSAGE
 from cfl.testing.method_case import MethodCase
@@ -238,3 +238,12 @@ def test_options_and_figures_of_the_command_line(tmp_path: Path) -> None:
     assert (update["sums"], update["messages"]) == (6, 18)
     assert summary["server_sees"] == "sums only"
     assert found["seconds"] > 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_share_of_a_base_is_not_read_from_bytes_of_fewer_messages(share: float) -> None:
+    case = MethodCase(partial(CONFEDMADE, cut_off=0.4))
+    methods = case.methods("tried")
+    case.start(case.data_of(schedule={"clients_per_round": 4, "client_dropout": share}), methods)
+    (method,) = methods.values()
+    assert (method.report().figures["base_share"] is None) == (share > 0)
