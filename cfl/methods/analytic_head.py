@@ -112,6 +112,16 @@ class AnalyticHead(Method):
     def _frozen(self, task: int) -> bool:
         return task > 0 or not self.train_backbone
 
+    def begin_task(self, plan: RoundPlan) -> None:
+        """Keep the running statistics of a network that is not to be trained."""
+        if plan.task == 0 and not self.train_backbone:
+            self._keep_statistics()
+
+    def _keep_statistics(self) -> None:
+        """Forward passes in training mode go on to change these in the global model."""
+        tensors = self.context.state_tensors()
+        self._statistics = {name: tensors[name].detach().clone() for name in self.context.shared_buffers}
+
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
         """All parameters, from the second task on."""
         return self.context.shared_parameters if self._frozen(cohort.task) else ()
@@ -128,9 +138,8 @@ class AnalyticHead(Method):
     def end_task(self, plan: RoundPlan) -> None:
         """Let clients send what their samples add to G and C, and solve for W."""
         context = self.context
-        if plan.task == 0:  # forward passes in training mode go on to change these in the global model
-            tensors = context.state_tensors()
-            self._statistics = {name: tensors[name].detach().clone() for name in context.shared_buffers}
+        if plan.task == 0 and self.train_backbone:
+            self._keep_statistics()
         for client in context.extra_round(plan.task, context.members(plan.task)):
             context.channel.uplink(self.name, self._message(plan.task, client), [1.0], [client])
         sums, _ = context.channel.sum(self.name)
@@ -167,7 +176,7 @@ class AnalyticHead(Method):
         return self.random_features or cast(Network, self.context.network).head.in_features
 
     def _features(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """``[B, m]`` float64, with the running statistics that the network had after the first task."""
+        """``[B, m]`` float64, with the running statistics that the network had when it was frozen."""
         self._statistics = {name: tensor.to(x.device) for name, tensor in self._statistics.items()}
         features = features_of(cast(Network, self.context.network), {**model, **self._statistics}, x).double()
         if self._map is None:
