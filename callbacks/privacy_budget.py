@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from cfl.data.exposure import ONE_AT_A_TIME
 from cfl.federation.channel import UPDATE
 from cfl.federation.federation import Federation
 from cfl.methods.capabilities import NoisySums, crosses_tasks
@@ -204,7 +205,7 @@ def reaches_back(federation: Federation) -> list[str]:
     What the server remembers of earlier tasks was released then. What clients keep was not.
     """
     exposure = federation.data.exposure
-    found = [] if exposure == "sequential" else [f"data.exposure = {exposure}"]
+    found = [] if exposure in ONE_AT_A_TIME else [f"data.exposure = {exposure}"]
     for name, method in federation.methods.items():
         if crosses_tasks(method) or (method.looks_back and method.client_storage()):
             found.append(f"methods.{name}")

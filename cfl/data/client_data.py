@@ -12,8 +12,9 @@ import numpy as np
 from cfl.data.cohorts import check_every_client_trains, holders
 from cfl.data.exposure import (
     EXPOSURES,
+    ONE_AT_A_TIME,
+    OWN_PACE,
     STREAMING,
-    UNANNOUNCED,
     Exposure,
     GlobalIndex,
     Handles,
@@ -85,16 +86,16 @@ class ClientDataAssignment:
         elif portion is not None and (exposure != "asynchronous" or not isinstance(portion, int) or portion < 1):
             valid = "a whole number of samples with data.exposure: asynchronous, seconds with streaming, else null"
             raise ConfigError("data.portion", portion, valid)
-        if sequences is not None and exposure in UNANNOUNCED:
+        if sequences is not None and exposure in OWN_PACE:
             raise ConfigError("data.exposure", exposure, "another exposure with data.sequences")
-        if schedule.clock_spread and exposure != "sequential":
-            raise ConfigError("data.exposure", exposure, "sequential with schedule.clock_spread")
+        if schedule.clock_spread and exposure not in ONE_AT_A_TIME:
+            raise ConfigError("data.exposure", exposure, f"{' or '.join(ONE_AT_A_TIME)} with schedule.clock_spread")
         if sequences is not None and not repartition:
             raise ConfigError("data.repartition", repartition, "true with data.sequences")
         check_numbers("data", "[0, 1)", validation=validation)
-        own_pace = bool(schedule.clock_spread) or exposure in UNANNOUNCED
+        own_pace = bool(schedule.clock_spread) or exposure in OWN_PACE
         if own_pace and participation.min_samples:
-            valid = f"another one with schedule.clock_spread or data.exposure: {' or '.join(UNANNOUNCED)}"
+            valid = f"another one with schedule.clock_spread or data.exposure: {' or '.join(OWN_PACE)}"
             raise ConfigError("data.participation", participation.name, valid)
         self.stream = stream
         self.schedule = schedule
@@ -207,7 +208,7 @@ class ClientDataAssignment:
         found = self._held
         if self.participation.min_samples:
             found = [_only(held, members) for held, members in zip(found, self.members, strict=True)]
-        if self.exposure not in UNANNOUNCED:  # there, the samples of every period, or round, are checked instead
+        if self.exposure not in OWN_PACE:  # there, the samples of every period, or round, are checked instead
             check_every_client_trains(found, self.schedule)
         return found
 
@@ -234,7 +235,7 @@ class ClientDataAssignment:
     @property
     def by_global_index(self) -> bool:
         """Whether local steps use :attr:`global_index` instead of indices into a task's training set."""
-        return self.exposure != "sequential" or self.order is not None
+        return self.exposure not in ONE_AT_A_TIME or self.order is not None
 
     def handles_in_steps(self, task: int) -> Handles:
         """:attr:`handles` of the sample indices that the local steps of a task use."""
@@ -265,7 +266,7 @@ class ClientDataAssignment:
     def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
         """Client -> samples that it trains on during a task: indices into the task's training set, or global indices if
         it trains on other tasks as well. With a stream in time, those of the running round."""
-        if self.exposure == "sequential":
+        if self.exposure in ONE_AT_A_TIME:
             return self.indices[task]
         if self.exposure == "asynchronous":
             return self._portions[task]

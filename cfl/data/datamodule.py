@@ -18,7 +18,7 @@ from cfl.data.client_data import ClientDataAssignment
 from cfl.data.cohorts import CohortBatch, CohortBlock, RoundLoader, deal_clients, local_steps
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
-from cfl.data.exposure import STREAMING, UNANNOUNCED, Exposure
+from cfl.data.exposure import OWN_PACE, STREAMING, UNANNOUNCED, Exposure
 from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
@@ -72,9 +72,10 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             batch's own statistics.
         eval_shuffle: evaluate each test set in a random order, the same in every round of a run, instead of its stored
             one. Affects the same networks: a stored order is often one class after another.
-        exposure: samples that clients train on during a task. ``sequential``: those of the task. ``cumulative``: those
-            of all tasks so far. ``joint``: those of all tasks of the stream from the first round on. The latter two are
-            upper bounds of continual learning. ``asynchronous``: each client goes through its samples in the order of
+        exposure: samples that clients train on during a task. ``sequential``: those of the task. ``unannounced``: the
+            same, but methods are told neither tasks nor where they end. ``cumulative``: those of all tasks so far.
+            ``joint``: those of all tasks of the stream from the first round on. The latter two are upper bounds of
+            continual learning. ``asynchronous``: each client goes through its samples in the order of
             the tasks at its own pace (:func:`cfl.data.exposure.portions`), so that there are no common task boundaries;
             the schedule's tasks are then periods. ``streaming``: each client goes through its samples in the order of
             the tasks and of the data set, and every round has the next seconds of them
@@ -343,7 +344,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
 
     def _name_unreached_tasks(self) -> None:
         """Warn about tasks that no client reaches: their accuracies would be those of untrained tasks."""
-        if self.exposure not in UNANNOUNCED or self._unreached_named or distributed.rank():
+        if self.exposure not in OWN_PACE or self._unreached_named or distributed.rank():
             return
         self._unreached_named = True
         tasks = self.unreached_tasks()
@@ -473,7 +474,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         Yields:
             ``[b, C, H, W]`` network input and ``[b]`` output indices, ``b <= batch_size``.
         """
-        if self.exposure in UNANNOUNCED:
+        if self.exposure in OWN_PACE:
             portion = torch.from_numpy(self.global_index_trained_on(task, client))
             for part in portion[self.handles.of(portion).argsort()].to(device).split(batch_size):
                 yield self._gather_global(part)

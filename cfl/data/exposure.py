@@ -14,12 +14,18 @@ from torch import Tensor
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 
-Exposure = Literal["sequential", "cumulative", "joint", "asynchronous", "streaming", "streaming-cumulative"]
+Exposure = Literal[
+    "sequential", "unannounced", "cumulative", "joint", "asynchronous", "streaming", "streaming-cumulative"
+]
 EXPOSURES: tuple[Exposure, ...] = get_args(Exposure)
 STREAMING = ("streaming", "streaming-cumulative")
 """Exposures in which every round has samples of its own."""
-UNANNOUNCED = ("asynchronous", *STREAMING)
-"""Exposures in which no moment separates two tasks for all clients: methods are told neither tasks nor boundaries."""
+ONE_AT_A_TIME = ("sequential", "unannounced")
+"""Exposures in which clients train on the samples of one task until it ends."""
+OWN_PACE = ("asynchronous", *STREAMING)
+"""Exposures in which no moment separates two tasks for all clients."""
+UNANNOUNCED = ("unannounced", *OWN_PACE)
+"""Exposures in which methods are told neither tasks nor boundaries."""
 
 _FUZZ = 1e-9
 

@@ -16,6 +16,7 @@ from cfl.methods.fedcurv import FedCurv
 from cfl.methods.fedprox import FedProx
 from cfl.methods.fedweit import FedWeIT
 from cfl.methods.fot import FOT
+from cfl.methods.found_boundaries import FoundBoundaries
 from cfl.methods.glfc import GradientCompensation
 from cfl.methods.glfc_full import GLFC
 from cfl.methods.gpm import GPM
@@ -49,6 +50,7 @@ __all__ = [
     "FedCurv",
     "FedProx",
     "FedWeIT",
+    "FoundBoundaries",
     "GradientCompensation",
     "ICaRL",
     "InferringFOT",

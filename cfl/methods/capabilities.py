@@ -221,6 +221,36 @@ class ServerTraining(Protocol):
     """False if the method's options switch it off."""
 
 
+# Where tasks end.
+
+
+class BoundaryFinder(Protocol):
+    """Finds where tasks end (FoundBoundaries); at most one method of a run may have it."""
+
+    @property
+    def rounds_of_ended(self) -> range | None:
+        """The rounds of the task that was found, after the last round, to have ended, or None."""
+
+    def keeps_in(self, round: int) -> bool:
+        """Whether clients compute in a round what methods need of a task after it has ended."""
+
+
+class FoundTasks(Protocol):
+    """Works with tasks whose ends are found beside it, when their data are gone (EWC). The method is then
+    ``task_free``; in place of ``end_task``, ``end_found_task`` is called."""
+
+    def follow_found_tasks(self, finder: BoundaryFinder) -> None:
+        """Tasks will be found by ``finder``. Called before ``setup``."""
+
+    def end_found_task(self, plan: RoundPlan, rounds: range) -> None:
+        """After ``end_round`` of the round ``plan``, a task is found to have ended.
+
+        Args:
+            plan: of a round of the next task.
+            rounds: the rounds that the task is found to have had.
+        """
+
+
 # What leaves the clients.
 
 

@@ -25,7 +25,9 @@ from cfl.methods import declared_state
 from cfl.methods.base import Method
 from cfl.methods.capabilities import (
     BatchExtension,
+    BoundaryFinder,
     ForwardPass,
+    FoundTasks,
     FrozenParameters,
     GradientTransform,
     LearningRateFactors,
@@ -79,6 +81,9 @@ class Composition(MethodComposition):
         self._factors: dict[Any, Factors] = {}
         self._multiplied: Method | None = None
         self._having: dict[type, dict[str, Any]] = {}
+        for finder in self.with_capability(BoundaryFinder).values():
+            for method in self.with_capability(FoundTasks).values():
+                method.follow_found_tasks(finder)
 
     def __getitem__(self, name: str) -> Method:
         return self._methods[name]
@@ -149,6 +154,8 @@ class Composition(MethodComposition):
             needs_steps = f"null: {who} needs clients to learn the same tasks in step"
             needs_clock = f"0: {who} needs clients to change tasks together"
             needs_ends = f"another exposure while {who} needs to know where tasks end"
+            if has(method, FoundTasks):
+                needs_ends += ", or the method FoundBoundaries beside it"
             needs_past = f"another exposure while {who} looks back to tasks that ended"
             known = f"one of {sorted(method.scenarios)} while {who} is used"
             in_step = data.order is not None and method.common_order
@@ -166,7 +173,7 @@ class Composition(MethodComposition):
 
     def _check_task_ends(self, data: FederatedDataModule) -> None:
         """Refuse a stream in which nobody joins a round after which methods ask its clients for more."""
-        asking = [f"methods.{name}" for name, method in self.items() if type(method).end_task is not Method.end_task]
+        asking = [f"methods.{name}" for name, method in self.items() if _asks_after_tasks(method)]
         if data.schedule.sampling == "fixed" or not asking:
             return
         for round in range(data.num_rounds):
@@ -267,6 +274,10 @@ class Composition(MethodComposition):
         self._pulls, self._factors, self._multiplied = {}, {}, None
         for method in self.values() if plan.clients else ():
             method.end_round(task_free_plan(plan) if method.task_free else plan)
+        for finder in self.with_capability(BoundaryFinder).values() if plan.clients else ():
+            if finder.rounds_of_ended is not None:
+                for method in self.with_capability(FoundTasks).values():
+                    method.end_found_task(task_free_plan(plan), finder.rounds_of_ended)
 
     def end_task(self, plan: RoundPlan) -> None:
         """Call the methods after a task's last round."""
@@ -462,6 +473,11 @@ class Composition(MethodComposition):
         """Restore :meth:`state_dict`."""
         for name, method in self.items():
             method.load_state_dict(state[name])
+
+
+def _asks_after_tasks(method: Method) -> bool:
+    """Whether clients are asked for more after the last round of a task."""
+    return type(method).end_task is not Method.end_task and not method.task_free
 
 
 def _says_where_steps_point(method: Method) -> bool:

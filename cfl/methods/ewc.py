@@ -16,6 +16,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
+from cfl.methods.capabilities import BoundaryFinder
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
 from cfl.methods.context import Context
 from cfl.randomness.generators import torch_generator
@@ -23,6 +24,9 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 Tensors = dict[str, Tensor]
+NEWEST, BEFORE, ROUNDS = "ewc newest", "ewc before", "ewc rounds"
+"""Topics of what clients keep where boundaries are found: Fisher and model, those before, and the rounds of both."""
+NEVER = {NEWEST: torch.tensor(-1), BEFORE: torch.tensor(-1)}
 
 
 class EWC(Method):
@@ -50,9 +54,16 @@ class EWC(Method):
     method's table. For clients with two classes the published strength exceeds that. ``limit`` bounds the product, so
     that a step moves a weight to its anchor at most, and not beyond it.
 
+    With the method ``FoundBoundaries`` beside it, nobody tells where tasks end. Every few rounds, each client computes
+    its Fisher at the model that it has received, and keeps the two newest with these models. When a boundary is found,
+    the newest Fisher of the old task's rounds counts, and its anchor is the model of its round; with ``scope: server``
+    the centre of their sum. A client that has computed none in these rounds has no part.
+
     Sends: after every task but the last, an extra round: the new global model down and, with ``scope: server``, one
-    tensor per parameter up, read as a sum; then ``S`` and ``A`` down in every round. Extra memory per client: two
-    tensors per parameter with ``scope: client`` and for personal parameters, else none. Extra compute: two element-wise
+    tensor per parameter up (two where
+    boundaries are found), read as a sum; then ``S`` and ``A`` down in every round. Extra memory per client: two
+    tensors per parameter with ``scope: client`` and for personal parameters, else none; where
+    boundaries are found, four per parameter besides. Extra compute: two element-wise
     passes over the weights per local step, and a Fisher per client and task, about one local epoch (``expected``: one
     backward pass per output). Scenarios: all. Optimizers: any; with ``limit`` SGD.
 
@@ -114,6 +125,18 @@ class EWC(Method):
         self.anchor: Tensors = {}
         self._rows: list[dict[str, Any]] = []
         self._holders: frozenset[int] | None = None
+        self._finder: BoundaryFinder | None = None
+
+    def follow_found_tasks(self, finder: BoundaryFinder) -> None:
+        """Let ``finder`` say where tasks end.
+
+        Raises:
+            ConfigError: if only the clients of a task's last round are to compute a Fisher.
+        """
+        if self.fisher_clients == "sampled":
+            valid = "all with FoundBoundaries: a task's last round is not known while it runs"
+            raise ConfigError(f"{self.key}.fisher_clients", self.fisher_clients, valid)
+        self._finder, self.task_free = finder, True
 
     def setup(self, context: Context) -> None:
         """Decide which parameters' quadratics the server keeps.
@@ -188,7 +211,7 @@ class EWC(Method):
         own = context.extra_round(plan.task, clients)
         entries, total, most = 0, 0.0, 0.0
         for client in own:
-            fisher, model = self._fisher(plan.task, client)
+            fisher, model = self._fisher(plan.task, client, plan.task)
             self._keep(client, {n: fisher[n] for n in self._kept}, model)
             if self._summed:
                 message = {n: fisher[n][None] for n in self._summed}
@@ -203,19 +226,30 @@ class EWC(Method):
             old = {n: values.to(tensors[n].device) for n, values in self.curvature.items()}
             anchor = {n: values.to(tensors[n].device) for n, values in self.anchor.items()}
             self.curvature, self.anchor = self._consolidated(old, anchor, mean, latest)
-        everyones = context.everyones((entries, total, most, time.perf_counter() - started))
+        self._note(plan.task, len(clients), (entries, total, most, time.perf_counter() - started))
+
+    def _note(self, task: int, clients: int, figures: tuple[int, float, float, float]) -> None:
+        """Add a row: number, sum and greatest of this process's entries, and seconds."""
+        everyones = self.context.everyones(figures)
+        entries = sum(row[0] for row in everyones)
         self._rows.append(
             {
-                "task": plan.task,
-                "clients": len(clients),
-                "fisher_mean": sum(row[1] for row in everyones) / sum(row[0] for row in everyones),
-                "fisher_max": max(row[2] for row in everyones),
+                "task": task,
+                "clients": clients,
+                "fisher_mean": sum(row[1] for row in everyones) / entries if entries else None,
+                "fisher_max": max(row[2] for row in everyones) if entries else None,
                 "fisher_seconds": max(row[3] for row in everyones),
             }
         )
 
-    def _fisher(self, task: int, client: int) -> tuple[Tensors, Tensors]:
-        """One client's Fisher and the model at which it was computed, both in the server's order of features."""
+    def _fisher(self, task: int, client: int, moment: int) -> tuple[Tensors, Tensors]:
+        """One client's Fisher and the model at which it was computed, both in the server's order of features.
+
+        Args:
+            task: whose samples it is of.
+            client: the client.
+            moment: keys the labels that are drawn.
+        """
         context = self.context
         network = context.network
         kept = {n: values[0] for n, values in context.personal_state((client,)).items()}
@@ -228,7 +262,7 @@ class EWC(Method):
             self.fisher,
             outputs=context.outputs_in_loss(task, client),
             names=self._names,
-            generator=torch_generator(context.seed, "fisher labels", task, client),
+            generator=torch_generator(context.seed, "fisher labels", moment, client),
             batch_statistics=context.batchnorm == "drop",
             measure=context.measure,
         )
@@ -248,6 +282,68 @@ class EWC(Method):
         usable = context.channel.usable(stacked, [client], "ewc")
         context.clients.scatter("ewc", [client], stacked, usable)
 
+    # Where boundaries are found.
+
+    def start_clients(self, cohort: Cohort) -> None:
+        """Where boundaries are found, let clients compute a Fisher in some rounds, and keep it with the model."""
+        if self._finder is None or self.strength == 0 or not self._finder.keeps_in(cohort.round):
+            return
+        kept = self.context.clients
+        for client in cohort.clients:
+            fisher, model = self._fisher(cohort.task, client, cohort.round)
+            found = {n: v[None] for n, v in _joined(fisher, {n: model[n].detach() for n in fisher}).items()}
+            if not self.context.channel.usable(found, [client], NEWEST)[0]:
+                continue
+            rounds = kept.gather(ROUNDS, [client], NEVER)
+            before = kept.get(NEWEST, client)
+            if before is not None:
+                kept.scatter(BEFORE, [client], {n: v[None] for n, v in before.items()})
+            kept.scatter(NEWEST, [client], found)
+            kept.scatter(ROUNDS, [client], {NEWEST: torch.tensor([cohort.round]), BEFORE: rounds[NEWEST]})
+
+    def end_found_task(self, plan: RoundPlan, rounds: range) -> None:
+        """The newest Fisher that each client has computed in the task's rounds becomes part of the penalty."""
+        if self.strength == 0:
+            return
+        started = time.perf_counter()
+        self._holders = None
+        context = self.context
+        topics = self._kept_in(rounds)
+        entries, total, most = 0, 0.0, 0.0
+        device = next(context.network.parameters()).device
+        own = context.own_clients(plan.task, list(topics))
+        context.channel.downlink("ewc boundary", {"rounds": torch.tensor([rounds.start, rounds.stop])}, len(own))
+        for client in own:
+            kept = context.clients.get(topics[client], client) or {}
+            fisher, model = _parted({n: values.to(device) for n, values in kept.items()})
+            self._keep(client, {n: fisher[n] for n in self._kept}, model)
+            if self._summed:
+                message = _joined(*({n: of[n] for n in self._summed} for of in (fisher, _times(fisher, model))))
+                context.channel.uplink("ewc fisher", {n: v[None] for n, v in message.items()}, [1.0], [client])
+            entries += sum(values.numel() for values in fisher.values())
+            total += sum(float(values.sum()) for values in fisher.values())
+            most = max(most, *(float(values.max()) for values in fisher.values()))
+        if self._summed and topics:
+            mean, moved = _parted(context.channel.mean("ewc fisher"))
+            tensors = context.state_tensors()
+            centre = {n: torch.where(mean[n] > 0, moved[n] / mean[n], tensors[n].detach()) for n in self._summed}
+            old, anchor = ({n: v.to(device) for n, v in of.items()} for of in (self.curvature, self.anchor))
+            self.curvature, self.anchor = self._consolidated(old, anchor, mean, centre)
+        self._note(len(self._rows), len(topics), (entries, total, most, time.perf_counter() - started))
+
+    def _kept_in(self, rounds: range) -> dict[int, str]:
+        """Client -> topic of the newest Fisher that it has computed in these rounds, of all who have one."""
+        clients = self.context.clients.holders(ROUNDS)
+        computed = self.context.clients.gather(ROUNDS, clients, NEVER) if clients else NEVER
+        found = {}
+        for topic in (BEFORE, NEWEST):
+            for client, round in zip(clients, computed[topic].tolist() if clients else (), strict=True):
+                if round in rounds:
+                    found[client] = topic
+        return dict(sorted(found.items()))
+
+    # The penalty.
+
     def _consolidated(
         self, curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor], fisher: Tensors, latest: Tensors
     ) -> tuple[Tensors, Tensors]:
@@ -266,27 +362,37 @@ class EWC(Method):
     def report(self) -> Report:
         """Seconds for Fishers, and bytes: what one client keeps, sends after a task, and receives every round.
 
+        Where boundaries are found also ``remembered_bytes``: what one client keeps to have it when one is found.
+
         A row per task: clients that computed a Fisher, mean and greatest of its entries, seconds of the extra round.
         """
         tensors = self.context.state_tensors()
         kept, summed = (payload_bytes({n: tensors[n] for n in names}) for names in (self._kept, self._summed))
-        active = bool(self._rows)
+        active = any(row["clients"] for row in self._rows)
         figures = {
             "fisher_seconds": sum(row["fisher_seconds"] for row in self._rows),
             "client_bytes": 2 * kept * active,
             "fisher_bytes": summed * active,
             "penalty_bytes": 2 * summed * active,
         }
+        if self._finder is not None:
+            remembered = 4 * (kept + summed) + payload_bytes(NEVER)
+            figures["remembered_bytes"] = remembered * bool(self.context.clients.holders(ROUNDS))
         return Report(figures, [dict(row) for row in self._rows])
 
     def client_storage(self) -> int:
-        """Two numbers per parameter, once there is a Fisher."""
-        return int(self.report().figures["client_bytes"])
+        """Two numbers per parameter, once there is a Fisher, and what is kept for boundaries that are found."""
+        figures = self.report().figures
+        return int(figures["client_bytes"] + figures.get("remembered_bytes", 0))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state, and look up again which clients have a quadratic."""
         super().load_state_dict(state)
         self._holders = None
+
+
+def _times(fisher: Tensors, model: Tensors) -> Tensors:
+    return {n: value * model[n] for n, value in fisher.items()}
 
 
 def _joined(curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensors:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from cfl.data.exposure import ONE_AT_A_TIME
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
@@ -149,8 +150,8 @@ class FedCurv(Method):
             valid = "0 where all parameters stay on their client: clients share no parameters"
             raise ConfigError("methods.fedcurv.strength", self.strength, valid)
         exposure = context.exposure
-        if exposure != "sequential":
-            valid = "sequential while FedCurv takes the Fisher of a task's samples"
+        if exposure not in ONE_AT_A_TIME:
+            valid = "sequential or unannounced while FedCurv takes the Fisher of a task's samples"
             raise ConfigError("data.exposure", exposure, valid)
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:

@@ -32,6 +32,7 @@ PRINTED = {
     "DPFedAvg": "DP-FedAvg",
     "AnalyticHead": "Analytic head",
     "InferringFOT": "Inferring FOT",
+    "FoundBoundaries": "Found boundaries",
 }
 """Class of a method, none for federated averaging -> its name. A method's place here also decides how it is drawn
 (:mod:`cfl.reporting.line_styles`), so new ones belong at the end."""

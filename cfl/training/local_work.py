@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cfl.data.cohorts import CohortBatch, CohortBlock
+from cfl.data.exposure import ONE_AT_A_TIME
 from cfl.data.schedule import RoundPlan
 from cfl.engines.base import Engine, StepContext
 from cfl.engines.cohort import Cohort
@@ -399,7 +400,7 @@ class LocalWork:
         if train is None:
             return None
         mixed = range(task + 1 if data.exposure == "cumulative" else data.num_tasks)
-        tasks = [task] if data.exposure == "sequential" else list(mixed)
+        tasks = [task] if data.exposure in ONE_AT_A_TIME else list(mixed)
         whose = {t: federation.members(t) if data.order is not None else [0] for t in tasks}
         return train[sorted({data.stream_task(t, client) for t, clients in whose.items() for client in clients})].any(0)
 

@@ -52,6 +52,7 @@ from cfl.methods import (
     FedAGEM,
     FedCurv,
     FedProx,
+    FoundBoundaries,
     Method,
     PersonalLayers,
 )
@@ -81,6 +82,10 @@ FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "personal": lambda: {"personal": PersonalLayers(["head.*"])},
     "glfc": lambda: {"glfc": GLFC(12, None, 0.0, perturbation_steps=2, inversion_steps=1, images=1)},
     "glfc+fed_agem": lambda: {**FREE["glfc"](), "fed_agem": FedAGEM(8)},
+    "found-ewc": lambda: {
+        "boundaries": FoundBoundaries(0.0, 0.1, warm_up=2, floor=0.001, keep_every=1),
+        "ewc": EWC(5.0, scope="server"),
+    },
     "l2p": lambda: {"l2p": L2P(0.5, mask_logits=False)},
     "l2p-class": lambda: FREE["l2p"](),
     "l2p-class+fed_agem": lambda: {**FREE["l2p"](), "fed_agem": FedAGEM(8)},
@@ -89,13 +94,13 @@ CLASS_INCREMENTAL = [name for name in FREE if "glfc" in name or "class" in name]
 
 
 def test_all_free_methods_are_tried() -> None:
-    """Those whose defaults say so, and L2P, which is free without masked logits."""
+    """Those whose defaults say so, L2P, which is free without masked logits, and EWC beside FoundBoundaries."""
     kinds = [getattr(cfl.methods, name) for name in cfl.methods.__all__]
     methods = [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Method) and kind is not Method]
     assert len(methods) > 20
     tried = {type(method) for make in FREE.values() for method in make().values()}
     made = [kind if _needs_options(kind) else kind() for kind in methods]
-    assert tried == {L2P} | {kind for kind, method in zip(methods, made, strict=True) if method.task_free}
+    assert tried - {EWC} == {L2P} | {kind for kind, method in zip(methods, made, strict=True) if method.task_free}
 
 
 def _needs_options(kind: type[Method]) -> bool:
@@ -576,7 +581,8 @@ CHEATS = {"a cheat": Cheats, "a cheat by places": CheatsByPlaces}
 
 # FedCurv looks back to a task's data, and SCAFFOLD-I to a round's, which do not run with exposure: asynchronous.
 SCRAMBLED = [(name, "sequential") for name in [*FREE, *CHEATS]]
-SCRAMBLED += [(name, "asynchronous") for name, _ in SCRAMBLED if name not in ("scaffold-I", "fedcurv")]
+SCRAMBLED.append(("found-ewc", "unannounced"))
+SCRAMBLED += [(name, "asynchronous") for name in [*FREE, *CHEATS] if name not in ("scaffold-I", "fedcurv")]
 
 
 @pytest.mark.parametrize(("name", "exposure"), SCRAMBLED)

@@ -1,0 +1,151 @@
+"""Finds where tasks end, from what the clients' losses add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import torch
+
+from cfl.data.scenarios import Scenario
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.methods.base import Method, Report
+from cfl.methods.components.page_hinkley import PageHinkley
+from cfl.methods.components.validation_loss import validation_loss
+from cfl.methods.context import Context
+from cfl.models.evaluation import evaluation_mode
+from cfl.runtime.option_checks import check_integers, check_numbers
+
+
+class FoundBoundaries(Method):
+    """Tells methods where tasks end that it has found itself; nobody tells it.
+
+    Every client of a round computes its loss of the received model on the samples that it is about to train on. The
+    server reads their mean, and takes a rise of it for a new task (the Page-Hinkley test,
+    :class:`cfl.methods.components.page_hinkley.PageHinkley`). The methods beside it that work with found tasks
+    (:class:`cfl.methods.capabilities.FoundTasks`: EWC) are then told so after the round, in place of the stream's
+    boundaries, and see neither tasks nor boundaries otherwise. FedCurv, Fed-A-GEM and other task-free methods need
+    none. It changes no training by itself.
+
+    A boundary is found after the first round of the new task at the earliest: the old task's samples are then gone.
+    Methods therefore use what clients computed before, every ``keep_every`` rounds.
+
+    What cannot be found: a new task on which the model's loss is hardly higher, tasks of fewer rounds than ``warm_up``,
+    and boundaries of single clients: where clients change tasks at different times, the mean rises a little in many
+    rounds. A rise for any other reason is taken for a new task.
+
+    Sends: a number per client and round, read as a sum. Extra memory per client: none. Extra compute: a forward pass
+    over a client's samples per round. Scenarios: all.
+
+    Args:
+        tolerance: standard deviations by which the mean loss may lie above its mean without any effect, at least 0.
+        threshold: the sum of what exceeds that, in standard deviations, at which a boundary is found, above 0.
+        window: rounds over which mean and standard deviation are taken, at least 2.
+        warm_up: rounds after a boundary in which none is found, at least 2.
+        floor: the least standard deviation as a share of the first round's loss, above 0.
+        keep_every: rounds from one that clients compute what methods need of a task to the next, at least 1.
+        batch_size: samples per forward pass; affects results only if the batch's own statistics are used.
+
+    Raises:
+        ConfigError: for other values, or two such methods.
+    """
+
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
+    task_free = True
+    client_clocks = True
+    state: ClassVar[Mapping[str, str]] = {"test": "_test", "rows": "_rows"}
+
+    def __init__(
+        self,
+        tolerance: float = 1.0,
+        threshold: float = 6.0,
+        window: int = 10,
+        warm_up: int = 5,
+        floor: float = 0.05,
+        keep_every: int = 2,
+        batch_size: int = 250,
+    ) -> None:
+        key = self.key
+        check_numbers(key, "[0, inf)", tolerance=tolerance)
+        check_numbers(key, "(0, inf)", threshold=threshold, floor=floor)
+        check_integers(key, 2, window=window, warm_up=warm_up)
+        check_integers(key, 1, keep_every=keep_every, batch_size=batch_size)
+        self.tolerance, self.threshold, self.window = tolerance, threshold, window
+        self.warm_up, self.floor, self.batch_size = warm_up, floor, batch_size
+        self.keep_every = keep_every
+        self._test = PageHinkley(tolerance, threshold, window, warm_up, floor)
+        self._rows: list[dict[str, Any]] = []
+        self._ended: range | None = None
+
+    def setup(self, context: Context) -> None:
+        """Refuse two of these methods."""
+        super().setup(context)
+        self.refuse_twins(FoundBoundaries, "one FoundBoundaries; two would number tasks twice")
+
+    @property
+    def rounds_of_ended(self) -> range | None:
+        """The rounds of the task that was found, after the last round, to have ended, or None."""
+        return self._ended
+
+    def keeps_in(self, round: int) -> bool:
+        """Whether clients compute in a round what methods need of a task after it has ended."""
+        return round % self.keep_every == 0
+
+    # A round.
+
+    @torch.no_grad()
+    def start_clients(self, cohort: Cohort) -> None:
+        """Clients compute their losses of the received model and send them."""
+        context = self.context
+        network, device = context.network, next(iter(cohort.parameters.values())).device
+        losses = torch.zeros(len(cohort.clients), dtype=torch.float64)
+        statistics = context.evaluation_statistics() if context.batchnorm == "drop" else nullcontext()
+        with evaluation_mode(network), statistics:
+            shared = context.state_tensors()  # without running statistics if they are dropped
+            for row, client in enumerate(cohort.clients):
+                own = {n: values[0] for n, values in context.personal_state((client,)).items()}
+                losses[row] = validation_loss(
+                    network,
+                    {**shared, **own},
+                    context.client_batches(cohort.task, client, self.batch_size, device),
+                    context.outputs_in_loss(cohort.task, client),
+                    client,
+                    context.measure,
+                )
+        context.channel.uplink(self._topic, {"loss": losses}, [1.0] * len(losses), cohort.clients)
+
+    def end_round(self, plan: RoundPlan) -> None:
+        """Compare the mean loss with those before."""
+        sums, clients = self.context.channel.sum(self._topic)
+        loss = float(sums["loss"]) / clients
+        began = max((row["since"] for row in self._rows if row["found"]), default=0)
+        statistic, since = self._test.observe(loss, plan.round)
+        self._ended = None if since is None else range(began, since)
+        self._rows.append(
+            {
+                "round": plan.round,
+                "clients": round(clients),
+                "loss": loss,
+                "statistic": statistic,
+                "found": since is not None,
+                "since": since,
+            }
+        )
+
+    @property
+    def _topic(self) -> str:
+        return f"{self.name} loss"
+
+    # Reports.
+
+    def report(self) -> Report:
+        """``boundaries_found``: how many.
+
+        A row per round: clients, their mean loss of the received model on what they were about to train on, the test's
+        statistic, whether a boundary was found, and the round with which the new task began.
+        """
+        return Report({"boundaries_found": sum(row["found"] for row in self._rows)}, [dict(row) for row in self._rows])

@@ -1,0 +1,233 @@
+"""Boundaries that nobody tells are found from the clients' losses, and EWC learns them there."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.tiny import Rounds, SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, weights
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.federation.federation import Federation
+from cfl.methods import EWC, FOT, FedCurv, FoundBoundaries, Method
+from cfl.runtime.errors import ConfigError
+from cfl.testing import PROPERTIES
+from cfl.testing.method_case import MethodCase
+from cfl.testing.processes import processes_do_not_matter
+
+ROUNDS = 5
+QUICK: dict[str, Any] = {"warm_up": 3, "threshold": 3.0, "keep_every": 3}
+quickly = partial(torch.optim.SGD, lr=0.5)
+
+
+def data_of(exposure: Any = "unannounced", tasks: int = 2, **options: Any) -> FederatedDataModule:
+    return tiny_data(permuted(tasks, train=120), exposure=exposure, schedule={"rounds_per_task": ROUNDS}, **options)
+
+
+def run(methods: dict[str, Method], data: FederatedDataModule | None = None, **options: Any) -> Federation:
+    data = data_of() if data is None else data
+    return fit(tiny_client(data, double(mlp), quickly, methods), data, **options)
+
+
+def rows_of(federation: Federation, name: str) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in row.items() if "seconds" not in key}
+        for row in federation.methods[name].report().rows
+    ]
+
+
+@pytest.mark.parametrize("methods", [{}, {"fedcurv": FedCurv(0.5)}], ids=["fedavg", "fedcurv"])
+def test_unannounced_tasks_are_those_of_a_sequential_run(methods: dict[str, Method]) -> None:
+    found, told = (run({n: FedCurv(0.5) for n in methods}, data_of(e)) for e in ("unannounced", "sequential"))
+    for name, tensor in weights(found).items():
+        assert torch.equal(tensor, weights(told)[name])
+
+
+@pytest.mark.parametrize("method", [EWC(), FOT()], ids=lambda method: type(method).__name__)
+def test_methods_that_need_boundaries_are_refused_without_them(method: Method) -> None:
+    with pytest.raises(ConfigError, match=r"data\.exposure = 'unannounced'.*methods\.some.*where tasks end") as caught:
+        run({"some": method})
+    assert ("FoundBoundaries" in str(caught.value)) == isinstance(method, EWC)
+
+
+def test_methods_that_cannot_use_found_boundaries_are_refused_beside_the_finder() -> None:
+    with pytest.raises(ConfigError, match=r"data\.exposure.*methods\.fot"):
+        run({"boundaries": FoundBoundaries(), "fot": FOT()})
+    with pytest.raises(ConfigError, match=r"methods\.ewc\.fisher_clients = 'sampled'.*all with FoundBoundaries"):
+        run({"boundaries": FoundBoundaries(), "ewc": EWC(fisher_clients="sampled")})
+    with pytest.raises(ConfigError, match=r"one FoundBoundaries"):
+        run({"one": FoundBoundaries(), "two": FoundBoundaries()})
+    with pytest.raises(ConfigError, match=r"data\.class_loss.*unannounced"):
+        tiny_data(split(3, classes=6), exposure="unannounced", scenario="class", class_loss="seen")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("tolerance", -1), ("threshold", 0), ("window", 1), ("warm_up", 1), ("floor", 0), ("keep_every", 0)],
+)
+def test_bad_options_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"methods\.found_boundaries\.{option}"):
+        FoundBoundaries(**{option: value})
+
+
+def test_the_loss_is_that_of_the_received_model_before_training() -> None:
+    data, watch = data_of(), Rounds()
+    federation = run({"boundaries": FoundBoundaries(batch_size=7)}, data, callbacks=[watch])
+    found = rows_of(federation, "boundaries")
+    assert [row["round"] for row in found] == list(range(2 * ROUNDS))
+    for row in found[1:]:
+        model = watch.models[row["round"] - 1]
+        task = row["round"] // ROUNDS
+        losses = [float(cross_entropy(federation.network, model, *samples(data, task, c))) for c in range(4)]
+        assert row["loss"] == pytest.approx(sum(losses) / 4, rel=1e-9)
+        assert row["clients"] == 4
+
+
+def samples(data: FederatedDataModule, task: int, client: int) -> tuple[Tensor, Tensor]:
+    x, y = data.gather(task, torch.from_numpy(data.indices[task][client]))
+    return x.double(), y
+
+
+def cross_entropy(network: nn.Module, model: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(functional_call(network, model, (x,)), y)
+
+
+@pytest.mark.parametrize("scenario", ["domain", "class"])
+def test_boundaries_are_found_in_the_first_round_of_a_task_and_nowhere_else(scenario: Any) -> None:
+    stream = permuted(3, train=120) if scenario == "domain" else split(3, classes=6, train=240)
+    data = tiny_data(stream, exposure="unannounced", scenario=scenario, schedule={"rounds_per_task": 7})
+    federation = run({"boundaries": FoundBoundaries()}, data)
+    found = rows_of(federation, "boundaries")
+    assert [row["round"] for row in found if row["found"]] == [7, 14]
+    assert [row["since"] for row in found if row["found"]] == [7, 14]
+    assert federation.methods["boundaries"].report().figures == {"boundaries_found": 2}
+    assert federation.channel.uplink_bytes["boundaries loss"] == 8 * 4 * 21
+
+
+def test_it_changes_no_training() -> None:
+    plain, found = run({}), run({"boundaries": FoundBoundaries()})
+    for name, tensor in weights(plain).items():
+        assert torch.equal(tensor, weights(found)[name])
+
+
+@pytest.mark.parametrize("scope", ["server", "client"])
+def test_the_penalty_is_that_of_what_clients_computed_in_the_old_tasks_rounds(scope: Any) -> None:
+    """With a Fisher in rounds 0 and 3 and a boundary found after round 5, the old task's is that of round 3."""
+    data, watch = data_of(), Rounds()
+    method = EWC(3.0, scope=scope)
+    federation = run({"boundaries": FoundBoundaries(**QUICK), "ewc": method}, data, callbacks=[watch])
+    assert [row["round"] for row in rows_of(federation, "boundaries") if row["found"]] == [ROUNDS]
+    (row,) = rows_of(federation, "ewc")
+    assert (row["task"], row["clients"]) == (0, 4)
+    model = watch.models[2]
+    fishers = [naive_fisher(federation.network, model, *samples(data, 0, client)) for client in range(4)]
+    for name, anchor in model.items():
+        each = torch.stack([fisher[name] for fisher in fishers])
+        if scope == "server":
+            curvature, centre = (of[name] for of in (method.curvature, method.anchor))
+            torch.testing.assert_close(curvature, each.mean(0), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(centre[curvature > 1e-12], anchor[curvature > 1e-12], rtol=1e-6, atol=1e-9)
+        else:
+            kept = [federation.clients.get("ewc", client) or {} for client in range(4)]
+            torch.testing.assert_close(torch.stack([k[f"curvature {name}"] for k in kept]), each, rtol=1e-9, atol=1e-12)
+            assert all(torch.equal(k[f"anchor {name}"], anchor) for k in kept)
+    parameters = sum(tensor.numel() for tensor in model.values())
+    own = 2 * parameters * 8 if scope == "client" else 0
+    assert method.report().figures["remembered_bytes"] == 4 * parameters * 8 + 16
+    assert method.client_storage() == own + 4 * parameters * 8 + 16
+
+
+def naive_fisher(network: nn.Module, model: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    total = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
+    for image, label in zip(x, y, strict=True):
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in model.items()}
+        loss = cross_entropy(network, leaves, image[None], label[None])
+        for name, gradient in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+            total[name] += gradient**2 / len(x)
+    return total
+
+
+def test_clients_without_a_fisher_of_the_task_have_no_part() -> None:
+    """Nobody computes one between the first round and the found boundary of a second task."""
+    data = data_of(tasks=3)
+    methods = {"boundaries": FoundBoundaries(**{**QUICK, "keep_every": 100}), "ewc": EWC(3.0, scope="server")}
+    federation = run(methods, data)
+    found = rows_of(federation, "ewc")
+    assert [row["clients"] for row in found] == [4, 0]
+    assert found[1]["fisher_mean"] is None
+
+
+def test_found_boundaries_save_what_told_ones_do() -> None:
+    """Permuted tasks: with EWC less is forgotten than without, whether its boundaries are told or found."""
+    forgotten = {}
+    runs: tuple[tuple[str, dict[str, Method], str], ...] = (
+        ("none", {}, "unannounced"),
+        ("found", {"boundaries": FoundBoundaries(**QUICK), "ewc": EWC(30.0, scope="server")}, "unannounced"),
+        ("told", {"ewc": EWC(30.0, scope="server")}, "sequential"),
+    )
+    for name, methods, exposure in runs:
+        accuracy = run(methods, data_of(exposure)).accuracy.compute()
+        forgotten[name] = float(accuracy[0, 0] - accuracy[1, 0])
+    assert forgotten["found"] < forgotten["none"]
+    assert forgotten["told"] < forgotten["none"]
+
+
+def test_a_resumed_run_finds_and_learns_the_same(tmp_path: Path) -> None:
+    def methods() -> dict[str, Method]:
+        return {"boundaries": FoundBoundaries(**QUICK), "ewc": EWC(3.0, scope="server")}
+
+    path = tmp_path / "after.ckpt"
+    whole = run(methods(), callbacks=[SaveAfter(ROUNDS + 1, path)])
+    resumed = run(methods(), ckpt_path=path)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name])
+    for name in ("boundaries", "ewc"):
+        assert rows_of(whole, name) == rows_of(resumed, name)
+    assert [row["clients"] for row in rows_of(whole, "ewc")] == [4]
+
+
+# What holds for every method, of the finder beside EWC.
+
+
+def ewc() -> dict[str, Method]:
+    return {"ewc": EWC(20.0, scope="server")}
+
+
+CASE = MethodCase(
+    partial(FoundBoundaries, tolerance=0.0, threshold=0.1, warm_up=2, floor=0.001, keep_every=1),
+    network=mlp,
+    optimizer=quickly,
+    beside=ewc,
+    rounds=4,
+)
+
+
+def test_the_cases_runs_find_boundaries() -> None:
+    method = CASE.run(tasks=3).method
+    assert method is not None
+    assert method.report().figures["boundaries_found"] > 0
+
+
+@pytest.mark.parametrize(
+    "prop", ["width", "resuming", "state", "missing tasks", "scenarios", "sums", "task_free", "reports"]
+)
+def test_what_holds_for_every_method(prop: str) -> None:
+    PROPERTIES[prop](CASE)
+
+
+def test_processes_do_not_matter() -> None:
+    processes_do_not_matter(CASE, 2)
+
+
+def test_clients_at_their_own_pace_are_measured_as_well() -> None:
+    """Nothing is promised there but that it runs and counts."""
+    for options in ({"exposure": "asynchronous"}, {"exposure": "unannounced", "clock_spread": 0.5}):
+        spread = options.pop("clock_spread", 0.0)
+        data = tiny_data(permuted(2), **options, schedule={"rounds_per_task": ROUNDS, "clock_spread": spread})
+        assert len(rows_of(run({"boundaries": FoundBoundaries()}, data), "boundaries")) == data.num_rounds
