@@ -63,10 +63,11 @@ class DashboardLog(Callback):
                 )
             elif record.experiment:
                 logger.log_hyperparams({key: _plain(value) for key, value in flatten(record.experiment).items()})
-            picture = record.folder / PARTITION_PICTURE
-            record.draw_partition(federation.data)
-            if federation.round == 0 and _is_written(picture):  # a resumed run has logged it already
-                _log_picture(logger, "data/partition", imread(picture), {"round": 0, "task": 0})
+            if federation.round == 0:  # a resumed run has logged it already
+                record.draw_partition(federation.data)
+                picture = record.folder / PARTITION_PICTURE
+                if _is_written(picture):
+                    _log_picture(logger, "data/partition", imread(picture), {"round": 0, "task": 0})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the figures of the round."""

@@ -65,8 +65,8 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         class_loss: the training loss of a class-incremental run is over ``all`` classes of the stream, over those
             ``seen`` so far, also for replayed samples of earlier tasks, or over those of a sample's ``own`` task, as in
             task-incremental runs. With ``seen``, tests choose among these classes, since nothing has been learned about
-            the others. With ``exposure: joint`` all classes are seen from the first round on. ``asynchronous``, and all
-            other scenarios, allow ``all`` only.
+            the others. With ``exposure: joint`` all classes are seen from the first round on. Exposures that tell
+            methods no boundaries, and all other scenarios, allow ``all`` only.
         root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
         eval_batch_size: test samples per evaluation step. Affects results only of networks that normalise with the test
             batch's own statistics.

@@ -31,9 +31,16 @@ def convolution(
     groups: int = 1,
     channels_last: bool = True,
 ) -> Tensor:
-    """As ``torch.nn.functional.conv2d``, by patches under ``vmap``; ``channels_last`` is how maps then lie in memory.
+    """As ``torch.nn.functional.conv2d``, by patches under ``vmap``.
 
-    With groups, paddings given as words and patches that are too large it is torch's.
+    With groups, paddings given as words and patches of more than :data:`MOST_PATCH_BYTES` it is torch's.
+
+    Args:
+        input: ``[B, C, H, W]``.
+        weight: ``[O, C, h, w]``.
+        bias: ``[O]``, or None.
+        stride: as for torch, and so are padding, dilation and groups.
+        channels_last: whether ``[B, O, H', W']`` has the channels last in memory.
     """
     if groups != 1 or isinstance(padding, str):
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)

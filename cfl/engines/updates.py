@@ -133,8 +133,8 @@ def sgd_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], l
     """Plain SGD on all parameters at once, in one pass over their memory; those without gradient stay as they are.
 
     Args:
-        parameters: changed in place.
-        gradients: of each of them.
+        parameters: of any shapes, changed in place.
+        gradients: of each of them, of its shape, or None.
         lr: learning rate.
         weight_decay: L2 penalty.
     """

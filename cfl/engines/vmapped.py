@@ -56,7 +56,7 @@ class VmapEngine(Engine):
         # On CUDA a pass over the weights is what a small step costs; on CPUs torch's own optimizer is as fast.
         self.steps_at_once = self._graphs is not None
         self._stacked_layers = on_cuda and compile is None
-        self._is_chain = Chain.of(network) is not None
+        self._is_chain = self._stacked_layers and Chain.of(network) is not None
         self._sgd: tuple[float, float] | None = None
         self._first_sgd: tuple[float, float] | None = None
         self.masks = DropoutMasks(network, input_shape)

@@ -60,12 +60,11 @@ class EWC(Method):
     the centre of their sum. A client that has computed none in these rounds has no part.
 
     Sends: after every task but the last, an extra round: the new global model down and, with ``scope: server``, one
-    tensor per parameter up (two where
-    boundaries are found), read as a sum; then ``S`` and ``A`` down in every round. Extra memory per client: two
-    tensors per parameter with ``scope: client`` and for personal parameters, else none; where
-    boundaries are found, four per parameter besides. Extra compute: two element-wise
-    passes over the weights per local step, and a Fisher per client and task, about one local epoch (``expected``: one
-    backward pass per output). Scenarios: all. Optimizers: any; with ``limit`` SGD.
+    tensor per parameter up (two where boundaries are found), read as a sum; then ``S`` and ``A`` down in every round.
+    Extra memory per client: two tensors per parameter with ``scope: client`` and for personal parameters, else none;
+    where boundaries are found, four per parameter besides. Extra compute: two element-wise passes over the weights per
+    local step, and a Fisher per client and task, about one local epoch (``expected``: one backward pass per output);
+    where boundaries are found, one every few rounds. Scenarios: all. Optimizers: any; with ``limit`` SGD.
 
     Args:
         strength: lambda, at least 0; 0 is federated averaging.

@@ -152,7 +152,9 @@ class LocalWork:
         optimizer = cast(Optimizer, self._optimizer)
         self._scaled_steps = ScaledSteps.of(methods.step_factors(), self.cohort.buffers)
         self._frozen = self.federation.frozen | methods.frozen_parameters()
-        steps_at_once = self.engine.steps_at_once and self._scaled_steps is None and not self._frozen
+        # In mixed precision the step is Lightning's, which scales losses and looks for overflows.
+        mixed = torch.is_autocast_enabled(self._device.type)
+        steps_at_once = self.engine.steps_at_once and not mixed and self._scaled_steps is None and not self._frozen
         fused_sgd = step_at_once(optimizer, methods, self.engine, self._watched) if steps_at_once else None
         wanted, factors = left_to_engine(methods, self.engine)
         pulls = {} if fused_sgd is None else {name: pull.step(*fused_sgd) for name, pull in wanted.items()}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from cfl.engines import EngineOptions, patches, vmapped
+from cfl.engines.chain import Chain
 from cfl.engines.stacked_layers import StackedLayers
 from cfl.engines.updates import sgd_step
 from cfl.engines.vmapped import VmapEngine
@@ -121,6 +122,21 @@ def test_a_step_of_sgd_at_once_is_the_equation(decay: float) -> None:
     assert torch.equal(ours[1].detach(), before[1])
 
 
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch, layers: bool = True) -> Mock:
+    """Let engines take SGD's step at once, and compute stacked layers; returns what notes these steps."""
+    build = VmapEngine.__init__
+
+    def built(self: VmapEngine, *args: Any) -> None:
+        build(self, *args)
+        self.steps_at_once, self._stacked_layers = True, layers
+        self._is_chain = layers and Chain.of(self.network) is not None
+
+    steps = Mock(wraps=sgd_step)
+    monkeypatch.setattr(VmapEngine, "__init__", built)
+    monkeypatch.setattr(vmapped, "sgd_step", steps)
+    return steps
+
+
 @pytest.mark.parametrize("changing", [False, True], ids=["one rate", "a rate a round"])
 @pytest.mark.parametrize("network", [dropping, ConvNet, Twice], ids=["dropout", "conv", "no chain"])
 @pytest.mark.parametrize("width", [1, 3])
@@ -128,21 +144,24 @@ def test_an_engine_that_steps_at_once_trains_as_the_optimizer(
     monkeypatch: pytest.MonkeyPatch, network: Any, width: int, changing: bool
 ) -> None:
     """As on CUDA, where both are the rule: stacked layers, and the engine's own step."""
-    found = []
-    steps = Mock(wraps=sgd_step)
-    monkeypatch.setattr(vmapped, "sgd_step", steps)
-    for ours in (False, True):
-        build = VmapEngine.__init__
 
-        def built(self: VmapEngine, *args: Any, ours: bool = ours, build: Any = build) -> None:
-            build(self, *args)
-            self.steps_at_once = self._stacked_layers = ours
+    def trained() -> dict[str, Tensor]:
+        data = unequal(width)
+        client = tiny_client(data, double(network), DECAY, None, EngineOptions("vmap"))
+        return weights(fit(client, data, callbacks=[Halving()] if changing else []))
 
-        with monkeypatch.context() as patched:
-            patched.setattr(VmapEngine, "__init__", built)
-            data = unequal(width)
-            client = tiny_client(data, double(network), DECAY, None, EngineOptions("vmap"))
-            found.append(weights(fit(client, data, callbacks=[Halving()] if changing else [])))
-            assert steps.called == ours
-    for name, expected in found[0].items():
-        torch.testing.assert_close(found[1][name], expected, rtol=0, atol=1e-12)
+    expected = trained()
+    steps = as_on_cuda(monkeypatch)
+    found = trained()
+    assert steps.called
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_in_mixed_precision_lightning_takes_the_step(monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
+    """It scales losses whose gradients would vanish, and leaves out steps that overflow."""
+    steps = as_on_cuda(monkeypatch, layers=False)
+    data = unequal(3)
+    fit(tiny_client(data, dropping, DECAY, None, EngineOptions("vmap")), data, precision=precision)
+    assert steps.called == (precision == "32-true")
