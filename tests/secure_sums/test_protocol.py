@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from unittest import mock
 
 import numpy as np
 import pytest
-from benchmarks.secure_sums import PerNumber, row
+from benchmarks.secure_sums import row
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.stats import chisquare
 
@@ -295,14 +294,14 @@ def test_shares_of_a_wrong_key_are_refused() -> None:
         run.server.total("a sum")
 
 
-def test_the_benchmark_counts_what_the_protocol_sends() -> None:
-    """A sum that is run as it is, and the same as if most of its numbers were left out."""
-    each = PerNumber(0.0, 0.0, 0.0)
-    whole = row(10, 4, 20_000, each)
-    with mock.patch("benchmarks.secure_sums.MOST_MASKED", 0), mock.patch("benchmarks.secure_sums.NUMBERS", (100,)):
-        less = row(10, 4, 20_000, each)
-    assert (whole["run"], less["run"]) == ("whole", "with 100")
-    for key in ("kB up", "kB down", "message kB"):
-        assert less[key] == pytest.approx(whole[key])
+@pytest.mark.parametrize("degree", [None, 4])
+def test_the_benchmark_counts_what_the_protocol_sends(degree: int | None) -> None:
+    """The bytes that its sums of ten clients send are those that are computed without the protocol."""
+    whole = row(10, degree, 20_000)
+    attendance = Attendance.of(range(10), range(1), "message", range(10))
+    neighbours = neighbours_of(range(10), degree, np.random.default_rng(0))
+    up, down = traffic(attendance, neighbours, 4 * 20_000)
+    assert (whole["kB up"], whole["kB down"]) == pytest.approx((up / 1e4, down / 1e4))
+    assert whole["neighbours"] == (degree or 9)
     assert whole["message kB"] == 80
     assert whole["kB up"] > 0.9 * 80  # nine of ten send one
