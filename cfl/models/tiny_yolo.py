@@ -21,7 +21,9 @@ _RARE = 0.01
 
 
 class TinyYOLO(Network):
-    """Four 3 x 3 convolutions with stride 2 and a convolution that predicts boxes in every cell of a grid.
+    """Five 3 x 3 convolutions, four of them with stride 2, and one that predicts boxes in every cell of a grid.
+
+    A cell of 16 x 16 pixels sees 63 x 63 of them.
 
     After YOLO (Redmon et al., 2016; Redmon and Farhadi, 2018), in static shapes: what its numbers mean and its loss are
     in :mod:`cfl.metrics.boxes`. Outputs are the grid's numbers, flattened. Before the first round the predictors of a
@@ -30,7 +32,7 @@ class TinyYOLO(Network):
     Args:
         input_shape: ``(C, H, W)`` of one image.
         num_outputs: numbers of all cells together, as set by ``data.scenario: detection``.
-        width: maps after the first convolution, at least 1; the others have 2, 4 and 8 times as many.
+        width: maps after the first convolution, at least 1; the others have 2, 4, 8 and 8 times as many.
 
     Raises:
         ConfigError: another number of outputs.
@@ -51,6 +53,7 @@ class TinyYOLO(Network):
         self.stages = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=2, padding=1) for before, after in pairwise(maps)
         )
+        self.stages.append(nn.Conv2d(maps[-1], maps[-1], 3, padding=1))
         self.head = nn.Conv2d(maps[-1], boxes.PER_CELL * (5 + classes), 1)
         with torch.no_grad():
             self._biases()[:, 4] = math.log(_RARE / (1 - _RARE))
