@@ -25,7 +25,7 @@ from cfl.methods.components.glfc_proxy import KeptModel, ProxyServer
 from cfl.methods.components.gradient_inversion import (
     GradientEncoder,
     encoder_gradient,
-    invert_gradient,
+    invert_gradients,
     recovered_label,
 )
 from cfl.methods.components.herding import herd
@@ -68,7 +68,7 @@ class GLFC(OwnLoss):
     of its current classes. It perturbs the image by ``perturbation_steps`` steps of SGD towards the trained model's
     prediction of the class (learning rate a tenth of the client's, weight decay 1e-5), and sends its gradient in a
     small fixed encoder (:class:`cfl.methods.components.gradient_inversion.GradientEncoder`). The server reconstructs
-    labels and images (:func:`cfl.methods.components.gradient_inversion.invert_gradient`), keeps the last ``images``
+    labels and images (:func:`cfl.methods.components.gradient_inversion.invert_gradients`), keeps the last ``images``
     iterates of each, and evaluates every round's global model on them. Clients distil the best models of the task and
     of the previous task (:class:`cfl.methods.components.glfc_proxy.ProxyServer`, which also lists differences from the
     authors' code).
@@ -336,7 +336,7 @@ class GLFC(OwnLoss):
             model = {name: values[position].detach().clone() for name, values in tensors.items()}
             images, labels = self._prototypes(model, cohort, client)
             encoder = self._encoder.to(images.device)
-            gradients = [encoder_gradient(encoder, x, int(y)) for x, y in zip(images, labels, strict=True)]
+            gradients = [encoder_gradient(encoder, x, y) for x, y in zip(images, labels, strict=True)]
             message = {name: torch.stack([g[name] for g in gradients])[None] for name in gradients[0]}
             self.context.channel.uplink_individually(f"{self.name} prototypes", message, [client])
 
@@ -388,19 +388,18 @@ class GLFC(OwnLoss):
     def _inverted(self, plan: RoundPlan, messages: Mapping[int, dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
         """``[m, C, H, W]`` images and ``[m]`` labels reconstructed from clients' gradients, on the CPU."""
         context = self.context
-        images, labels = [], []
-        for client, message in messages.items():
-            for number in range(len(next(iter(message.values())))):
-                gradient = {name: values[number] for name, values in message.items()}
-                device = next(iter(gradient.values())).device
-                label = recovered_label(gradient)
-                generator = torch_generator(context.seed, f"{self.name} inversion", plan.round, client, number)
-                shape = context.input_shape
-                encoder = self._encoder.to(device)
-                found = invert_gradient(encoder, gradient, label, shape, self.inversion_steps, generator, self.images)
-                images.append(found.cpu())
-                labels.append(torch.full((len(found),), label))
-        return torch.cat(images), torch.cat(labels)
+        names = next(iter(messages.values()))
+        gradients = {name: torch.cat([message[name] for message in messages.values()]) for name in names}
+        some = next(iter(gradients.values()))
+        labels = torch.tensor([recovered_label({n: g[row] for n, g in gradients.items()}) for row in range(len(some))])
+        generators = [
+            torch_generator(context.seed, f"{self.name} inversion", plan.round, client, number)
+            for client, message in messages.items()
+            for number in range(len(next(iter(message.values()))))
+        ]
+        encoder, shape, steps = self._encoder.to(some.device), context.input_shape, self.inversion_steps
+        images = invert_gradients(encoder, gradients, labels, shape, steps, generators, self.images)
+        return images.flatten(0, 1), labels.repeat_interleave(images.shape[1])
 
     def _accuracy(self, task: TaskRef, tensors: Mapping[str, Tensor]) -> float:
         """A model's accuracy on the pool's images, among the classes of which the server has images."""

@@ -1,13 +1,18 @@
-"""Reconstructs an image from its gradient ("Deep Leakage from Gradients", Zhu, Liu and Han, 2019)."""
+"""Reconstructs images from their gradients ("Deep Leakage from Gradients", Zhu, Liu and Han, 2019)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, grad_and_value, vmap
+
+from cfl.methods.components.lbfgs import minimised
+
+AT_ONCE = 64
+"""Images whose gradients are inverted together. L-BFGS remembers up to 400 tensors of an image's size for each."""
 
 
 class GradientEncoder(nn.Module):
@@ -42,22 +47,21 @@ class GradientEncoder(nn.Module):
         return logits
 
 
-def encoder_gradient(encoder: nn.Module, image: Tensor, label: int, create_graph: bool = False) -> dict[str, Tensor]:
+def encoder_gradient(encoder: nn.Module, image: Tensor, label: Tensor) -> dict[str, Tensor]:
     """Gradient of the cross-entropy of one image by the encoder's parameters, name -> tensor.
 
     Args:
         encoder: its output layer is called ``head``.
         image: ``[C, H, W]``.
-        label: class.
-        create_graph: whether the gradient is to be differentiated by the image.
+        label: class, int64.
     """
-    # Copies, so that the encoder's own parameters need not require gradients.
-    leaves = {name: parameter.detach().requires_grad_() for name, parameter in encoder.named_parameters()}
-    with torch.enable_grad():
-        logits: Tensor = functional_call(encoder, leaves, (image.unsqueeze(0),))
-        loss = F.cross_entropy(logits, torch.tensor([label], device=image.device))
-        found = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph)
-    return dict(zip(leaves, found, strict=True))
+
+    def loss(parameters: Mapping[str, Tensor]) -> Tensor:
+        logits: Tensor = functional_call(encoder, dict(parameters), (image.unsqueeze(0),))
+        return F.cross_entropy(logits, label.unsqueeze(0))
+
+    found: dict[str, Tensor] = grad(loss)({name: tensor.detach() for name, tensor in encoder.named_parameters()})
+    return found
 
 
 def recovered_label(gradient: Mapping[str, Tensor]) -> int:
@@ -72,52 +76,50 @@ def recovered_label(gradient: Mapping[str, Tensor]) -> int:
     return int(gradient["head.weight"].sum(1).argmin())
 
 
-def invert_gradient(
+def invert_gradients(
     encoder: nn.Module,
-    gradient: Mapping[str, Tensor],
-    label: int,
+    gradients: Mapping[str, Tensor],
+    labels: Tensor,
     input_shape: tuple[int, int, int],
     steps: int,
-    generator: torch.Generator,
+    generators: Sequence[torch.Generator],
     keep: int = 1,
 ) -> Tensor:
-    """Images whose gradient is closest to a given one: the last iterates of L-BFGS.
+    """Images whose gradients are closest to given ones: the last iterates of L-BFGS.
 
-    Minimises ``sum over parameters || g(x) - gradient ||^2`` over x, starting at a standard normal image, with a line
-    search for the strong Wolfe conditions. Runs on the gradient's device, in its precision. After convergence a step
-    takes one evaluation and changes nothing.
+    Minimises ``sum over parameters || g(x) - gradient ||^2`` over each image x alone, starting at a standard normal
+    one, with a line search for the strong Wolfe conditions (:func:`cfl.methods.components.lbfgs.minimised`). The
+    distances of up to 64 images are differentiated together, on the gradients' device and in their precision.
 
     Args:
-        encoder: its parameters have the gradient's names; on the gradient's device and of its dtype.
-        gradient: name -> tensor.
-        label: the image's class, such as from :func:`recovered_label`.
+        encoder: its parameters have the gradients' names; on their device and of their dtype.
+        gradients: name -> ``[B, ...]``.
+        labels: ``[B]`` int64, the images' classes, such as from :func:`recovered_label`.
         input_shape: ``(C, H, W)``.
         steps: at least 1, each of up to 20 iterations, as torch's ``LBFGS.step`` takes them.
-        generator: draws the first image.
+        generators: B of them; each draws an image's start.
         keep: number of last iterates to return.
 
     Returns:
-        ``[min(keep, steps), C, H, W]``, finite; the last one is the best.
+        ``[B, min(keep, steps), C, H, W]`` on the CPU, finite; the last one of each image is the best.
     """
-    some = next(iter(gradient.values()))
-    start = torch.randn(input_shape, generator=generator).to(some)
-    image = start.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([image], line_search_fn="strong_wolfe")
+    some = next(iter(gradients.values()))
+    starts = torch.stack([torch.randn(input_shape, generator=generator).flatten() for generator in generators])
 
-    def distance() -> Tensor:
-        optimizer.zero_grad()
-        found = encoder_gradient(encoder, image, label, create_graph=True)
-        total = torch.stack([(found[name] - wanted).square().sum() for name, wanted in gradient.items()]).sum()
-        total.backward()
-        return total
+    def distance(image: Tensor, label: Tensor, wanted: Mapping[str, Tensor]) -> Tensor:
+        found = encoder_gradient(encoder, image.view(input_shape), label)
+        return torch.stack([(found[name] - gradient).square().sum() for name, gradient in wanted.items()]).sum()
 
-    iterates = [start]
-    with torch.enable_grad():
-        for _ in range(steps):
-            optimizer.step(distance)
-            if not bool(image.isfinite().all()):
-                break
-            iterates.append(image.detach().clone())
-    count = min(keep, steps)
-    kept = iterates[-count:]
-    return torch.stack([*kept, *[kept[-1]] * (count - len(kept))])
+    differentiated = vmap(grad_and_value(distance))
+
+    def inverted(rows: Tensor) -> Tensor:
+        def evaluate(places: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+            at = rows[places].to(some.device)
+            wanted = {name: gradient[at] for name, gradient in gradients.items()}
+            slopes, distances = differentiated(images.to(some.device), labels.to(some.device)[at], wanted)
+            return distances.cpu(), slopes.cpu()
+
+        return minimised(starts[rows].to(some.dtype), evaluate, steps, keep)
+
+    found = torch.cat([inverted(rows) for rows in torch.arange(len(starts)).split(AT_ONCE)])
+    return found.view(*found.shape[:2], *input_shape)
