@@ -90,8 +90,8 @@ class GLFC(OwnLoss):
     secure aggregation, and is meant to reconstruct images from them. Down, the old model whenever the client has
     another one. Storage per client: the memory, that model and the samples before the current ones. Extra compute: a
     forward pass over all of a client's data per round, one of the old model in every step, training on the memory, and
-    prototypes; at the server, ``inversion_steps`` of up to 20 iterations, each a gradient of the encoder's gradient,
-    per client and class of a new task, and a forward pass over the pool per round. Scenarios: class-incremental.
+    prototypes; at the server, per client and class of a new task, up to ``inversion_steps`` of up to 20 iterations,
+    each a gradient of the encoder's gradient, and a forward pass over the pool per round. Scenarios: class-incremental.
     Optimizers: any.
 
     Args:

@@ -104,6 +104,7 @@ def invert_gradients(
         ``[B, min(keep, steps), C, H, W]`` on the CPU, finite; the last one of each image is the best.
     """
     some = next(iter(gradients.values()))
+    labels = labels.to(some.device)
     starts = torch.stack([torch.randn(input_shape, generator=generator).flatten() for generator in generators])
 
     def distance(image: Tensor, label: Tensor, wanted: Mapping[str, Tensor]) -> Tensor:
@@ -116,7 +117,7 @@ def invert_gradients(
         def evaluate(places: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
             at = rows[places].to(some.device)
             wanted = {name: gradient[at] for name, gradient in gradients.items()}
-            slopes, distances = differentiated(images.to(some.device), labels.to(some.device)[at], wanted)
+            slopes, distances = differentiated(images.to(some.device), labels[at], wanted)
             return distances.cpu(), slopes.cpu()
 
         return minimised(starts[rows].to(some.dtype), evaluate, steps, keep)
