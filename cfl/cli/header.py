@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from cfl import __version__
+from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
 from cfl.reporting.experiment import data_set_name, method_name
@@ -56,8 +58,9 @@ def announce(words: Sequence[str]) -> str:
         given = list(_given(read_command_line(words).arguments))
         if _read(given, "progress.enabled", True) is False:
             return ""
-        numbers = (_read(given, key) for key in ("data.num_clients", "schedule.clients_per_round"))
-        line = first_line(method_name(_methods(given)), _benchmark(given), *numbers)
+        clients, per_round = (_read(given, key) for key in ("data.num_clients", "schedule.clients_per_round"))
+        per_round = fitting_clients_per_round(given, clients, per_round)
+        line = first_line(method_name(_methods(given)), _benchmark(given), clients, per_round)
     except (ConfigError, BadYAML, OSError):
         return ""
     print(line, flush=True)
@@ -73,24 +76,24 @@ def _begins_a_fit(words: Sequence[str]) -> bool:
 
 def _given(words: Sequence[str]) -> Iterator[Given]:
     """What the files and the words say, in their order; a methods key without class stands for their removal."""
-    yield from in_content(read_yaml(DEFAULT_CONFIG))
+    yield from in_content(read_yaml(DEFAULT_CONFIG), str(DEFAULT_CONFIG))
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")
         value = value if equals else following
         if option in ("--config", "-c"):
-            content = parse_yaml(value) if is_written_out(value) else _in_file(value)
+            file = None if is_written_out(value) else find_config("--config", value)
+            content = parse_yaml(value) if file is None else _in_file(file)
             if isinstance(content, Mapping):
                 if "methods" in content and not content["methods"]:
                     yield Given("methods", None)
-                yield from in_content(content)
+                yield from in_content(content, file and str(file))
         elif option.startswith("--"):
             if option == "--methods":
                 yield Given("methods", None)
             yield from on_command_line([f"{option}={value}"])
 
 
-def _in_file(name: str) -> Any:
-    path = find_config("--config", name)
+def _in_file(path: Path) -> Any:
     if path.stat().st_size > _MOST_BYTES:
         raise BadYAML("more than can be read at once")
     return read_yaml(path)

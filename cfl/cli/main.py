@@ -35,6 +35,7 @@ from cfl.callbacks import (
     RunRecord,
 )
 from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
+from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.commands import TRAINING
 from cfl.cli.header import first_line
 from cfl.cli.import_policy import TRUSTED, importing_only
@@ -180,13 +181,14 @@ class FederatedCLI(LightningCLI):
 
     def _fit_default_to_clients(self) -> None:
         """Lower ``schedule.clients_per_round`` to the number of clients if it has its default, which nobody chose."""
-        schedule, clients, key = self._settings.schedule, self._settings.data.num_clients, "schedule.clients_per_round"
-        default = schedule.clients_per_round
-        if any(one.key == key for one in said()) or not isinstance(default, int) or not 1 <= clients < default:
+        schedule, default = self._settings.schedule, self._settings.schedule.clients_per_round
+        fitting = fitting_clients_per_round(said(), self._settings.data.num_clients, default)
+        if fitting == default:
             return
-        schedule.clients_per_round = clients
+        schedule.clients_per_round = fitting
         if self.subcommand == "fit" and is_first_process():
-            print(f"{key} is {clients}, as data.num_clients, instead of the default {default}", flush=True)
+            line = f"schedule.clients_per_round is {fitting}, as data.num_clients, instead of the default {default}"
+            print(line, flush=True)
 
     def instantiate_classes(self) -> None:
         """As Lightning; errors about methods name them as they were typed, and those about loggers what they lack."""

@@ -12,8 +12,10 @@ from lightning.pytorch.cli import instantiate_class
 
 from cfl.callbacks.run_record import check_method_names
 from cfl.cli import main as cli
+from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
+from cfl.cli.parsing import said
 from cfl.data.schedule import Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
@@ -40,6 +42,8 @@ class _ParsersOnly(cli.FederatedCLI):
         # By the subcommand's own parser: the one around it would parse and check everything once more.
         self.subcommand = "fit"
         self.config = Namespace(fit=self._parser("fit").parse_args([*arguments], _skip_validation=not validate))
+        schedule, clients = self.config.fit.schedule, self.config.fit.data.num_clients
+        schedule.clients_per_round = fitting_clients_per_round(said(), clients, schedule.clients_per_round)
         return self._plain_config()
 
 

@@ -12,10 +12,14 @@ import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
 from support import tiny_cli
+from support.fabricated import resolver
 from support.tiny_cli import printed_config
 
+from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.main import FederatedCLI
 from cfl.reporting.matrix_file import read_matrix_csv
+from cfl.running.finished import read_finished
+from cfl.running.resolving import same_experiment
 from cfl.runtime.checkpoint_file import write_checkpoint
 from cfl.runtime.command_line import read_command_line
 
@@ -53,6 +57,9 @@ def test_the_default_of_clients_per_round_is_lowered_to_the_clients(
     said = "schedule.clients_per_round is 4, as data.num_clients, instead of the default 10\n"
     assert said in capsys.readouterr().out
     assert yaml.safe_load((folder / "config.yaml").read_text())["schedule"]["clients_per_round"] == 4
+    for named in ([], ["--config", str(DEFAULT_CONFIG)]):  # a sweep finds the run again, and names that file
+        wanted = resolver().experiment([*named, *given[1:]])
+        assert same_experiment(wanted, read_finished(folder).experiment)
     assert tiny_cli.run("validate", "--ckpt_path", str(folder / "last.ckpt")) == 0
     assert said not in capsys.readouterr().out
     assert tiny_cli.run(*given, "--run.overwrite", "true", "--schedule.clients_per_round", "10") == 2

@@ -44,7 +44,7 @@ def test_what_is_said_at_once_is_what_the_parser_finds(
     np.savez("mine.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
     config = tiny_cli.printed_config(capsys, *COMMANDS[name])
-    share = config["schedule"]["clients_per_round"]
+    share = min(config["schedule"]["clients_per_round"], config["data"]["num_clients"])
     benchmark = config["run"]["benchmark"] or benchmark_name(config)
     expected = (
         f"cfl {cfl.__version__}: {method_name(config['methods'])} on {benchmark}, "
