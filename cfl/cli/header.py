@@ -86,7 +86,7 @@ def _given(words: Sequence[str]) -> Iterator[Given]:
             if isinstance(content, Mapping):
                 if "methods" in content and not content["methods"]:
                     yield Given("methods", None)
-                yield from in_content(content, file and str(file))
+                yield from in_content(content, None if file is None else str(file))
         elif option.startswith("--"):
             if option == "--methods":
                 yield Given("methods", None)

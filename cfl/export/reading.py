@@ -25,12 +25,14 @@ def read_images(places: Sequence[Path], source: Source, root: Path) -> Iterator[
 
     Args:
         places: image files; folders, with all image files below them; ``.npy`` files; ``.npz`` files with one array, or
-            with one of the arrays ``images``, ``features``, ``test_images`` and ``test_features``.
+            with one of the arrays ``images``, ``features``, ``test_images`` and ``test_features``; ``.csv`` files with
+            the columns of a table.
         source: the data set whose images they are like.
         root: folder with the data sets' files.
 
     Yields:
-        Names and images ``[n, C, H, W]`` as the data set's ``load`` gives them; of an array, ``<file>[<row>]``.
+        Names and images ``[n, C, H, W]`` as the data set's ``load`` gives them; of an array or a table
+        ``<file>[<row>]``.
 
     Raises:
         DataFilesMissing: naming a file that cannot be read so.
@@ -47,6 +49,9 @@ def read_images(places: Sequence[Path], source: Source, root: Path) -> Iterator[
             except ValueError as error:
                 raise DataFilesMissing(f"{place} cannot be used: {error}") from error
             yield [f"{place}[{row}]" for row in range(len(images))], images
+        elif place.suffix == ".csv":
+            rows = source.images_of_table(place, root)
+            yield [f"{place}[{row}]" for row in range(len(rows))], rows
         else:
             yield [str(place)], source.image_of_file(place, root)[None]
 

@@ -293,7 +293,7 @@ def data_set_name(kind: str, told: Any) -> str:
         kind: of its source: the class's name in lower case.
         told: the file, folder or set that such a source reads; None for a source of one data set.
     """
-    name = Path(str(told)).name.removesuffix(".npz") if told else ""
+    name = Path(str(told)).name.removesuffix(".npz").removesuffix(".csv") if told else ""
     return re.sub(r"[^\w.]+", "-", name).strip("-.") or kind
 
 

@@ -966,11 +966,12 @@ def test_config_builds_every_source_by_its_short_name():
     needed |= {"RecordedFrames": boxes, "VocBoxes": boxes}
     needed["CocoBoxes"] = {**boxes, "train": "a.json", "test": "b.json", "train_images": "images"}
     names = [name for name in sources.__all__ if name not in ("Source", "data_root")]
-    assert len(names) == 23
+    assert len(names) == 24
     fake = {"class_path": "torchvision.datasets.FakeData", "init_args": {"size": 4, "image_size": [3, 8, 8]}}
     others = {
         "Binarised": {"source": {"class_path": "MNIST"}},
         "BinarySet": {"set": "adult"},
+        "CsvTable": {"path": "x.csv", "label": "y"},
         "Features": {"path": "x.npz"},
         "FromDataset": {"train": fake, "test": fake},
     }

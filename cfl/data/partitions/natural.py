@@ -29,7 +29,7 @@ class Natural(Partition):
         if owners is None:
             valid = (
                 "another one: the data do not tell whose the training samples are, as train_clients in the .npz of "
-                "Arrays and Features, or folders <class>/<client>/ of ImageFolder, do"
+                "Arrays and Features, the column client of CsvTable, or folders <class>/<client>/ of ImageFolder, do"
             )
             raise ConfigError("data.partition", "Natural", valid)
         place = np.searchsorted(clients, owners)

@@ -5,6 +5,7 @@ from cfl.data.sources.base import Source
 from cfl.data.sources.binarised import Binarised
 from cfl.data.sources.binary_sets import BinarySet
 from cfl.data.sources.coco_boxes import CocoBoxes
+from cfl.data.sources.csv_table import CsvTable
 from cfl.data.sources.digits import Digits
 from cfl.data.sources.features import Features
 from cfl.data.sources.folder import ImageFolder
@@ -31,6 +32,7 @@ __all__ = [
     "Binarised",
     "BinarySet",
     "CocoBoxes",
+    "CsvTable",
     "Digits",
     "EMNISTLetters",
     "FashionMNIST",

@@ -279,9 +279,9 @@ class NpzSource(StandardSource):
         elif name == "num_classes" and (known := self._known(data_root())):
             self.num_classes = int(known["num_classes"])
         elif name == "shape":
-            self.shape = self._shape_of(stored_shape(self._existing_file(name), self.layout, self._numbers))
+            self.shape = self._shape_of(self._stored_shape(self._existing_file(name)))
         elif name == "num_classes":
-            self.num_classes = npz_num_classes(self._existing_file(name), self.layout, self._numbers)
+            self.num_classes = self._stored_num_classes(self._existing_file(name))
         elif name == "mean":
             self.mean = (0.0,) * self.shape[0]
         elif name == "std":
@@ -295,7 +295,7 @@ class NpzSource(StandardSource):
         file = self._file(root)
         if not os.path.isfile(file):
             raise DataFilesMissing(f"{file} is missing. Expected: {self.layout.about}. {where_else(self.path)}")
-        train, test = read_arrays(file, self.layout, self._convert, self._numbers)
+        train, test = self._stored_sets(file)
         channels, height, width = train.images.shape[1:]
         found = (channels, height, width)
         labels = [part.labels.numpy() for part in (train, test)]
@@ -325,17 +325,36 @@ class NpzSource(StandardSource):
         """Those of ``class_names`` in the file if it has them, else numbers."""
         file = self._file(root)
         if os.path.isfile(file):
-            try:
-                with opened_npz(file) as held:
-                    found = held.read(NAMES) if NAMES in held.keys else None
-            except ValueError as error:
-                raise _damaged(file, error, self.layout) from error
-            if found is not None:
-                if found.shape != (self.num_classes,) or found.dtype.kind != "U":
-                    about = f"{NAMES} are {found.dtype} {list(found.shape)}, not {self.num_classes} texts"
-                    raise _damaged(file, about, self.layout)
-                return tuple(map(str, found))
+            return self._stored_names(file) or super().names(root)
         return tuple(self._known(root).get("names", ())) or super().names(root)
+
+    # What is asked of the file.
+
+    def _stored_shape(self, file: Path) -> tuple[int, ...]:
+        """Shape of the array of training samples."""
+        return stored_shape(file, self.layout, self._numbers)
+
+    def _stored_num_classes(self, file: Path) -> int:
+        """Number of classes, or of numbers that a label has."""
+        return npz_num_classes(file, self.layout, self._numbers)
+
+    def _stored_sets(self, file: Path) -> tuple[ImageSet, ImageSet]:
+        """Training and test set."""
+        return read_arrays(file, self.layout, self._convert, self._numbers)
+
+    def _stored_names(self, file: Path) -> tuple[str, ...]:
+        """Names of the classes, if it has any."""
+        try:
+            with opened_npz(file) as held:
+                found = held.read(NAMES) if NAMES in held.keys else None
+        except ValueError as error:
+            raise _damaged(file, error, self.layout) from error
+        if found is None:
+            return ()
+        if found.shape != (self.num_classes,) or found.dtype.kind != "U":
+            about = f"{NAMES} are {found.dtype} {list(found.shape)}, not {self.num_classes} texts"
+            raise _damaged(file, about, self.layout)
+        return tuple(map(str, found))
 
 
 class Arrays(NpzSource):

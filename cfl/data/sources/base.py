@@ -12,6 +12,7 @@ from torch import Tensor
 from cfl.data.sources.images import images_of_array, stored_image
 from cfl.data.types import ImageSet, PixelTransform
 from cfl.metrics.base import Targets
+from cfl.runtime.errors import DataFilesMissing
 
 
 class Source(ABC):
@@ -107,3 +108,15 @@ class Source(ABC):
             ValueError: an array of another type or shape; says which would be valid.
         """
         return images_of_array(stored, self.shape)
+
+    def images_of_table(self, path: Path, root: Path) -> Tensor:
+        """``[N, C, H, W]``: rows of a CSV file as :meth:`load` would deliver them; only a table has them.
+
+        Args:
+            path: of the file.
+            root: folder with the data sets' files.
+
+        Raises:
+            cfl.runtime.errors.DataFilesMissing: naming the file and what would be valid.
+        """
+        raise DataFilesMissing(f"{path} cannot be used; expected: what the run's data set holds, which is no CSV file")

@@ -32,7 +32,24 @@ def stratified_split(name: str, whole: ImageSet, test_share: float) -> tuple[Ima
     Raises:
         DataFilesMissing: too few samples for both parts to have all classes.
     """
-    labels = whole.labels.numpy()
+    rows = stratified_rows(name, whole.labels.numpy(), test_share)
+    kept, held_out = map(torch.from_numpy, rows)
+    return whole.subset(kept), whole.subset(held_out)
+
+
+def stratified_rows(
+    name: str, labels: NDArray[np.int64], test_share: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of training and test samples, ascending, see :func:`stratified_split`.
+
+    Args:
+        name: as there.
+        labels: ``[N]``.
+        test_share: as there.
+
+    Raises:
+        DataFilesMissing: as there.
+    """
     _, counts = np.unique(labels, return_counts=True)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     random = np.random.RandomState(0)
@@ -49,8 +66,7 @@ def stratified_split(name: str, whole: ImageSet, test_share: float) -> tuple[Ima
         shuffled = own[random.permutation(len(own))]
         train.append(shuffled[:first])
         test.append(shuffled[first : first + second])
-    kept, held_out = (torch.from_numpy(np.sort(np.concatenate(chosen))) for chosen in (train, test))
-    return whole.subset(kept), whole.subset(held_out)
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
 def _proportional(counts: NDArray[np.int64], total: int, random: np.random.RandomState) -> NDArray[np.int64]:

@@ -1,0 +1,113 @@
+"""Reads the columns of a CSV file: numbers of some, texts of others."""
+
+from __future__ import annotations
+
+import csv
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Rows(NamedTuple):
+    """The rows of a file.
+
+    Attributes:
+        columns: names of the columns with numbers, D of them.
+        numbers: float64 ``[N, D]``, finite.
+        texts: name of a column -> its N texts.
+    """
+
+    columns: tuple[str, ...]
+    numbers: NDArray[np.float64]
+    texts: dict[str, list[str]]
+
+
+def header(path: Path) -> list[str]:
+    """Names of a file's columns.
+
+    Raises:
+        ValueError: see :func:`read_rows`.
+    """
+    return next(_lines(path))[1]
+
+
+def read_rows(
+    path: Path, texts: Sequence[str] = (), numbers: Sequence[str] | None = None, without: Collection[str] = ()
+) -> Rows:
+    """Read a file in UTF-8 whose first line names the columns, with a comma, a semicolon or a tab between them.
+
+    Args:
+        path: the file.
+        texts: columns that are kept as texts.
+        numbers: columns that hold numbers, in the order wanted; None: all but ``texts`` and ``without``.
+        without: columns that are left out.
+
+    Raises:
+        ValueError: what is wrong with the file, in one line without its name: a column is missing, a row has more or
+            fewer fields than the first line, or a field is no finite number.
+    """
+    lines = _lines(path)
+    _, names = next(lines)
+    if numbers is None:
+        numbers = [name for name in names if name not in texts and name not in without]
+    if lacking := [name for name in (*texts, *numbers) if name not in names]:
+        raise ValueError(f"it lacks the column {lacking[0]}; it has {', '.join(names)}")
+    if not numbers:
+        raise ValueError(f"no column with numbers is left of {', '.join(names)}")
+    places, kept = [names.index(name) for name in numbers], [(name, names.index(name)) for name in texts]
+    found, words = array("d"), {name: list[str]() for name in texts}
+    known: dict[str, str] = {}  # one object for all equal texts
+    for line, fields in lines:
+        try:
+            found.extend([float(fields[place]) for place in places])
+        except ValueError:
+            name, text = next((names[p], fields[p]) for p in places if not _is_number(fields[p]))
+            raise ValueError(f"line {line}, column {name}: {text[:40]!r} is no number") from None
+        for name, place in kept:
+            words[name].append(known.setdefault(fields[place], fields[place]))
+    values = np.frombuffer(found, dtype=np.float64).reshape(-1, len(places))
+    if not len(values):
+        raise ValueError("it has no rows below its first line")
+    if not (finite := np.isfinite(values)).all():
+        row, place = np.argwhere(~finite)[0].tolist()
+        raise ValueError(f"row {row + 1} below the first line, column {numbers[place]}: {values[row, place]}")
+    return Rows(tuple(numbers), values, words)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Number and fields of every line that is not empty; the first has the names of the columns."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            separator = next((sign for sign in ",;\t" if sign in first), ",")
+            reader = csv.reader(file, delimiter=separator, strict=True)
+            names: list[str] = []
+            for fields in reader:
+                if not fields:
+                    continue
+                if not names:
+                    names = [name.strip() for name in fields]
+                    if wrong := [name for name in names if not name or names.count(name) > 1]:
+                        raise ValueError(f"its first line should name every column once; found {wrong[0]!r}")
+                    yield reader.line_num, names
+                    continue
+                if len(fields) != len(names):
+                    raise ValueError(f"line {reader.line_num} has {len(fields)} fields, the first line {len(names)}")
+                yield reader.line_num, fields
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"it is no CSV file in UTF-8 ({error})") from error
+    if not names:
+        raise ValueError("it is empty")

@@ -1,0 +1,224 @@
+"""Vectors of numbers from the columns of one CSV file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cfl.data.sources.arrays import Layout
+from cfl.data.sources.csv_rows import header, read_rows
+from cfl.data.sources.features import Features
+from cfl.data.sources.labels import checked_numbers
+from cfl.data.sources.root import data_root
+from cfl.data.sources.split import SHARES, stratified_rows
+from cfl.data.sources.standard import KEY
+from cfl.data.types import ImageSet
+from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.option_checks import check_numbers
+
+_PARTS = ("train", "test")
+_WHOLE_NUMBERS = 15
+"""Digits of a label up to which classes are sorted as numbers."""
+
+
+class _Part(NamedTuple):
+    """Training or test rows: features float64 ``[N, D]``, labels and clients as in :class:`ImageSet`."""
+
+    features: NDArray[np.float64]
+    labels: Tensor
+    clients: Tensor | None
+
+
+class _Table(NamedTuple):
+    """What a file holds: names of the features' columns and of the outputs, and its rows."""
+
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    train: _Part
+    test: _Part
+
+
+class CsvTable(Features):
+    """Vectors of numbers from the columns of one CSV file, whose first line names the columns.
+
+    Every column that no option names is a feature, and holds finite numbers. Networks get ``[N, 1, 1, D]``, which
+    ``MLP`` takes.
+
+    Args:
+        path: of the file, relative to the data root or absolute.
+        label: the column with the class, any text; with ``numbers`` the number to predict. Classes are sorted as
+            numbers where all are whole numbers, else as texts.
+        client: the column that tells whose the row is, any text, for the partition ``Natural``; null: none does.
+        part: the column that tells ``train`` from ``test``; null: ``test_share`` of the rows are drawn for tests.
+        test_share: share of the rows that is held out for tests, between 0.01 and 0.99, the same of every class, and
+            the same rows in every run; not used with ``part``.
+        drop: columns that are left out; null: none.
+        standardise: subtract each feature's mean over the whole training set, and divide by its standard deviation
+            (population), both of training and of test samples; a constant feature becomes 0. false: as stored.
+        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
+        max_test: likewise for the test set.
+        numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
+
+    Raises:
+        ConfigError: a number that cannot work.
+    """
+
+    layout = Layout(
+        "features",
+        "a CSV file in UTF-8 whose first line names its columns, with a finite number in every column of features",
+        lambda dtype: dtype.kind == "f",
+        (2,),
+    )
+
+    def __init__(
+        self,
+        path: str,
+        label: str,
+        client: str | None = None,
+        part: str | None = None,
+        test_share: float = 0.2,
+        drop: list[str] | None = None,
+        standardise: bool = True,
+        max_train: int | None = None,
+        max_test: int | None = None,
+        numbers: bool = False,
+    ) -> None:
+        check_numbers(KEY, SHARES, test_share=test_share)
+        named = {"label": label, "client": client, "part": part}
+        self._columns_of = {option: column for option, column in named.items() if column is not None}
+        self.drop, self.test_share = tuple(drop or ()), test_share
+        columns = [*self._columns_of.values(), *self.drop]
+        for option, column in [*self._columns_of.items(), *(("drop", column) for column in self.drop)]:
+            if columns.count(column) > 1:
+                raise ConfigError(f"{KEY}.{option}", column, "each column once, in label, client, part and drop")
+        self._held: tuple[Path, _Table] | None = None
+        super().__init__(path, None, None, standardise, max_train, max_test, numbers)
+
+    # What is asked of the file.
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets, standardised by the training set if asked for."""
+        try:
+            return super().read(root)
+        finally:
+            self._held = None
+
+    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.kept`: also the columns."""
+        return {key: {**held, "columns": self._features(root)} for key, held in super().kept(root).items()}
+
+    @property
+    def reads(self) -> str:
+        """See :attr:`Source.reads`."""
+        return f"{super().reads} Their columns, in order: {', '.join(self._features(data_root()))}."
+
+    def images_of_table(self, path: Path, root: Path) -> Tensor:
+        """See :meth:`Source.images_of_table`; other columns than those of the features are left out."""
+        try:
+            stored = read_rows(path, numbers=self._features(root)).numbers
+            self.moments(root)
+            return self._convert(stored)
+        except ValueError as error:
+            raise self._unusable(path, error) from error
+
+    def _features(self, root: Path) -> list[str]:
+        known = self._known(root)
+        return list(known["columns"] if known else self._table(self._file(root)).columns)
+
+    def _stored_shape(self, file: Path) -> tuple[int, ...]:
+        return self._table(file).train.features.shape
+
+    def _stored_num_classes(self, file: Path) -> int:
+        return len(self._table(file).names)
+
+    def _stored_names(self, file: Path) -> tuple[str, ...]:
+        return self._table(file).names
+
+    def _stored_sets(self, file: Path) -> tuple[ImageSet, ImageSet]:
+        _, _, train, test = self._table(file)
+        try:
+            features = [self._convert(part.features) for part in (train, test)]  # the first one gives the moments
+        except ValueError as error:
+            raise self._unusable(file, error) from error
+        return ImageSet(features[0], train.labels, train.clients), ImageSet(features[1], test.labels)
+
+    # Reading it.
+
+    def _table(self, file: Path) -> _Table:
+        """The file's content, which is kept until the samples are read."""
+        if self._held is None or self._held[0] != file:
+            try:
+                self._held = file, self._read_table(file)
+            except ConfigError:
+                raise
+            except ValueError as error:
+                raise self._unusable(file, error) from error
+        return self._held[1]
+
+    def _read_table(self, file: Path) -> _Table:
+        if not os.path.isfile(file):
+            raise ConfigError(
+                f"{KEY}.path",
+                self.path,
+                f"a file: {file.absolute()} does not exist. "
+                "An absolute path or CFL_DATA_ROOT names another place, and so does data.root of cfl fit",
+            )
+        columns = header(file)
+        for option, column in (*self._columns_of.items(), *(("drop", column) for column in self.drop)):
+            if column not in columns:
+                raise ConfigError(f"{KEY}.{option}", column, f"a column of {file}: {', '.join(columns)}")
+        rows = read_rows(file, texts=[*self._columns_of.values()], without=self.drop)
+        texts = {option: rows.texts[column] for option, column in self._columns_of.items()}
+        labels, names = _numbers(texts["label"]) if self._numbers else _classes(texts["label"])
+        train, test = self._split(labels, texts.get("part"))
+        if not self._numbers and (lacking := set(range(len(names))) - set(labels[train].tolist())):
+            raise ValueError(f"no training row has the class {names[min(lacking)]!r}")
+        clients = None
+        if "client" in texts:
+            of_train = np.array(texts["client"])[train]
+            clients = torch.from_numpy(np.unique(of_train, return_inverse=True)[1].astype(np.int64))
+        found = [_Part(rows.numbers[rows_of], labels[torch.from_numpy(rows_of)], None) for rows_of in (train, test)]
+        outputs = (self._columns_of["label"],) if self._numbers else names
+        return _Table(rows.columns, outputs, found[0]._replace(clients=clients), found[1])
+
+    def _split(self, labels: Tensor, parts: Sequence[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Training and test rows, ascending."""
+        if parts is None:
+            groups = np.zeros(len(labels), dtype=np.int64) if self._numbers else labels.numpy()
+            return stratified_rows(self.name, groups, self.test_share)
+        column = self._columns_of["part"]
+        if other := sorted(set(parts) - set(_PARTS)):
+            raise ValueError(f"column {column} holds {other[0]!r}; valid: train and test")
+        train, test = (np.flatnonzero(np.array(parts) == part) for part in _PARTS)
+        if not len(train) or not len(test):
+            raise ValueError(f"column {column} holds no {'test' if len(train) else 'train'}")
+        return train, test
+
+    def _unusable(self, file: Path, reason: object) -> DataFilesMissing:
+        hint = f"{KEY}.drop leaves columns out"
+        return DataFilesMissing(f"{file} cannot be used: {reason}. Expected: {self.layout.about}; {hint}.")
+
+
+def _classes(texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """``[N]`` int64 from 0, and the classes' names."""
+    names = sorted(set(texts))
+    if all(len(name) <= _WHOLE_NUMBERS and name.removeprefix("-").isdecimal() for name in names):
+        names.sort(key=int)
+    places = {name: place for place, name in enumerate(names)}
+    return torch.tensor([places[text] for text in texts], dtype=torch.int64), tuple(names)
+
+
+def _numbers(texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """``[N, 1]`` float32, which have no names."""
+    try:
+        found = np.array(texts, dtype=np.float64)
+    except ValueError as error:
+        raise ValueError(f"labels that are numbers to predict: {error}") from error
+    return torch.from_numpy(checked_numbers(found, "numbers to predict")), ()

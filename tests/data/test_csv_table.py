@@ -1,0 +1,169 @@
+"""Vectors of numbers from the columns of a CSV file."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cfl.data.partitions import Natural
+from cfl.data.sources import CsvTable, Features
+from cfl.data.sources.csv_rows import read_rows
+from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.testing import check_source
+
+COLUMNS = ["id", "age", "clinic", "kind", "dose", "part"]
+
+
+def rows() -> list[list[Any]]:
+    """Sixty rows of three kinds in four clinics; every fifth is for tests."""
+    draw = np.random.default_rng(0)
+    kinds, clinics = ["10", "9", "2"], ["north", "Süd", "east, upper", "west"]
+    return [
+        [
+            f"p{k}",
+            40 + 10 * draw.normal(),
+            clinics[k % 4],
+            kinds[k % 3],
+            1e-3 * draw.normal(),
+            "train" if k % 5 else "test",
+        ]
+        for k in range(60)
+    ]
+
+
+def written(folder: Path, lines: list[list[Any]] | None = None, separator: str = ",", encoding: str = "utf-8") -> str:
+    with (folder / "visits.csv").open("w", encoding=encoding, newline="") as file:
+        csv.writer(file, delimiter=separator).writerows([COLUMNS, *(lines or rows())])
+    return str(folder / "visits.csv")
+
+
+def source(path: str, **options: Any) -> CsvTable:
+    return CsvTable(path, **{"label": "kind", "client": "clinic", "part": "part", "drop": ["id"], **options})
+
+
+@pytest.mark.parametrize(("separator", "encoding"), [(",", "utf-8"), (";", "utf-8-sig"), ("\t", "utf-8")])
+def test_a_table_holds_what_the_same_arrays_do(separator: str, encoding: str, tmp_path: Path) -> None:
+    """Also as spreadsheets write it; classes that are whole numbers are in their order, clients in that of names."""
+    found = source(written(tmp_path, None, separator, encoding))
+    lines = rows()
+    of_part = {part: [line for line in lines if line[5] == part] for part in ("train", "test")}
+    arrays: dict[str, Any] = {"class_names": np.array(["2", "9", "10"])}
+    for part, kept in of_part.items():
+        arrays[f"{part}_features"] = np.array([[line[1], line[4]] for line in kept])
+        arrays[f"{part}_labels"] = np.array([["2", "9", "10"].index(line[3]) for line in kept])
+    arrays["train_clients"] = np.array([line[2] for line in of_part["train"]])
+    np.savez(tmp_path / "same.npz", **arrays)
+    same = Features(str(tmp_path / "same.npz"))
+    assert (found.shape, found.num_classes, found.name) == ((1, 1, 2), 3, "visits")
+    assert found.names(tmp_path) == same.names(tmp_path) == ("2", "9", "10")
+    for ours, theirs in zip(found.load(tmp_path), same.load(tmp_path), strict=True):
+        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.labels, theirs.labels)
+        assert (ours.clients is None) == (theirs.clients is None)
+        assert ours.clients is None or torch.equal(ours.clients, theirs.clients)
+    assert found.moments(tmp_path) == same.moments(tmp_path)
+    assert "age, dose" in found.reads
+    check_source(found, tmp_path)
+
+
+def test_a_share_of_every_class_is_held_out_without_a_column_for_it(tmp_path: Path) -> None:
+    kept = source(written(tmp_path), part=None, drop=["id", "part"], test_share=0.25)
+    train, test = kept.load(tmp_path)
+    assert (len(train), len(test)) == (45, 15)
+    assert torch.bincount(test.labels).tolist() == [5, 5, 5]
+    again = source(kept.path, part=None, drop=["id", "part"], test_share=0.25).load(tmp_path)
+    assert torch.equal(train.images, again[0].images)
+    owners = train.clients
+    assert owners is not None
+    shares = Natural().deal(train.labels.numpy(), owners.numpy(), np.arange(4), np.random.default_rng(0))
+    assert len(shares) == 4
+
+
+def test_numbers_to_predict(tmp_path: Path) -> None:
+    found = source(written(tmp_path), label="dose", drop=["id", "kind"], numbers=True)
+    train, _ = found.load(tmp_path)
+    expected = [line[4] for line in rows() if line[5] == "train"]
+    assert (found.shape, found.num_classes, found.names(tmp_path)) == ((1, 1, 1), 1, ("dose",))
+    torch.testing.assert_close(train.labels[:, 0], torch.tensor(expected))
+
+
+def test_rows_of_another_file_are_found_by_their_columns(tmp_path: Path) -> None:
+    """In any order, without labels, standardised as training rows were."""
+    found = source(written(tmp_path))
+    _, test = found.load(tmp_path)
+    lines = [line for line in rows() if line[5] == "test"]
+    new = tmp_path / "new.csv"
+    new.write_text("dose,note,age\n" + "".join(f"{line[4]},x,{line[1]}\n" for line in lines))
+    assert torch.equal(source(found.path).images_of_table(new, tmp_path), test.images)
+    new.write_text("dose\n1\n")
+    with pytest.raises(DataFilesMissing, match=r"new\.csv cannot be used: it lacks the column age; it has dose"):
+        found.images_of_table(new, tmp_path)
+    with pytest.raises(DataFilesMissing, match="which is no CSV file"):
+        Features("x.npz").images_of_table(new, tmp_path)
+
+
+def changed(row: int, column: str, value: Any) -> list[list[Any]]:
+    lines = rows()
+    lines[row][COLUMNS.index(column)] = value
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (changed(3, "age", "old"), "line 5, column age: 'old' is no number"),
+        (changed(3, "age", ""), "line 5, column age: '' is no number"),
+        (changed(3, "age", "nan"), "row 4 below the first line, column age: nan"),
+        (changed(0, "part", "valid"), "column part holds 'valid'; valid: train and test"),
+        (changed(0, "kind", "7"), "no training row has the class '7'"),
+        ([*rows(), ["p", 1]], "line 62 has 2 fields, the first line 6"),
+    ],
+)
+def test_damaged_files_are_refused(lines: list[list[Any]], said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataFilesMissing) as refused:
+        source(written(tmp_path, lines)).load(tmp_path)
+    assert said in str(refused.value)
+    assert "visits.csv cannot be used" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is empty"),
+        (b"a,b\n", "it has no rows"),
+        (b"a,a\n1,2\n", "every column once; found 'a'"),
+        (b"a,\xff\n1,2\n", "no CSV file in UTF-8"),
+        (b'a,b\n1,"2\n', "no CSV file"),
+    ],
+)
+def test_what_is_no_table_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        read_rows(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"label": "sort"}, "label"),
+        ({"client": "house"}, "client"),
+        ({"drop": ["name"]}, "drop"),
+        ({"drop": ["kind"]}, "label"),
+        ({"test_share": 1.0}, "test_share"),
+    ],
+)
+def test_options_that_cannot_work_are_named(options: dict[str, Any], key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.stream\.source\.{key} = "):
+        source(written(tmp_path), **options).load(tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.csv does not exist"):
+        _ = source(str(tmp_path / "nowhere.csv")).shape
+    with pytest.raises(DataFilesMissing, match=r"nowhere\.csv is missing"):
+        source(str(tmp_path / "nowhere.csv")).load(tmp_path)
