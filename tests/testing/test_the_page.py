@@ -18,14 +18,14 @@ from support.tiny import double, fit, mlp, tiny_client, tiny_data, weights
 import cfl.methods
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
-from cfl.methods import FedProx, Method, capabilities
+from cfl.methods import DER, FedProx, Method, capabilities
 from cfl.testing import PROPERTIES, check_method
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-method.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 FILES = {"my_methods": "class Mine", "my_checks": "def test_mine", "sparse": "class Sparse", "habit": "class Habit"}
-FILES |= {"anchor": "class Anchor"}
+FILES |= {"anchor": "class Anchor", "rehearsal": "class Rehearsal"}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,12 @@ def test_the_printed_configuration_and_command_run_it(folder: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("name", "kind", "options", "plain_first"),
-    [("sparse", "Sparse", {"strength": 0.02}, False), ("habit", "Habit", {}, False), ("anchor", "Anchor", {}, True)],
+    [
+        ("sparse", "Sparse", {"strength": 0.02}, False),
+        ("habit", "Habit", {}, False),
+        ("anchor", "Anchor", {}, True),
+        ("rehearsal", "Rehearsal", {"count": 8}, False),
+    ],
 )
 def test_the_other_methods_of_the_page_pass_the_check(
     folder: Path, name: str, kind: str, options: dict[str, float], plain_first: bool
@@ -100,6 +105,16 @@ def test_the_printed_penalty_is_that_of_l1(folder: Path) -> None:
     for name, value in found.items():
         torch.testing.assert_close(value, by_hand[name], rtol=0, atol=1e-12)
         assert float((value - without[name]).abs().max()) > 1e-3
+
+
+def test_the_printed_replay_is_that_of_der_with_labels_alone(folder: Path) -> None:
+    """Both draw the same samples under this name."""
+    rehearsal = importlib.import_module("rehearsal").Rehearsal
+    ways: list[dict[str, Method]] = [{"er labels": rehearsal(8, 0.5)}, {"er": DER(0.0, 0.5, 8)}, {}]
+    found, expected, without = (weights(fit(tiny_client(tiny_data(), mlp, methods=one), tiny_data())) for one in ways)
+    for name, value in found.items():
+        assert torch.equal(value, expected[name])
+        assert not torch.equal(value, without[name])
 
 
 def rows(first: str) -> list[list[str]]:
