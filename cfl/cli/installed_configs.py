@@ -96,4 +96,4 @@ def _about(path: Path) -> str:
     with path.open(encoding="utf-8") as file:
         lines = [line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), file)]
     comment = " ".join(lines)
-    return re.split(r"(?<=[.!?])\s", comment, maxsplit=1)[0]
+    return re.split(r"(?<=\.)\s", comment, maxsplit=1)[0]
