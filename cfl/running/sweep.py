@@ -28,6 +28,7 @@ from cfl.running.resolving import Resolver
 from cfl.running.runner import Outcome, Runner
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
+from cfl.runtime.run_files import CONFIG
 
 _OF_THE_SWEEP = {
     "seed_everything": "--seeds",
@@ -74,9 +75,15 @@ def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int],
     if runner.interrupted_by is not None:
         console.print("interrupted; the same command goes on")
         return 128 + runner.interrupted_by
-    finished = lacking(every, seeds, resolver, read_results(out, read_finished)).finished
-    status = comparing.main([*(str(found.folder) for found in finished), "--out", str(out)]) if finished else 1
+    after = lacking(every, seeds, resolver, read_results(out, read_finished))
+    folders, lost = [str(found.folder) for found in after.finished], {job.folder for job in after.jobs}
+    status = comparing.main([*folders, "--out", str(out)]) if folders else 1
     without = [_reason(outcome) for outcome in outcomes if outcome.state != "finished"]
+    without += [
+        f"{outcome.job.name}: {outcome.job.folder / CONFIG} is not of the experiment that was asked for"
+        for outcome in outcomes
+        if outcome.state == "finished" and outcome.job.folder in lost
+    ]
     without += [f"{name}: diverged; remove {folder} to run again" for name, folder in lacks.diverged]
     for line in without:
         console.print(f"no result of {line}")
