@@ -103,7 +103,7 @@ def test_rows_of_another_file_are_found_by_their_columns(tmp_path: Path) -> None
     new.write_text("dose\n1\n")
     with pytest.raises(DataFilesMissing, match=r"new\.csv cannot be used: it lacks the column age; it has dose"):
         found.images_of_table(new, tmp_path)
-    with pytest.raises(DataFilesMissing, match="which is no CSV file"):
+    with pytest.raises(DataFilesMissing, match="only runs on CsvTable read tables"):
         Features("x.npz").images_of_table(new, tmp_path)
 
 

@@ -119,4 +119,4 @@ class Source(ABC):
         Raises:
             cfl.runtime.errors.DataFilesMissing: naming the file and what would be valid.
         """
-        raise DataFilesMissing(f"{path} cannot be used; expected: what the run's data set holds, which is no CSV file")
+        raise DataFilesMissing(f"{path} cannot be used: only runs on CsvTable read tables, and this run's data set is another")
