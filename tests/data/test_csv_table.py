@@ -67,7 +67,10 @@ def test_a_table_holds_what_the_same_arrays_do(separator: str, encoding: str, tm
         assert (ours.clients is None) == (theirs.clients is None)
         assert ours.clients is None or torch.equal(ours.clients, theirs.clients)
     assert found.moments(tmp_path) == same.moments(tmp_path)
+    (tmp_path / "visits.csv").write_text("what was read is known\n")
     assert "age, dose" in found.reads
+    assert found.names(tmp_path) == ("2", "9", "10")
+    written(tmp_path, None, separator, encoding)
     check_source(found, tmp_path)
 
 

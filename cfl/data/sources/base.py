@@ -119,4 +119,6 @@ class Source(ABC):
         Raises:
             cfl.runtime.errors.DataFilesMissing: naming the file and what would be valid.
         """
-        raise DataFilesMissing(f"{path} cannot be used: only runs on CsvTable read tables, and this run's data set is another")
+        raise DataFilesMissing(
+            f"{path} cannot be used: only runs on CsvTable read tables, and this run's data set is another"
+        )

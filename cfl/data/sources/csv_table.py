@@ -99,6 +99,7 @@ class CsvTable(Features):
             if columns.count(column) > 1:
                 raise ConfigError(f"{KEY}.{option}", column, "each column once, in label, client, part and drop")
         self._held: tuple[Path, _Table] | None = None
+        self._known_names: tuple[Path, tuple[str, ...], tuple[str, ...]] | None = None
         super().__init__(path, None, None, standardise, max_train, max_test, numbers)
 
     # What is asked of the file.
@@ -106,7 +107,9 @@ class CsvTable(Features):
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Both sets, standardised by the training set if asked for."""
         try:
-            return super().read(root)
+            found = super().read(root)
+            self._names_in(self._file(root))
+            return found
         finally:
             self._held = None
 
@@ -121,25 +124,32 @@ class CsvTable(Features):
 
     def images_of_table(self, path: Path, root: Path) -> Tensor:
         """See :meth:`Source.images_of_table`; other columns than those of the features are left out."""
+        columns = self._features(root)
+        self.moments(root)
         try:
-            stored = read_rows(path, numbers=self._features(root)).numbers
-            self.moments(root)
-            return self._convert(stored)
+            return self._convert(read_rows(path, numbers=columns).numbers)
         except ValueError as error:
             raise self._unusable(path, error) from error
 
     def _features(self, root: Path) -> list[str]:
         known = self._known(root)
-        return list(known["columns"] if known else self._table(self._file(root)).columns)
+        return list(known["columns"] if known else self._names_in(self._file(root))[0])
+
+    def _names_in(self, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the features' columns and of the outputs, which are kept when the rows no longer are."""
+        if self._known_names is None or self._known_names[0] != file:
+            columns, names, _, _ = self._table(file)
+            self._known_names = file, columns, names
+        return self._known_names[1:]
 
     def _stored_shape(self, file: Path) -> tuple[int, ...]:
         return self._table(file).train.features.shape
 
     def _stored_num_classes(self, file: Path) -> int:
-        return len(self._table(file).names)
+        return len(self._names_in(file)[1])
 
     def _stored_names(self, file: Path) -> tuple[str, ...]:
-        return self._table(file).names
+        return self._names_in(file)[1]
 
     def _stored_sets(self, file: Path) -> tuple[ImageSet, ImageSet]:
         _, _, train, test = self._table(file)
