@@ -10,7 +10,6 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
-from cfl.callbacks.run_record import check_method_names
 from cfl.cli import main as cli
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
@@ -20,6 +19,7 @@ from cfl.engines import EngineOptions
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.reporting.experiment import completed, experiment_of
+from cfl.reporting.files_of_run import check_method_names
 from cfl.runtime.command_line import read_command_line
 
 _BUILT_ALONE = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer}

@@ -158,7 +158,11 @@ def answering_alike(federation: Federation, stream_task: int, owners: Owners) ->
     return found
 
 
+def over_clients(federation: Federation, values: Tensor) -> Tensor:
+    """The mean over the first dimension, clients, where each has values of its own; else the values as they are."""
+    return values.nanmean(0) if federation.measures_clients else values
+
+
 def mean_matrix(federation: Federation) -> Tensor:
     """What is measured, ``[T, T]``, such as accuracies in percent; the mean over clients where each has one."""
-    matrix = federation.measured.compute()
-    return matrix.nanmean(0) if federation.measures_clients else matrix
+    return over_clients(federation, federation.measured.compute())

@@ -13,6 +13,7 @@ from unittest import mock
 
 from cfl.callbacks import RoundCheckpoint, RunRecord
 from cfl.callbacks.checkpoint_file import StreamedCheckpoints
+from cfl.callbacks.rounds_table import RoundsTable
 from cfl.cli.main import FederatedCLI
 from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.federation import Federation
@@ -36,7 +37,7 @@ _METHODS: dict[str, tuple[type, str]] = {
     "the methods' end of a task": (Composition, "end_task"),
     "an evaluation": (Client, "validation_step"),
     "writing clients' rows": (FileRows, "write"),
-    _ROW: (RunRecord, "_append_round"),
+    _ROW: (RoundsTable, "append"),
     "a checkpoint": (RoundCheckpoint, "_save"),
     _CHECKPOINT: (StreamedCheckpoints, "save_checkpoint"),
     "loading the checkpoint": (Client, "on_load_checkpoint"),

@@ -31,7 +31,7 @@ PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4
 
 _DRAWN = (
     "cfl.data.report.partition_figure",
-    *(f"cfl.callbacks.run_record.{name}" for name in ("accuracy_heatmap", "accuracy_curve", "learning_curves")),
+    *(f"cfl.callbacks.run_pictures.{name}" for name in ("accuracy_heatmap", "accuracy_curve", "learning_curves")),
 )
 """What makes the pictures of a run."""
 _BUILT: dict[tuple[Any, ...], dict[str, Any]] = {}
