@@ -15,13 +15,15 @@ from torch import Tensor
 
 from cfl.data.augmentation import Augmentation
 from cfl.data.client_data import ClientDataAssignment
-from cfl.data.cohorts import CohortBatch, CohortBlock, RoundLoader, deal_clients, local_steps
+from cfl.data.cohort_dealing import deal_clients, local_steps
+from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
 from cfl.data.exposure import OWN_PACE, STREAMING, UNANNOUNCED, Exposure
 from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
+from cfl.data.round_loader import RoundLoader
 from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
 from cfl.data.schedule import BoundSchedule, Schedule
 from cfl.data.sequences import TaskSequences
