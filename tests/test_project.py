@@ -81,8 +81,6 @@ def test_only_the_command_line_and_the_checks_know_the_callbacks() -> None:
     assert knowing == {
         "cfl/api/parts.py",
         "cfl/cli/main.py",
-        "cfl/cli/settling.py",
-        "cfl/running/resolving.py",
         "cfl/testing/tiny_runs.py",
     }
 
