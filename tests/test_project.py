@@ -80,6 +80,8 @@ def test_only_the_command_line_and_the_checks_know_the_callbacks() -> None:
     }
     assert knowing == {
         "cfl/api/parts.py",
+        "cfl/cli/checkpoints.py",
+        "cfl/cli/federated_cli.py",
         "cfl/cli/main.py",
         "cfl/testing/tiny_runs.py",
     }

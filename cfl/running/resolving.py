@@ -10,7 +10,9 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
-from cfl.cli import main as cli
+from cfl.cli.checkpoints import SECTIONS
+from cfl.cli.federated_cli import FederatedCLI
+from cfl.cli.main import build
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
 from cfl.data.schedule import Schedule
@@ -30,7 +32,7 @@ class _Ready(Exception):
     """The parsers are built."""
 
 
-class _ParsersOnly(cli.FederatedCLI):
+class _ParsersOnly(FederatedCLI):
     """The command line's parsers, and nothing is run."""
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
@@ -52,7 +54,7 @@ class Resolver:
     @cached_property
     def _parsers(self) -> _ParsersOnly:
         try:
-            cli._build(_ParsersOnly, read_command_line(["fit"]))
+            build(_ParsersOnly, read_command_line(["fit"]))
         except _Ready as ready:
             parsers: _ParsersOnly = ready.args[0]
         parser = parsers._parser("fit")
@@ -120,7 +122,7 @@ def same_experiment(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool
     if set(wanted["methods"]) != set(found["methods"]):  # most runs that are asked about, and quick
         return False
     ours, theirs = without_seed(wanted), without_seed(found)
-    return ours == theirs or ours == completed(theirs, ours, cli.SECTIONS)
+    return ours == theirs or ours == completed(theirs, ours, SECTIONS)
 
 
 def num_rounds(config: Mapping[str, Any]) -> int | None:

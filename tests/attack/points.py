@@ -14,7 +14,7 @@ from unittest import mock
 from cfl.callbacks import RoundCheckpoint, RunRecord
 from cfl.callbacks.checkpoint_file import StreamedCheckpoints
 from cfl.callbacks.rounds_table import RoundsTable
-from cfl.cli.main import FederatedCLI
+from cfl.cli.federated_cli import FederatedCLI
 from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.federation import Federation
 from cfl.federation.row_store import FileRows

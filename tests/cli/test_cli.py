@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningCLI
 from support import tiny_cli
 from support.tiny_cli import printed_config
 
-from cfl.cli.main import FederatedCLI
+from cfl.cli.federated_cli import FederatedCLI
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.runtime.checkpoint_file import write_checkpoint
 from cfl.runtime.command_line import read_command_line

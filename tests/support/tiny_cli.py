@@ -21,7 +21,8 @@ from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
 from cfl.callbacks import RoundCheckpoint, RunRecord
-from cfl.cli.main import FederatedCLI, main
+from cfl.cli.federated_cli import FederatedCLI
+from cfl.cli.main import main
 from cfl.training.client import Client
 
 TINY = Path(__file__).with_name("tiny.yaml")
