@@ -15,6 +15,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.metrics.task_matrix import TaskMatrix
+from cfl.models.base import num_parameters
 from cfl.reporting.experiment import method_name
 from cfl.runtime import distributed
 from cfl.training.client import Client
@@ -77,7 +78,7 @@ def run_figures(
         "tasks": data.num_tasks,
         "clients": data.num_clients,
         "config_hash": config_hash,
-        "parameters": sum(p.numel() for p in federation.network.parameters()),
+        "parameters": num_parameters(federation.network),
         "server_sees": "single clients' messages" if channel.individual_allowed else "sums only",
         "skipped_clients": len(channel.skipped),
         "skipped_messages": Counter(topic for _, topic, _ in channel.skipped_messages),
