@@ -34,7 +34,7 @@ from cfl.cli.header import first_line
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.cli.parsing import disk_error, reason_for_user, said
+from cfl.cli.parsing import disk_error, options_given, reason_for_user
 from cfl.cli.settling import settle
 from cfl.cli.trainer_classes import naming_what_fails
 from cfl.cli.trainer_settings import check_profiler, check_settings
@@ -153,7 +153,7 @@ class FederatedCLI(LightningCLI):
         """Lower ``schedule.clients_per_round`` to the number of clients if it has its default, which nobody chose."""
         schedule, clients, key = self._settings.schedule, self._settings.data.num_clients, "schedule.clients_per_round"
         default = schedule.clients_per_round
-        if any(one.key == key for one in said()) or not isinstance(default, int) or not 1 <= clients < default:
+        if any(one.key == key for one in options_given()) or not isinstance(default, int) or not 1 <= clients < default:
             return
         schedule.clients_per_round = clients
         if self.subcommand == "fit" and is_first_process():

@@ -98,10 +98,10 @@ class Scoring:
             client = cast(int, owner)
             told = task if federation.measure.tells_tasks else None
             model = federation.model_for(batch.task, federation.model_of(client, told))
-            self._count(self.answers(batch, model, False, (client,)), batch, client, task)
+            self._count(self.answers(batch, model, is_network=False, whose=(client,)), batch, client, task)
             if federation.known is not None and not federation.measure.tells_tasks:
                 model = federation.model_for(batch.task, federation.model_of(client, task))
-                scores = self.answers(batch, model, False, (client,))
+                scores = self.answers(batch, model, is_network=False, whose=(client,))
                 federation.known.add(self._rows[client], task, scores, cast(Tensor, batch.y), None, client)
 
     def answers(
