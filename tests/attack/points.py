@@ -20,7 +20,7 @@ from cfl.federation.federation import Federation
 from cfl.federation.row_store import FileRows
 from cfl.federation.server import Server
 from cfl.methods.composition import Composition
-from cfl.runtime.run_files import CHECKPOINT, CONFIG, PARTITION, ROUNDS, SUMMARY, matrix_file
+from cfl.runtime.run_files import CHECKPOINT, CONFIG, PARTITION, SUMMARY, matrix_file
 from cfl.training.client import Client
 from cfl.training.local_work import LocalWork
 
@@ -80,7 +80,7 @@ def _around(name: str, original: Callable[..., Any], reached: Callable[[str], No
         if name == _CHECKPOINT:
             _reach_half(f"half of {name}", Path(arguments[2]), 0, reached)
         elif name == _ROW:
-            path = arguments[0].folder / ROUNDS
+            path = arguments[0].path
             before = path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0]
             _reach_half(f"half of {name}", path, len(before), reached)
         reached(f"after {name}")
