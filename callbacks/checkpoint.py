@@ -55,7 +55,7 @@ class RoundCheckpoint(Checkpoint):
         """Forget an earlier fit, and set up checkpoint files and the folder of clients' states."""
         self._signal, self._started, self._writes = None, 0.0, []
         record = record_of(trainer)
-        record.settle(trainer, stage)
+        record.prepare_once(trainer, stage)
         if record.folder.is_dir() and os.access(record.folder, os.W_OK):
             built_federation(trainer, pl_module, stage).clients.folder = record.folder
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the user's own plugin is kept

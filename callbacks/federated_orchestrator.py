@@ -16,6 +16,7 @@ from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.callbacks.sum_options import SumOptions
 from cfl.callbacks.trainer_checks import NEVER, check_anomalies, check_evaluation, check_trainer
 from cfl.data.cohorts import CohortBatch, CohortBlock
+from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.channel import Channel
 from cfl.federation.client_states import ClientStates
 from cfl.federation.federation import Federation, check_network, state_buffers
@@ -104,38 +105,7 @@ class FederatedOrchestrator(Callback):
         else:
             check_evaluation(trainer)
         if client.federation is None:
-            if self.batchnorm != "average" and not state_buffers(client.network):
-                valid = "average: the network keeps no statistics that could be treated otherwise"
-                raise ConfigError("federated.batchnorm", self.batchnorm, valid)
-            limit = None if self.client_state_memory_mb is None else int(1e6 * self.client_state_memory_mb)
-            clipping = (trainer.gradient_clip_algorithm or "norm") if trainer.gradient_clip_val else None
-            if stage == "fit":
-                check_network(client.network, data.scenario)
-                data.measure.start(client.network, lambda: data.tasks[0].train.labels)
-            client.federation = Federation(
-                client.network,
-                data,
-                client.methods,
-                Server(
-                    dict(client.network.named_parameters()),
-                    dict(client.network.named_buffers()),
-                    self.server_lr,
-                    self.server_momentum,
-                ),
-                Channel(
-                    self.on_bad_update,
-                    client.methods.individual_uplinks,
-                    ("model.optimizer lr", *client.methods.strengths),
-                    self.sums.integer_sums(data, self.client_weighting == "samples"),
-                    self.sums.lost(data.rounds),
-                    data.rounds.dropouts,
-                ),
-                self.batchnorm,
-                ClientStates(limit),
-                client.buffer,
-                client.frozen,
-                client.optimizer_for_its_options(clipping) if stage == "fit" else None,
-            )
+            client.federation = self._build(trainer, client, data, trains=stage == "fit")
             self._check_options_do_something(client.federation)
             self._check_weighting(client)
             if stage == "fit":
@@ -143,6 +113,40 @@ class FederatedOrchestrator(Callback):
         data.follow(client.federation)
         # With personal models, processes share the clients to evaluate instead of the test sets.
         data.all_batches_everywhere = client.federation.has_personal_models
+
+    def _build(self, trainer: Trainer, client: Client, data: FederatedDataModule, trains: bool) -> Federation:
+        network, methods = client.network, client.methods
+        if self.batchnorm != "average" and not state_buffers(network):
+            valid = "average: the network keeps no statistics that could be treated otherwise"
+            raise ConfigError("federated.batchnorm", self.batchnorm, valid)
+        if trains:
+            check_network(network, data.scenario)
+            data.measure.start(network, lambda: data.tasks[0].train.labels)
+        limit = None if self.client_state_memory_mb is None else int(1e6 * self.client_state_memory_mb)
+        clipping = (trainer.gradient_clip_algorithm or "norm") if trainer.gradient_clip_val else None
+        server = Server(
+            dict(network.named_parameters()), dict(network.named_buffers()), self.server_lr, self.server_momentum
+        )
+        channel = Channel(
+            self.on_bad_update,
+            methods.individual_uplinks,
+            diverges_with=("model.optimizer lr", *methods.strengths),
+            integers=self.sums.integer_sums(data, self.client_weighting == "samples"),
+            lost=self.sums.lost(data.rounds),
+            gone=data.rounds.dropouts,
+        )
+        return Federation(
+            network,
+            data,
+            methods,
+            server,
+            channel,
+            self.batchnorm,
+            ClientStates(limit),
+            client.buffer,
+            client.frozen,
+            client.optimizer_for_its_options(clipping) if trains else None,
+        )
 
     def _check_options_do_something(self, federation: Federation) -> None:
         """Refuse options of the server's step if the server takes none."""

@@ -18,7 +18,7 @@ from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.reporting.method_names import printed_methods
-from cfl.runtime.run_files import PARTITION_PICTURE
+from cfl.runtime.run_files import PARTITION_PICTURE, SAMPLES
 from cfl.training.access import client_of, federation_of
 from cfl.training.evaluation import mean_matrix
 
@@ -98,7 +98,7 @@ class DashboardLog(Callback):
             for logger in trainer.loggers:
                 targets = record_of(trainer).targets.accuracies
                 self._log_matrix(logger, federation, targets, plan.round, plan.task)
-        samples = record_of(trainer).folder / "samples.png"
+        samples = record_of(trainer).folder / SAMPLES
         if federation.finished and _is_written(samples):
             for logger in trainer.loggers:
                 _log_picture(logger, "cl/samples", imread(samples), {"round": plan.round, "task": plan.task})

@@ -80,9 +80,9 @@ def test_only_the_command_line_and_the_checks_know_the_callbacks() -> None:
     }
     assert knowing == {
         "cfl/api/parts.py",
+        "cfl/cli/checkpoints.py",
+        "cfl/cli/federated_cli.py",
         "cfl/cli/main.py",
-        "cfl/cli/settling.py",
-        "cfl/running/resolving.py",
         "cfl/testing/tiny_runs.py",
     }
 

@@ -7,7 +7,7 @@ TRAINING = {
     "validate": "Score a checkpoint on the same test sets that a fit scores, and draw samples of a density.",
     "test": "Score a checkpoint, as validate does: nothing is tuned on the test sets during a fit.",
 }
-"""Commands of LightningCLI (:mod:`cfl.cli.main`)."""
+"""Commands of LightningCLI (:mod:`cfl.cli.federated_cli`)."""
 
 OTHERS = {
     "sweep": ("cfl.running.command", "Run every combination of methods, values and seeds, and compare them."),

@@ -1,4 +1,4 @@
-"""``cfl fit | validate | test``: the one place that puts application and callbacks together.
+"""``cfl fit | validate | test``: from a command line to a run, or to a run as a checkpoint has left it.
 
 Other commands are dispatched in :mod:`cfl.__main__`, which imports this module only where there is something to train
 or to restore.
@@ -6,365 +6,32 @@ or to restore.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import re
 import sys
-import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from jsonargparse import Namespace
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Callback
 
-from cfl.callbacks import (
-    AccuracyTargets,
-    DashboardLog,
-    FederatedOrchestrator,
-    LocalModels,
-    PrivacyBudget,
-    RoundCheckpoint,
-    RoundProgress,
-    RunRecord,
-)
-from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
-from cfl.cli.clients_of_a_round import fitting_clients_per_round
+from cfl.callbacks import FederatedOrchestrator
 from cfl.cli.commands import TRAINING
-from cfl.cli.header import first_line
+from cfl.cli.federated_cli import FederatedCLI, is_first_process
 from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
-from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
-from cfl.cli.method_keys import keys_as_typed
-from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.cli.parsing import Parser, debugging, disk_error, place_of, reason_for_user, said
-from cfl.cli.settling import settle
-from cfl.cli.trainer_classes import naming_what_fails
-from cfl.cli.trainer_settings import check_profiler, check_settings
+from cfl.cli.parsing import Parser, debugging, place_of, reason_for_user
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.schedule import Schedule
-from cfl.data.sources.kept import remember
-from cfl.data.sources.root import data_root_given
-from cfl.engines import EngineOptions
-from cfl.federation.replay_buffer import ReplayBuffer
-from cfl.methods import Method
 from cfl.metrics.accuracy import FORMULAS
 from cfl.reporting import folder_lock
-from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming, method_name
-from cfl.runtime import signals
 from cfl.runtime.checkpoint_file import read_checkpoint
-from cfl.runtime.command_line import ABOUT_ALLOW, CommandLine, read_command_line
-from cfl.runtime.disk import not_written
-from cfl.runtime.distributed import ProcessFailed, cause_elsewhere
-from cfl.runtime.errors import BadUpdate, ConfigError, NotWritten
+from cfl.runtime.command_line import CommandLine, read_command_line
+from cfl.runtime.distributed import cause_elsewhere
 from cfl.runtime.printable import printable
-from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
 
-ADVICE = re.compile(r"\b([a-z_]+(?:\.[a-z_]+)+)=(\w+)")
-"""An option that an error's message advises, with its value."""
-_RESUMED = {
-    "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
-    "beginning where there is none yet.",
-    "validate": "the checkpoint to score, RUN/last.ckpt; last: the one in --run.dir.",
-}
-_RESUMED["test"] = _RESUMED["validate"]
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
     f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
 )
-
-
-SECTIONS: Mapping[str, type] = {
-    "model": Client,
-    "data": FederatedDataModule,
-    "schedule": Schedule,
-    "buffer": ReplayBuffer,
-    "federated": FederatedOrchestrator,
-    "targets": AccuracyTargets,
-    "privacy": PrivacyBudget,
-    "trainer": Trainer,
-}
-"""The class whose signature has the defaults of a section's options."""
-
-
-class FederatedCLI(LightningCLI):
-    """LightningCLI with the keys of a federated experiment.
-
-    ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets``, ``privacy`` say what is run;
-    ``run``, ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` where and how.
-
-    Attributes:
-        announced: the header's first line where it has been printed.
-    """
-
-    config_init: Any
-    announced = ""
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Lightning's subcommands without ``predict``."""
-        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in TRAINING}
-
-    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        """As Lightning, with this project's descriptions in the overview, too."""
-        super()._add_subcommands(parser, **kwargs)
-        shown = parser._subcommands_action
-        for choice in shown._choices_actions if shown is not None else []:
-            choice.help = TRAINING[choice.dest]
-
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """As Lightning, saying what a checkpoint is here: Lightning's own words are of keywords that do not work."""
-        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        text = f"{_RESUMED[subcommand]} {ABOUT_ALLOW}"
-        for action in parser._actions:
-            if action.dest == "ckpt_path":
-                action.help = text
-        return parser
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the project's own keys and tie together what follows from something else."""
-        parser.add_argument(
-            "--methods",
-            type=dict[str, Method],
-            default={},
-            help="name -> method; their hooks run in this order, {} is federated averaging",
-        )
-        parser.add_class_arguments(Schedule, "schedule")
-        parser.add_class_arguments(EngineOptions, "engine")
-        parser.add_class_arguments(ReplayBuffer, "buffer")
-        parser.add_lightning_class_args(LocalModels, "local_models")
-        parser.add_lightning_class_args(FederatedOrchestrator, "federated")
-        parser.add_lightning_class_args(AccuracyTargets, "targets")
-        parser.add_lightning_class_args(PrivacyBudget, "privacy")
-        parser.add_lightning_class_args(RunRecord, "run")
-        parser.add_lightning_class_args(DashboardLog, "dashboards")
-        parser.add_lightning_class_args(RoundProgress, "progress")
-        parser.add_lightning_class_args(RoundCheckpoint, "checkpoint")
-        for target, source in FOLLOWING.items():
-            parser.link_arguments(source, target)
-        for target, source in BUILT_FROM.items():
-            parser.link_arguments(source, target, apply_on="instantiate")
-
-    def _parse_ckpt_path(self) -> None:
-        """Nothing: Lightning would read the whole checkpoint here, for hyper-parameters that ours does not hold."""
-
-    @property
-    def _settings(self) -> Any:
-        return self.config[self.subcommand]
-
-    def _set_seed(self) -> None:
-        """As Lightning, after a look at the seed."""
-        seed = self._settings.seed_everything
-        if not isinstance(seed, bool) and not 0 <= seed < 2**32:
-            raise ConfigError("seed_everything", seed, "an integer from 0 to 4294967295")
-        super()._set_seed()
-
-    def before_instantiate_classes(self) -> None:
-        """Put the settled configuration in the parsed one's place, and look at the checkpoint that it names."""
-        self._fit_default_to_clients()
-        plain = self._plain_config()
-        self.settled = settle(self._settings, plain, trains=self.subcommand == "fit")
-        of_clients = plain["data"]["num_clients"], plain["schedule"]["clients_per_round"]
-        self._first_line = first_line(method_name(plain["methods"]), self.settled.config.run.benchmark, *of_clients)
-        checkpoint, self._rounds_done = self._checkpoint()
-        settings = self.settled.config
-        check_profiler(settings.trainer.profiler)
-        check_optimizer_options(settings.model.optimizer.get("init_args", Namespace()).as_dict())
-        settings.ckpt_path = checkpoint
-        self.config = Namespace({**vars(self.config), self.subcommand: settings})
-
-    def _fit_default_to_clients(self) -> None:
-        """Lower ``schedule.clients_per_round`` to the number of clients if it has its default, which nobody chose."""
-        schedule, default = self._settings.schedule, self._settings.schedule.clients_per_round
-        fitting = fitting_clients_per_round(said(), self._settings.data.num_clients, default)
-        if fitting == default:
-            return
-        schedule.clients_per_round = fitting
-        if self.subcommand == "fit" and is_first_process():
-            line = f"schedule.clients_per_round is {fitting}, as data.num_clients, instead of the default {default}"
-            print(line, flush=True)
-
-    def instantiate_classes(self) -> None:
-        """As Lightning; errors about methods name them as they were typed, and those about loggers what they lack."""
-        settings = self._settings
-        with (
-            keys_as_typed(self.settled.methods),
-            naming_what_fails(settings.trainer),
-            data_root_given(settings.data.root),
-        ):
-            super().instantiate_classes()
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        trainer = self._settings.trainer
-        late = {"logger": trainer.logger, "callbacks": trainer.callbacks}  # some begin with the fit, such as wandb's
-        with keys_as_typed(self.settled.methods), self._saying_how_to_go_on(), naming_what_fails(late):
-            super()._run_subcommand(subcommand)
-
-    def _disk_error(self, error: Exception) -> NotWritten | None:
-        """A new error for one of the disk, also one that a library has met."""
-        failed, folder = disk_error(error), Path(self._settings.run.dir)
-        if failed is None or isinstance(failed, NotWritten):
-            return failed and NotWritten(str(failed))
-        file = failed.filename if isinstance(failed.filename, str) else None
-        return not_written(Path(file or folder), failed, name=file or f"a file in {folder}")
-
-    @contextmanager
-    def _saying_how_to_go_on(self) -> Iterator[None]:
-        """Within the context, signals, errors of the disk, a library's too, and errors that advise an option name the
-        command that continues the run."""
-        saved = Path(self._settings.run.dir) / CHECKPOINT
-        shown, threading.excepthook = threading.excepthook, _only_once
-        try:
-            yield
-        except signals.Stopped as stopped:
-            if self.subcommand == "fit" and saved.exists():
-                stopped.advice = f"; continue with: cfl fit --ckpt_path {saved}"
-            raise
-        except Exception as error:
-            disk = self._disk_error(error)
-            reason: Any = disk or cause_elsewhere(error) or reason_for_user(error)
-            advised = ADVICE.findall(str(reason)) if isinstance(reason, BadUpdate | ProcessFailed) else []
-            if self.subcommand == "fit" and saved.exists() and (disk or advised):
-                options = "".join(f" --{key} {value}" for key, value in advised)
-                command = f"cfl fit --ckpt_path {saved}{options}"
-                raise type(reason)(f"{reason}; continue with: {command}") from error
-            if disk:
-                raise disk from error
-            raise
-        finally:
-            threading.excepthook = shown
-
-    def _plain_config(self) -> dict[str, Any]:
-        # Not validated again, which takes as long as the rest: just parsed. As JSON, which is read faster than YAML.
-        parser = self._parser(self.subcommand)
-        text = parser.dump(self._settings, format="json", skip_none=False, skip_validation=True)
-        plain = json.loads(text)
-        plain["methods"] = plain.get("methods") or {}
-        return plain
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Check everything that can be checked before data are read, then build the Trainer."""
-        signals.hold()  # the run folder is about to be taken
-        data: FederatedDataModule = self.datamodule
-        record: RunRecord = self._get(self.config_init, "run")
-        record.experiment, record.config_hash = self.settled.experiment, self.settled.config_hash
-        record.config_yaml, record.wandb_id = self.settled.config_yaml, self.settled.wandb_id
-        check_settings(self._settings.trainer, data.num_rounds)
-        if self.subcommand == "fit":
-            self._get(self.config_init, "targets").check(data.schedule, data.num_tasks)
-        checkpoint = self._settings.ckpt_path
-        if self.subcommand == "fit" and (self._rounds_done or 0) >= data.num_rounds and is_first_process():
-            print(f"{checkpoint} is of a finished run: nothing is left to train", flush=True)
-        try:
-            # Files that have no other place, such as a profiler's, go to the run folder.
-            trainer = super().instantiate_trainer(
-                max_epochs=data.num_rounds, default_root_dir=self._settings.run.dir, **kwargs
-            )
-        except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
-            if not isinstance(reason_for_user(error), MisconfigurationException | None):
-                raise
-            raise ConfigError("trainer", str(error), "settings that Lightning's Trainer accepts") from error
-        if self.subcommand == "fit":
-            here = checkpoint is not None and Path(checkpoint).parent.resolve() == record.folder.resolve()
-            if here and record.overwrite:
-                raise ConfigError("run.overwrite", True, "false with ckpt_path, which goes on with the folder's run")
-            record.prepare(resuming=here, write=trainer.is_global_zero)
-        return trainer
-
-    def after_instantiate_classes(self) -> None:
-        """Refuse Trainer settings under which a round would not be an epoch; then say what is about to be trained."""
-        if self.subcommand == "fit":
-            check_trainer(self.trainer, self.datamodule)
-            self._say_what_and_where()
-        else:
-            check_evaluation(self.trainer)
-
-    def _say_what_and_where(self) -> None:
-        """Print the header, without a first line that has been printed already."""
-        if not (self._settings.progress.enabled and self.trainer.is_global_zero):
-            return
-        if self.announced != self._first_line:
-            print(self._first_line)
-        device, processes = self.trainer.strategy.root_device, self.trainer.world_size
-        of_all = f", {processes} processes" if processes > 1 else ""
-        print(printable(f"device {device}{of_all}, run folder {self._settings.run.dir}"), flush=True)
-
-    def _checkpoint(self) -> tuple[str | None, int | None]:
-        """The checkpoint's file, held against the configuration before anything is made of either, and how many rounds
-        of it have been run; two times None starts from the beginning."""
-        given, folder = self.settled.config.ckpt_path, Path(self.settled.config.run.dir)
-        if given is None:
-            if self.subcommand != "fit":
-                raise ConfigError("ckpt_path", None, f"a checkpoint to score, e.g. RUN/{CHECKPOINT}, or last")
-            return None, None
-        path = folder / CHECKPOINT if given == "last" else Path(given)
-        if given == "last" and not os.path.exists(path) and self.subcommand == "fit":
-            if is_first_process():
-                print(f"no checkpoint in {folder} yet: starting from the first round", flush=True)
-            return None, None
-        return str(path), check_checkpoint(path, self.settled.experiment)
-
-    def after_fit(self) -> None:
-        """An interrupted fit ends with the signal's exit status, so that scripts and schedulers notice.
-
-        Of several processes the first does: another one that ends with such a status would look as if it had failed.
-        """
-        if self.model.federation.finished or not self.trainer.is_global_zero:  # the signal came in the last round
-            return
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
-                saved = f"continue with: cfl fit --ckpt_path {self._settings.run.dir}/{CHECKPOINT}"
-                print(f"interrupted; {saved if callback.enabled else 'checkpoint.enabled is false'}", flush=True)
-                raise SystemExit(128 + callback.interrupted_by)
-
-
-def _only_once(thread: threading.ExceptHookArgs) -> None:
-    """Show the error of a thread, unless a disk made it: a logger's thread that cannot write passes its error on."""
-    if disk_error(thread.exc_value) is None:
-        threading.__excepthook__(thread)
-
-
-def is_first_process() -> bool:
-    """Whether this is the only process, or the first of several, as far as their environment tells."""
-    return getattr(rank_zero_only, "rank", 0) == 0
-
-
-def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
-    """Refuse a file that is no checkpoint, or one of another experiment.
-
-    Args:
-        path: the file.
-        experiment: the experiment about to run, as :func:`cfl.reporting.experiment.experiment_of` gives it.
-
-    Returns:
-        How many rounds of it have been run.
-
-    Raises:
-        ConfigError: naming the keys that differ.
-    """
-    if not os.path.isfile(path):
-        valid = f"an existing checkpoint file (looked for {path.absolute()}), or last for the run folder's own"
-        raise ConfigError("ckpt_path", str(path), valid)
-    checkpoint = read_checkpoint(path)
-    held = checkpoint.get("experiment")
-    if not held:
-        valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
-        raise ConfigError("ckpt_path", str(path), valid)
-    remember(checkpoint.get(FederatedDataModule.__qualname__, {}).get("files", {}))
-    # A checkpoint from before an option existed goes on with the option at its default.
-    found = differences_on_resuming(experiment, completed(held, experiment, SECTIONS))
-    if found:
-        shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-        allowed = ", ".join(f"{key} ({condition})" if condition else key for key, condition in MAY_CHANGE.items())
-        valid = f"a checkpoint of this configuration; they differ in {shown}; what may change is {allowed}"
-        raise ConfigError("ckpt_path", str(path), valid)
-    return int(checkpoint["federation"]["round"])
 
 
 class _Restoring(FederatedCLI):
@@ -395,7 +62,7 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
     """
     line = read_command_line(["validate", *arguments])
     alone = [f"--trainer.{setting}" for setting in ALONE]
-    built = _build(_Restoring, line._replace(arguments=[*line.arguments, *alone]))
+    built = build(_Restoring, line._replace(arguments=[*line.arguments, *alone]))
     client: Client = built.model
     # As the Trainer does it: what belongs to the experiment is set up, then filled.
     built.trainer.datamodule = built.datamodule  # type: ignore[attr-defined]
@@ -422,7 +89,7 @@ def trained(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Pat
         SystemExit: a signal did, with its exit status.
     """
     try:
-        built = _build(FederatedCLI, read_command_line(arguments), callbacks)
+        built = build(FederatedCLI, read_command_line(arguments), callbacks)
     except Exception as error:
         reason = reason_for_user(error)
         if reason is None or reason is error or debugging():
@@ -433,17 +100,18 @@ def trained(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Pat
     return Path(built.settled.config.run.dir)
 
 
-def _build(
+def build(
     kind: type[FederatedCLI], line: CommandLine, callbacks: Sequence[Callback] = (), announced: str = ""
 ) -> FederatedCLI:
-    """Parse the command line, build what it names and may name, and run the subcommand."""
-    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-    warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
-    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
-    warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report
+    """Parse a command line, build what it names and may name, and run the subcommand.
+
+    Args:
+        kind: what parses and runs it.
+        line: the command line.
+        callbacks: of the Trainer, besides those of the configuration.
+        announced: the header's first line where it has been printed.
+    """
+    _silence_libraries()
     # A parser takes a fifth of a second to build: where the command is known, it is the only one that gets one.
     known = [name for name in line.arguments[:1] if name in TRAINING] or [*TRAINING]
     commands = {name: skipped for name, skipped in kind.subcommands().items() if name in known}
@@ -478,6 +146,17 @@ def _build(
         )
 
 
+def _silence_libraries() -> None:
+    """Leave out what Lightning says of things that are meant to be so."""
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
+    warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report
+
+
 def main(arguments: Sequence[str] | None = None, announced: str = "") -> int:
     """Run one command; return the exit status.
 
@@ -487,7 +166,7 @@ def main(arguments: Sequence[str] | None = None, announced: str = "") -> int:
     """
     try:
         line = read_command_line(sys.argv[1:] if arguments is None else arguments)
-        _build(FederatedCLI, line, announced=announced)
+        build(FederatedCLI, line, announced=announced)
     except Exception as error:
         elsewhere = cause_elsewhere(error)
         reason = reason_for_user(error) or elsewhere

@@ -142,19 +142,19 @@ class Parser(LightningArgumentParser):
         self.owner = ""
 
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> Any:
-        """As ever, remembering whose options they are."""
+        """As the base class, remembering whose options they are."""
         if not self.exit_on_error:
             self.owner = theclass.__name__
         return super().add_class_arguments(theclass, *args, **kwargs)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever; configuration files are those whose methods join."""
+        """As the base class; configuration files are those whose methods join."""
         if kwargs.get("action") is ActionConfigFile:
             kwargs["action"] = _ConfigFile
         return super().add_argument(*args, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever, remembering nothing of an earlier command line.
+        """As the base class, remembering nothing of an earlier command line.
 
         Classes that have moved go by their former paths, too.
         """
@@ -170,7 +170,7 @@ class Parser(LightningArgumentParser):
         found = super().parse_args([with_moved_classes(word) for word in words], *args[1:], **kwargs)
         config = found.get(found.get("subcommand"), found)
         require_classes(config, copies=FOLLOWING)
-        check_leaves(config, said(), copies=FOLLOWING)
+        check_leaves(config, options_given(), copies=FOLLOWING)
         # The files that come along are made to be laid over each other.
         of_user = {one.key: one for one in _in_files if not is_installed(str(one.file))}
         for warning in dropped(config, list(of_user.values())) if config is found else ():  # once: this is a command's
@@ -178,14 +178,14 @@ class Parser(LightningArgumentParser):
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever, for a file's content; classes and options go by their former names, too."""
+        """As the base class, for a file's content; classes and options go by their former names, too."""
         content = args[0] if args else kwargs.pop("content")
         import_named_in(content)
         args = (_with_renamed_options(with_moved_classes(content)), *args[1:])
         return super().parse_string(*args, **kwargs)
 
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
-        """As ever, without null where an option has another default and its type does not allow it."""
+        """As the base class, without null where an option has another default and its type does not allow it."""
         super().validate(namespace, *args, **kwargs)
         for action in self._actions:
             kind = getattr(action, "_typehint", None)
@@ -197,7 +197,7 @@ class Parser(LightningArgumentParser):
                 raise error
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """As ever, without the roles that docstrings mark names with."""
+        """As the base class, without the roles that docstrings mark names with."""
         for action in self._actions:
             action.help = _without_roles(action.help)
         for group in self._action_groups:
@@ -218,7 +218,7 @@ class Parser(LightningArgumentParser):
             raise ex or ValueError(message)
         reason: Any = reason_for_user(ex)
         if reason is None:
-            reason = " ".join(message.split()) if refused is None else sentence(refused, said())
+            reason = " ".join(message.split()) if refused is None else sentence(refused, options_given())
         raise NotUnderstood(str(reason)) from ex
 
 
@@ -231,7 +231,7 @@ def _with_renamed_options(text: str) -> str:
     return text if renamed == content else yaml.safe_dump(renamed, sort_keys=False)
 
 
-def said() -> list[Given]:
+def options_given() -> list[Given]:
     """What the command line that was parsed last, and its files, have said."""
     return [*_in_files, *_in_words]
 
@@ -241,7 +241,7 @@ def place_of(error: BaseException) -> str:
     if not isinstance(error, ConfigError):
         return ""
     defaults = in_content(read_yaml(DEFAULT_CONFIG), str(DEFAULT_CONFIG))
-    found = value_of(error.key, [*defaults, *said()])
+    found = value_of(error.key, [*defaults, *options_given()])
     return f" (in {found.file})" if found.file and str(found.value) in str(error.value) else ""
 
 

@@ -11,10 +11,10 @@ from uuid import uuid4
 import yaml
 from jsonargparse import Namespace
 
-from cfl.callbacks.run_record import check_method_names, wandb_id_in
 from cfl.cli.leaves import check_path
 from cfl.cli.places import classes_in, put_into
 from cfl.reporting.experiment import benchmark_name, config_hash, experiment_of, method_name
+from cfl.reporting.files_of_run import check_method_names, wandb_id_in
 from cfl.runtime.run_files import CHECKPOINT
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cfl.data.cohorts import check_every_client_trains, holders
+from cfl.data.enough_samples import check_every_client_trains, holders
 from cfl.data.exposure import (
     EXPOSURES,
     ONE_AT_A_TIME,

@@ -15,13 +15,15 @@ from torch import Tensor
 
 from cfl.data.augmentation import Augmentation
 from cfl.data.client_data import ClientDataAssignment
-from cfl.data.cohorts import CohortBatch, CohortBlock, RoundLoader, deal_clients, local_steps
+from cfl.data.cohort_dealing import deal_clients, local_steps
+from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
 from cfl.data.exposure import OWN_PACE, STREAMING, UNANNOUNCED, Exposure
 from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
+from cfl.data.round_loader import RoundLoader
 from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
 from cfl.data.schedule import BoundSchedule, Schedule
 from cfl.data.sequences import TaskSequences
@@ -135,32 +137,19 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             seed,
         )
         check_integers("data", 1, eval_batch_size=eval_batch_size)
-        check_choices("data", ("all", "seen", "own"), class_loss=class_loss)
-        if class_loss != "all" and exposure in UNANNOUNCED:
-            valid = f"all with data.exposure: {exposure}: which classes are in the loss would tell where tasks end"
-            raise ConfigError("data.class_loss", class_loss, valid)
-        if sequences is not None and class_loss == "seen":
-            valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
-            raise ConfigError("data.class_loss", class_loss, valid)
         check_choices("data", ("test", "validation"), evaluate_on=evaluate_on)
         if evaluate_on == "validation" and not validation:
             raise ConfigError("data.validation", validation, "above 0 with data.evaluate_on: validation")
-        of_classes: Scenario = "domain" if stream.shared_labels else "task"
-        fitting = [measure for measure in MEASURES if measure.targets == stream.targets]
-        by_labels = of_classes if stream.targets == "classes" else fitting[0].scenarios[0]
-        self.scenario: Scenario = scenario or cast(Scenario, by_labels)
+        self.scenario: Scenario = scenario or _scenario_by_labels(stream)
         if self.measure.targets not in ("inputs", stream.targets):
-            known = " or ".join(name for measure in fitting for name in measure.scenarios)
+            known = " or ".join(name for measure in _measures_of(stream) for name in measure.scenarios)
             raise ConfigError("data.scenario", scenario, f"{known}, since labels are {stream.targets}")
         if augmentation is not None and stream.targets == "boxes" and not augmentation.moves_boxes:
             valid = "null or one that moves boxes with their images, such as CropFlip"
             raise ConfigError("data.augmentation", type(augmentation).__name__, valid)
         self.measure.require()
-        if class_loss != "all" and self.scenario != "class":
-            how = "data.scenario: class with data.stream: ClassSplit, for example"
-            valid = f"all with data.scenario: {self.scenario}; {class_loss} is for class-incremental streams ({how})"
-            raise ConfigError("data.class_loss", class_loss, valid)
         self.class_loss = class_loss
+        self._check_class_loss()
         self._require_choices()
         self.eval_batch_size = eval_batch_size
         self.eval_shuffle = eval_shuffle
@@ -174,6 +163,23 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         self._unread: Exception | None = None
         self._idle_named = False
         self._unreached_named = False
+
+    def _check_class_loss(self) -> None:
+        """Refuse losses over some of the classes where the run is not class-incremental or tells no boundaries."""
+        value, exposure = self.class_loss, self.exposure
+        check_choices("data", ("all", "seen", "own"), class_loss=value)
+        if value == "all":
+            return
+        valid = None
+        if exposure in UNANNOUNCED:
+            valid = f"all with data.exposure: {exposure}: which classes are in the loss would tell where tasks end"
+        elif self.sequences is not None and value == "seen":
+            valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
+        elif self.scenario != "class":
+            how = "data.scenario: class with data.stream: ClassSplit, for example"
+            valid = f"all with data.scenario: {self.scenario}; {value} is for class-incremental streams ({how})"
+        if valid is not None:
+            raise ConfigError("data.class_loss", value, valid)
 
     def _require_choices(self) -> None:
         """Refuse streams in which every answer is right, because nothing competes with it."""
@@ -498,6 +504,18 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             # If all clients share the current task, its transformed images are cached.
             kept = self.order is None
             yield self.inputs.of_task(stream_task, part) if kept else self.inputs.stored(stream_task, part)
+
+
+def _measures_of(stream: Stream) -> list[Measure]:
+    """The measures that compare outputs with labels like a stream's."""
+    return [measure for measure in MEASURES if measure.targets == stream.targets]
+
+
+def _scenario_by_labels(stream: Stream) -> Scenario:
+    """The scenario of a stream where the user names none."""
+    if stream.targets == "classes":
+        return "domain" if stream.shared_labels else "task"
+    return cast(Scenario, _measures_of(stream)[0].scenarios[0])
 
 
 class _Later(Sequence[np.ndarray]):

@@ -16,6 +16,7 @@ from cfl.engines.chain import Chain
 from cfl.engines.products import Library, available, faster, products_of, worth_onednn
 from cfl.engines.vmapped import VmapEngine
 from cfl.engines.workers import WorkerEngine
+from cfl.models.base import num_parameters
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
@@ -135,7 +136,7 @@ def candidates(
         layouts = _layouts(options, chain, network, input_shape, threads * batch_size)
         found += _worker_choices(options, width, most_clients, network, chain, device, threads, layouts)
         found, slower = _with_products(found, options, chain, network, input_shape, batch_size)
-    small = sum(p.numel() for p in network.parameters()) <= SMALL
+    small = num_parameters(network) <= SMALL
     if options.kind == "vmap" or not found or (options.kind == "auto" and (small or chain is None)):
         widths = [16, 1, 4, 64, 256] if width is None else [width]
         found += [EngineChoice("vmap", k) for k in _sensible(widths, most_clients, network, device, width, "vmap")]
@@ -174,7 +175,7 @@ def _worker_choices(
         for k in _sensible(widths, most_clients, network, device, width):
             stack = min(options.stack, k)
             found += [EngineChoice("workers", k, t, stack) for t in threads_for(-(-k // stack))]
-    elif options.stack is None and stackable and sum(p.numel() for p in network.parameters()) <= SMALL:
+    elif options.stack is None and stackable and num_parameters(network) <= SMALL:
         widths = [threads * stack for stack in (16, 4, 64)] if width is None else [width]
         for k in _sensible(widths, most_clients, network, device, width):
             stack = -(-k // min(threads, k))

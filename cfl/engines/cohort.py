@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from cfl.data.scenarios import OutputMap
 from cfl.data.task_handles import TaskHandles, unwrap_tasks
 
 if TYPE_CHECKING:
     from cfl.data.cohorts import CohortBatch
-from cfl.data.scenarios import OutputMap
 
 Turn = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -41,7 +41,7 @@ class Cohort:
         round: the round they train in.
         parameters: name -> ``[k, ...]`` leaf tensor.
         buffers: name -> ``[k, ...]``.
-        received: name -> ``[...]``, the global parameters they started from.
+        global_parameters: name -> ``[...]``, that they started from.
         own: name -> ``[k, ...]``, what they started from instead where it is their own.
         to_server: puts tensors of these clients into the server's order, see :meth:`turn`.
         used_outputs: ``[k, O]`` bool, outputs that had a part in each client's loss, or None for all.

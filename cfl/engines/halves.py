@@ -1,6 +1,6 @@
 """Hand-written steps recorded in two halves, with a loss in Python between them.
 
-A loss in which methods have a word cannot be recorded with the step: it is any Python, and what it looks at, such as
+A loss that methods change cannot be recorded with the step: it is any Python, and what it looks at, such as
 tasks and logits of earlier models, changes from step to step. It is a function of the logits, though, and few numbers;
 what comes before and after it is recorded as the steps of :mod:`cfl.engines.recorded` are.
 """

@@ -178,11 +178,6 @@ class Objective:
         return loss.detach(), gradient
 
 
-def cross_entropies(logits: Tensor, samples: Samples) -> Tensor:
-    """``[..., N]`` cross-entropy of every sample over the outputs of its task."""
-    return ACCURACY.losses(logits, samples.y, samples.allowed, None)
-
-
 def weighted_cross_entropy_with_gradient(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
     """``sum_i w_i CE(z_i, y_i)`` over the last sample axis and its gradient ``w_i (softmax(z_i) - onehot(y_i))``.
 

@@ -2,7 +2,7 @@
 
 Two threads that step through Python take turns in it, which on two cores costs 15 to 25 % of a step on small networks.
 A recording (``torch.jit.trace``) of the same operations runs outside of Python and gives the same bits. Where methods
-have a word in the loss, a step is recorded in two halves (:mod:`cfl.engines.halves`).
+change the loss, a step is recorded in two halves (:mod:`cfl.engines.halves`).
 """
 
 from __future__ import annotations

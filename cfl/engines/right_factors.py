@@ -116,6 +116,6 @@ def removing(columns: Tensor, outputs: int, steps: int, positions: Tensor | None
     """
     d, r = columns.shape[1:]
     if 2 * steps * outputs * r <= steps * outputs * d + d * r:
-        return RightFactor(columns, True, positions)
+        return RightFactor(columns, removes=True, positions=positions)
     eye = torch.eye(d, dtype=columns.dtype, device=columns.device).expand(len(columns), d, d)
-    return RightFactor(torch.baddbmm(eye, columns, columns.mT, alpha=-1), False, positions)
+    return RightFactor(torch.baddbmm(eye, columns, columns.mT, alpha=-1), positions=positions)

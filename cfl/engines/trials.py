@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from cfl.data.cohorts import CohortBlock, RoundLoader, local_steps
+from cfl.data.cohort_dealing import local_steps
+from cfl.data.cohorts import CohortBlock
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.round_loader import RoundLoader
 from cfl.engines.base import EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine
 from cfl.engines.cohort import Cohort

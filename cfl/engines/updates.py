@@ -1,4 +1,4 @@
-"""What becomes of a client's gradients as they are found: a step of SGD at once, or rows of the cohort's gradients."""
+"""Takes a client's gradients as they are found: for a step of SGD at once, or into rows of the cohort's gradients."""
 
 from __future__ import annotations
 

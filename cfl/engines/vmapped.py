@@ -138,7 +138,7 @@ class VmapEngine(Engine):
             total.backward()
 
     def _joined_losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
-        """With added samples, or a loss that methods have a word in; never compiled, because both may change."""
+        """With added samples, or a loss that methods change; never compiled, because both differ from step to step."""
         k, count = batch.mask.shape
         x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
         own = drawn_masks(self.masks, context, cohort, batch, range(k), count, x.device)

@@ -6,15 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl.data.cohorts import CohortBatch, CohortBlock
+from cfl.data.samples import Samples
 from cfl.engines.base import Engine, StepContext, added_masks, behind, drawn_masks
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
+from cfl.engines.client_rows import ClientRows
 from cfl.engines.cohort import Cohort
 from cfl.engines.freed_memory import keep_freed_memory
 from cfl.engines.halves import Halves
@@ -24,12 +27,23 @@ from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.replica import Replica
 from cfl.engines.right_factors import ClientFactor, RightFactor
 from cfl.engines.threads import Threads
-from cfl.engines.updates import KeepGradients, PullRows, StepAtOnce, Update
 from cfl.models.dropout import DropoutMasks
 from cfl.models.step_draws import StepDraws
 
 FETCHED_TOGETHER = 2**18
 """Pixels, or words of random bits, up to which a cohort's samples are fetched in one go; 2**18 pixels are 1 MiB."""
+
+
+Own = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""Inputs, outputs and dropout masks of one client's own samples."""
+
+
+class Step(NamedTuple):
+    """A local step of a cohort."""
+
+    cohort: Cohort
+    batch: CohortBatch
+    context: StepContext
 
 
 class WorkerEngine(Engine):
@@ -81,65 +95,63 @@ class WorkerEngine(Engine):
         self.multiplies = self.chain is not None
         self._threads = Threads(threads)
         self._replicas = [] if self.chain is not None else [Replica(network) for _ in range(max(threads, 1))]
-        self._gradients: dict[str, Tensor] = {}
-        self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self._viewed: Cohort | None = None
-        self._gradient_views: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self._pull_rows = PullRows({})
-        self._spare: tuple[dict[str, Tensor], dict[tuple[int, int], dict[str, Tensor]]] = ({}, {})
-        self._keeps = False
+        self._rows = ClientRows()
 
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         """As :meth:`Engine.losses`, without a graph: gradients are ready, or the optimizer's step is taken."""
-        k = len(cohort.clients)
-        self._keeps = context.fused_sgd is None
-        self._look_at(cohort)
-        if self._pull_rows.pulls is not context.pulls:
-            self._pull_rows = PullRows(context.pulls)
+        k, step = len(cohort.clients), Step(cohort, batch, context)
+        self._rows.use(cohort, context.pulls, keeps=context.fused_sgd is None)
         losses = torch.zeros(k)
         used = batch.mask.sum(1).tolist() if batch.padded else [batch.mask.shape[1]] * k
+        if self._rows.keeps:
+            self._forget_gradients([row for row in range(k) if not used[row]])
+        stack = 1 if context.right_factors else self.stack
+        starts = [s for s in range(0, k, stack) if any(used[s : s + stack])]
+        if context.keeps_logits or context.objective.joins(batch):
+            self._take_joined_steps(step, used, stack, starts, losses)
+            return losses
         outputs = cohort.outputs_in_loss(batch.task)
-        if self._keeps:
-            for replica in self._replicas:
-                replica.unused.clear()  # what has no part in one step may have one in the next
-            for row in (row for row in range(k) if not used[row]):
-                for gradient in self._rows(self._gradient_views, self._gradients, row, 1).values():
-                    gradient.zero_()
-
-        # Joined here for all clients at once: what many small operations cost, threads would wait for one by one.
-        joins = context.keeps_logits or context.objective.joins(batch)
-        joined = self._join(cohort, batch, context, used) if joins else None
-        seen: dict[int, Tensor] | None = {} if context.keeps_logits else None
-        factors = context.right_factors
-        stack = 1 if factors else self.stack
-        recordings: dict[int, Recording | None] = {}
-        joined_recordings: dict[int, Recording | Halves | None] = {}
-        if joined is None and not factors:
-            recordings = self._recordings(cohort, batch, context, used, outputs)
-        elif joined is not None and not factors:
-            whole = context.objective.plain and seen is None
-            joined_recordings = self._joined_recordings(cohort, batch, context, joined, whole)
-        fetch = self._fetching(cohort, batch, context, used, stack == 1 and joined is None)
+        recordings = {} if context.right_factors else self._recordings(step, used, outputs)
+        fetch = self._fetching(step, used, for_all=stack == 1)
 
         def body(thread: int, start: int) -> None:
             rows = min(stack, k - start)
-            update = self._update(cohort, start, rows, context)
-            if joined is not None:
-                losses[start : start + rows] = self._joined_step(
-                    cohort, batch, context, joined, joined_recordings, thread, start, rows, update, seen
-                )
-            elif rows > 1:
-                losses[start : start + rows] = self._stacked(cohort, batch, context, start, rows, outputs, update)
+            if rows > 1:
+                losses[start : start + rows] = self._stacked(step, start, rows, outputs)
             else:
-                x, y, dropped = fetch(start)
-                losses[start] = self._plain_step(
-                    cohort, batch, context, thread, start, x, y, dropped, outputs, recordings.get(used[start]), update
-                )
+                recording = recordings.get(used[start])
+                losses[start] = self._plain_step(step, thread, start, fetch(start), outputs, recording)
 
-        starts = [s for s in range(0, k, stack) if any(used[s : s + stack])]
         self._threads.run(body, starts)
-        self.logits = None if joined is None or not seen else joined.spread(seen)
+        self.logits = None
         return losses
+
+    def _forget_gradients(self, idle: list[int]) -> None:
+        """Before a step that leaves gradients: those of clients without samples in it are zero."""
+        for replica in self._replicas:
+            replica.unused.clear()  # what has no part in one step may have one in the next
+        for row in idle:
+            for gradient in self._rows.gradients.of(row, 1).values():
+                gradient.zero_()
+
+    def _take_joined_steps(self, step: Step, used: list[int], stack: int, starts: list[int], losses: Tensor) -> None:
+        """The steps of clients with added samples, or with a loss that methods have changed, into ``losses [k]``."""
+        context = step.context
+        # Joined here for all clients at once: what many small operations cost, threads would wait for one by one.
+        joined = self._join(step, used)
+        seen: dict[int, Tensor] | None = {} if context.keeps_logits else None
+        recordings: dict[int, Recording | Halves | None] = {}
+        if not context.right_factors:
+            whole = context.objective.plain and seen is None
+            recordings = self._joined_recordings(step, joined, whole)
+
+        def body(thread: int, start: int) -> None:
+            rows = min(stack, len(losses) - start)
+            found = self._joined_step(step, joined, recordings, thread, start, rows, seen)
+            losses[start : start + rows] = found
+
+        self._threads.run(body, starts)
+        self.logits = joined.spread(seen) if seen else None
 
     def train(self, cohort: Cohort, block: CohortBlock, context: StepContext) -> Tensor:
         """As :meth:`Engine.train`: a thread takes a client from its first step to its last, while the client's weights
@@ -148,29 +160,22 @@ class WorkerEngine(Engine):
         stack = 1 if context.right_factors else self.stack
         if stack > 1 or context.keeps_logits or context.objective.joins(batches[0]):
             return super().train(cohort, block, context)
-        self._keeps = False
-        self._look_at(cohort)
-        if self._pull_rows.pulls is not context.pulls:
-            self._pull_rows = PullRows(context.pulls)
+        self._rows.use(cohort, context.pulls, keeps=False)
         losses = torch.zeros(block.mask.shape[:2])
         outputs = cohort.outputs_in_loss(block.task)
         recordings = {} if context.right_factors else self._block_recordings(cohort, block, context, outputs)
         self.failed_step = None
 
         def body(thread: int, row: int) -> None:
-            update = self._update(cohort, row, 1, context)
             for number, count in enumerate(block.counts[row]):
                 if not count:
                     continue
-                batch = batches[number]
+                step = Step(cohort, batches[number], context)
                 try:
-                    x, y = batch.samples(row, count)
-                    dropped = self._dropped(cohort, batch, context, range(row, row + 1), count, single=True)
-                    losses[row, number] = self._plain_step(
-                        cohort, batch, context, thread, row, x, y, dropped, outputs, recordings.get(count), update
-                    )
+                    own = self._own(step, row, count)
+                    losses[row, number] = self._plain_step(step, thread, row, own, outputs, recordings.get(count))
                 except BaseException:
-                    self.failed_step = batch.step
+                    self.failed_step = step.batch.step
                     raise
 
         self._threads.run(body, range(len(cohort.clients)))
@@ -178,55 +183,53 @@ class WorkerEngine(Engine):
         return losses
 
     def _plain_step(
-        self,
-        cohort: Cohort,
-        batch: CohortBatch,
-        context: StepContext,
-        thread: int,
-        row: int,
-        x: Tensor,
-        y: Tensor,
-        dropped: dict[str, Tensor],
-        outputs: Tensor | None,
-        recording: Recording | None,
-        update: Update,
+        self, step: Step, thread: int, row: int, own: Own, outputs: Tensor | None, recording: Recording | None
     ) -> Tensor:
         """The mean cross-entropy of one client's own samples, and what becomes of its gradients."""
-        weights = self._rows(self._views, cohort.data, row, 1)
+        x, y, dropped = own
+        weights = self._rows.weights.of(row, 1)
         if recording is not None:
-            rows_of = {} if context.fused_sgd else self._rows(self._gradient_views, self._gradients, row, 1)
-            held, masks, gradients = ([*values.values()] for values in (weights, dropped, rows_of))
-            given = arguments(x, y, outputs, held, masks, gradients, pulls=self._pull_rows.of(row, 1))
+            held, masks, gradients = self._tensors(step, row, dropped)
+            given = arguments(x, y, outputs, held, masks, gradients, pulls=self._rows.pulls.of(row, 1))
             with torch.no_grad():
                 return recording(*given)
+        update = self._rows.update(row, 1, step.context.fused_sgd)
         if self.chain is not None:
-            own = _of_client(context.right_factors, row)
-            return self.chain.step(x, y, None, outputs, weights, dropped, update, factors=own)
-        buffers = {n: b[row] for n, b in cohort.buffers.items()}
+            factors = _of_client(step.context.right_factors, row)
+            return self.chain.step(x, y, None, outputs, weights, dropped, update, factors=factors)
         loss_of = partial(_mean_cross_entropy, x, y, outputs)
-        return self._replicas[thread].step(loss_of, weights, buffers, dropped | self._drawn(cohort, batch, row), update)
+        return self._by_autograd(step, thread, row, loss_of, dropped)
+
+    def _by_autograd(
+        self, step: Step, thread: int, row: int, loss_of: Callable[[nn.Module], Tensor], dropped: dict[str, Tensor]
+    ) -> Tensor:
+        buffers = {name: buffer[row] for name, buffer in step.cohort.buffers.items()}
+        update = self._rows.update(row, 1, step.context.fused_sgd)
+        weights = self._rows.weights.of(row, 1)
+        return self._replicas[thread].step(loss_of, weights, buffers, dropped | self._drawn(step, row), update)
+
+    def _tensors(
+        self, step: Step, row: int, dropped: Mapping[str, Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """What a recording takes of a client: its weights, dropout masks and, where they are kept, gradients."""
+        gradients = {} if step.context.fused_sgd else self._rows.gradients.of(row, 1)
+        return [*self._rows.weights.of(row, 1).values()], [*dropped.values()], [*gradients.values()]
 
     def gradients(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> dict[str, Tensor]:
         """As :meth:`Engine.gradients`, in memory of its own."""
-        self._look_at(cohort)  # which gives up memory that belongs to another cohort
-        own, logits, keeps = (self._gradients, self._gradient_views), self.logits, self._keeps
-        self._gradients, self._gradient_views = self._spare
+        logits = self.logits
         try:
-            return super().gradients(cohort, batch, context)
+            with self._rows.other_gradients(cohort):
+                return super().gradients(cohort, batch, context)
         finally:
-            self._spare = (self._gradients, self._gradient_views)
-            self._gradients, self._gradient_views = own
-            self.logits, self._keeps = logits, keeps
+            self.logits = logits
 
-    def _recordings(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int], outputs: Tensor | None
-    ) -> dict[int, Recording | None]:
+    def _recordings(self, step: Step, used: list[int], outputs: Tensor | None) -> dict[int, Recording | None]:
         """Batch size -> recording of a step, for the sizes in this batch that are worth one."""
-        found = {}
-        for samples in {n for n in used if n}:
-            row = used.index(samples)
-            found[samples] = self._recording(cohort, batch, context, row, samples, outputs, used.count(samples))
-        return found
+        return {
+            samples: self._recording(step, used.index(samples), samples, outputs, used.count(samples))
+            for samples in {n for n in used if n}
+        }
 
     def _block_recordings(
         self, cohort: Cohort, block: CohortBlock, context: StepContext, outputs: Tensor | None
@@ -234,39 +237,27 @@ class WorkerEngine(Engine):
         """As :meth:`_recordings`, of all steps of a block."""
         steps = Counter(count for of_client in block.counts for count in of_client if count)
         found = {}
-        for samples, number in steps.items():
-            row, step = next((r, of.index(samples)) for r, of in enumerate(block.counts) if samples in of)
-            found[samples] = self._recording(cohort, block.steps[step], context, row, samples, outputs, number)
+        for samples, times in steps.items():
+            row, number = next((r, of.index(samples)) for r, of in enumerate(block.counts) if samples in of)
+            step = Step(cohort, block.steps[number], context)
+            found[samples] = self._recording(step, row, samples, outputs, times)
         return found
 
-    def _recording(
-        self,
-        cohort: Cohort,
-        batch: CohortBatch,
-        context: StepContext,
-        row: int,
-        samples: int,
-        outputs: Tensor | None,
-        steps: int,
-    ) -> Recording | None:
-        """The recording of a step with so many samples, made on a client's row if ``steps`` more are worth it."""
+    def _recording(self, step: Step, row: int, samples: int, outputs: Tensor | None, times: int) -> Recording | None:
+        """The recording of a step with so many samples, made on a client's row if ``times`` more are worth it."""
         if self._recorded is None:
             return None
-
-        def example() -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            masks = self._dropped(cohort, batch, context, range(row, row + 1), samples, single=True)
-            return *batch.samples(row, samples), masks
-
-        weights, pulls = self._rows(self._views, cohort.data, row, 1), self._pull_rows.of(row, 1)
-        return self._recorded.step(samples, outputs, context.fused_sgd, weights, example, steps, pulls=pulls)
+        weights, pulls = self._rows.weights.of(row, 1), self._rows.pulls.of(row, 1)
+        example = partial(self._own, step, row, samples)
+        return self._recorded.step(samples, outputs, step.context.fused_sgd, weights, example, times, pulls=pulls)
 
     def backward(self, total: Tensor, cohort: Cohort) -> None:
         """Hand the gradients over; what methods added to the losses goes through autograd on top of them."""
-        if self._keeps:
+        if self._rows.keeps:
             k = len(cohort.clients)
             unused = set().union(*(replica.unused for replica in self._replicas))
             for name, parameter in cohort.parameters.items():
-                parameter.grad = None if name in unused else self._gradients[name][:k]
+                parameter.grad = None if name in unused else self._rows.gradients.tensors[name][:k]
         if total.requires_grad:
             total.backward()
 
@@ -274,41 +265,20 @@ class WorkerEngine(Engine):
         """End the threads."""
         self._threads.close()
 
-    def _look_at(self, cohort: Cohort) -> None:
-        if self._viewed is not cohort:
-            self._viewed = cohort
-            self._views.clear()
-            self._gradient_views.clear()
-            self._gradients = {}
-            self._spare = ({}, {})
-        if self._keeps and not self._gradients:
-            self._gradients = {n: torch.zeros_like(room) for n, room in cohort.data.items()}
+    def _dropped(self, step: Step, rows: range, samples: int) -> dict[str, Tensor]:
+        """Dropout masks of some clients' own samples: layer name -> ``[len(rows), samples, ...]``."""
+        cohort, batch, context = step
+        return drawn_masks(self.masks, context, cohort, batch, rows, samples, torch.device("cpu"))
 
-    @staticmethod
-    def _rows(
-        cache: dict[tuple[int, int], dict[str, Tensor]], tensors: Mapping[str, Tensor], start: int, rows: int
-    ) -> dict[str, Tensor]:
-        """Views of a client's tensors, or of a stack's; kept, because making them anew costs more than a small step."""
-        key = (start, rows)
-        if key not in cache:
-            cache[key] = {n: t[start] if rows == 1 else t[start : start + rows] for n, t in tensors.items()}
-        return cache[key]
+    def _dropped_of(self, step: Step, row: int, samples: int) -> dict[str, Tensor]:
+        """As :meth:`_dropped`, of one client: layer name -> ``[samples, ...]``."""
+        return {name: mask[0] for name, mask in self._dropped(step, range(row, row + 1), samples).items()}
 
-    def _update(self, cohort: Cohort, start: int, rows: int, context: StepContext) -> Update:
-        if context.fused_sgd is None:
-            return KeepGradients(self._rows(self._gradient_views, self._gradients, start, rows))
-        weights = self._rows(self._views, cohort.data, start, rows)
-        return StepAtOnce(weights, *context.fused_sgd, self._pull_rows.of(start, rows))
+    def _own(self, step: Step, row: int, samples: int) -> Own:
+        """The first samples of one client."""
+        return *step.batch.samples(row, samples), self._dropped_of(step, row, samples)
 
-    def _dropped(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, rows: range, samples: int, single: bool
-    ) -> dict[str, Tensor]:
-        masks = drawn_masks(self.masks, context, cohort, batch, rows, samples, torch.device("cpu"))
-        return {n: m[0] for n, m in masks.items()} if single else masks
-
-    def _fetching(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int], for_all: bool
-    ) -> Callable[[int], tuple[Tensor, Tensor, dict[str, Tensor]]]:
+    def _fetching(self, step: Step, used: list[int], for_all: bool) -> Callable[[int], Own]:
         """A function of a client's row: inputs, outputs and dropout masks of its samples.
 
         Where it is to be called ``for_all``, small ones are fetched here for all clients at once: what many small
@@ -318,145 +288,123 @@ class WorkerEngine(Engine):
         pixels = math.prod(self.input_shape)
         together = for_all and k > 1 and k * most * max(pixels, self.masks.words_per_sample) <= FETCHED_TOGETHER
         if not together:
+            return lambda row: self._own(step, row, used[row])
+        x, y = step.batch.stacked_samples(0, k)
+        masks = self._dropped(step, range(k), most)
 
-            def alone(row: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-                x, y = batch.samples(row, used[row])
-                return x, y, self._dropped(cohort, batch, context, range(row, row + 1), len(y), single=True)
-
-            return alone
-        x, y = batch.stacked_samples(0, k)
-        masks = self._dropped(cohort, batch, context, range(k), most, single=False)
-
-        def of_all(row: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def of_all(row: int) -> Own:
             samples = used[row]
             return x[row, :samples], y[row, :samples], {name: mask[row, :samples] for name, mask in masks.items()}
 
         return of_all
 
-    def _join(self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int]) -> Joined:
+    def _join(self, step: Step, used: list[int]) -> Joined:
         """All samples of a batch, of which ``used`` own ones of each client are no padding."""
+        cohort, batch, context = step
         k, count = batch.mask.shape
         x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
         masks = added_masks(self.masks, context, cohort, batch, range(k), torch.device("cpu"))
         return Joined(x, samples, samples.mask.sum(1).tolist() if batch.added else used, masks)
 
-    def _joined_masks(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: Joined, row: int
-    ) -> dict[str, Tensor]:
-        """Dropout masks of one client's unpadded samples."""
-        own = self._dropped(cohort, batch, context, range(row, row + 1), batch.mask.shape[1], single=True)
+    def _joined_of_client(self, step: Step, joined: Joined, row: int) -> tuple[Tensor, Samples, dict[str, Tensor]]:
+        """Inputs, what else is known of them, and dropout masks of one client's unpadded samples."""
+        own = self._dropped_of(step, row, step.batch.mask.shape[1])
         dropped = behind(own, {name: mask[row] for name, mask in joined.added_masks.items()}, 0)
-        return {name: joined.kept(row, mask) for name, mask in dropped.items()}
+        return *joined.of_client(row), {name: joined.kept(row, mask) for name, mask in dropped.items()}
 
-    def _joined_recordings(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: Joined, whole: bool
-    ) -> dict[int, Recording | Halves | None]:
+    def _joined_of_stack(
+        self, step: Step, joined: Joined, start: int, rows: int
+    ) -> tuple[Tensor, Samples, dict[str, Tensor]]:
+        """As :meth:`_joined_of_client`, of several clients with padding."""
+        own = self._dropped(step, range(start, start + rows), step.batch.mask.shape[1])
+        more = {name: mask[start : start + rows] for name, mask in joined.added_masks.items()}
+        return *joined.of_clients(start, start + rows), behind(own, more, 1)
+
+    def _joined_recordings(self, step: Step, joined: Joined, whole: bool) -> dict[int, Recording | Halves | None]:
         """As :meth:`_recordings`, by number of samples with added ones: of the ``whole`` step, where the loss is the
         weighted cross-entropy and nobody asks for logits, or of its halves.
         """
         if self._recorded is None:
             return {}
+        fused_sgd = step.context.fused_sgd
         found: dict[int, Recording | Halves | None] = {}
         for count in {n for n in joined.counts if n}:
-            row, steps = joined.counts.index(count), joined.counts.count(count)
-            weights, pulls = self._rows(self._views, cohort.data, row, 1), self._pull_rows.of(row, 1)
-            example = partial(self._joined_example, cohort, batch, context, joined, row)
+            row, times = joined.counts.index(count), joined.counts.count(count)
+            weights, pulls = self._rows.weights.of(row, 1), self._rows.pulls.of(row, 1)
+            example = partial(self._joined_example, step, joined, row)
             if whole:
                 samples = joined.of_client(row)[1]
                 found[count] = self._recorded.step(
-                    count, samples.allowed, context.fused_sgd, weights, example, steps, samples.weights, pulls
+                    count, samples.allowed, fused_sgd, weights, example, times, samples.weights, pulls
                 )
             else:
-                found[count] = self._recorded.halves(count, context.fused_sgd, weights, example, steps, pulls)
+                found[count] = self._recorded.halves(count, fused_sgd, weights, example, times, pulls)
         return found
 
-    def _joined_example(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: Joined, row: int
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        x, samples = joined.of_client(row)
-        return x, samples.y, self._joined_masks(cohort, batch, context, joined, row)
+    def _joined_example(self, step: Step, joined: Joined, row: int) -> Own:
+        x, samples, dropped = self._joined_of_client(step, joined, row)
+        return x, samples.y, dropped
 
     def _joined_step(
         self,
-        cohort: Cohort,
-        batch: CohortBatch,
-        context: StepContext,
+        step: Step,
         joined: Joined,
         recordings: Mapping[int, Recording | Halves | None],
         thread: int,
         start: int,
         rows: int,
-        update: Update,
         seen: dict[int, Tensor] | None,
     ) -> Tensor:
-        """With added samples, or a loss that methods have a word in; logits go to ``seen`` by first row."""
-        weights = self._rows(self._views, cohort.data, start, rows)
-        recording: Recording | Halves | None = None
+        """With added samples, or a loss that methods have changed; logits go to ``seen`` by first row."""
+        objective = step.context.objective
         if rows > 1:
-            assert self.chain is not None
-            x, samples = joined.of_clients(start, start + rows)
-            clients = range(start, start + rows)
-            own = self._dropped(cohort, batch, context, clients, batch.mask.shape[1], single=False)
-            more = {name: mask[start : start + rows] for name, mask in joined.added_masks.items()}
-            dropped = behind(own, more, 1)
+            recording, (x, samples, dropped) = None, self._joined_of_stack(step, joined, start, rows)
         else:
-            x, samples = joined.of_client(start)
-            dropped = self._joined_masks(cohort, batch, context, joined, start)
             recording = recordings.get(joined.counts[start])
+            x, samples, dropped = self._joined_of_client(step, joined, start)
 
         def head(logits: Tensor) -> tuple[Tensor, Tensor]:
             if seen is not None:
                 seen[start] = logits.clone()  # the gradient may be computed in its memory
-            return context.objective.with_gradient(logits, samples)
-
-        if recording is not None:
-            of_rows = {} if context.fused_sgd else self._rows(self._gradient_views, self._gradients, start, 1)
-            held, masks, gradients = ([*values.values()] for values in (weights, dropped, of_rows))
-            pulls = self._pull_rows.of(start, 1)
-            if isinstance(recording, Halves):
-                return recording.step(x, head, held, masks, gradients, pulls)
-            with torch.no_grad():
-                return recording(
-                    *arguments(x, samples.y, samples.allowed, held, masks, gradients, samples.weights, pulls)
-                )
-        if self.chain is not None:
-            factors = _of_client(context.right_factors, start)
-            return self.chain.step(x, samples.y, None, None, weights, dropped, update, head, factors)
-        buffers = {n: b[start] for n, b in cohort.buffers.items()}
+            return objective.with_gradient(logits, samples)
 
         def loss_of(network: nn.Module) -> Tensor:
             if seen is None:
-                return context.objective.of_network(network, x, samples)
-            loss, seen[start] = context.objective.with_logits(network, x, samples)
+                return objective.of_network(network, x, samples)
+            loss, seen[start] = objective.with_logits(network, x, samples)
             return loss
 
-        return self._replicas[thread].step(
-            loss_of, weights, buffers, dropped | self._drawn(cohort, batch, start), update
-        )
+        if recording is not None:
+            held, masks, gradients = self._tensors(step, start, dropped)
+            pulls = self._rows.pulls.of(start, 1)
+            if isinstance(recording, Halves):
+                return recording.step(x, head, held, masks, gradients, pulls)
+            given = arguments(x, samples.y, samples.allowed, held, masks, gradients, samples.weights, pulls)
+            with torch.no_grad():
+                return recording(*given)
+        if self.chain is None:
+            return self._by_autograd(step, thread, start, loss_of, dropped)
+        factors = _of_client(step.context.right_factors, start)
+        update = self._rows.update(start, rows, step.context.fused_sgd)
+        weights = self._rows.weights.of(start, rows)
+        return self.chain.step(x, samples.y, None, None, weights, dropped, update, head, factors)
 
-    def _drawn(self, cohort: Cohort, batch: CohortBatch, row: int) -> dict[str, Tensor]:
+    def _drawn(self, step: Step, row: int) -> dict[str, Tensor]:
         """What a client's network draws in this step, beside dropout."""
         if not self.draws:
             return {}
-        drawn = self.draws.draw(cohort.round, cohort.clients[row : row + 1], batch.step, torch.device("cpu"))
+        cohort = step.cohort
+        drawn = self.draws.draw(cohort.round, cohort.clients[row : row + 1], step.batch.step, torch.device("cpu"))
         return {name: values[0] for name, values in drawn.items()}
 
-    def _stacked(
-        self,
-        cohort: Cohort,
-        batch: CohortBatch,
-        context: StepContext,
-        start: int,
-        rows: int,
-        outputs: Tensor | None,
-        update: Update,
-    ) -> Tensor:
+    def _stacked(self, step: Step, start: int, rows: int, outputs: Tensor | None) -> Tensor:
+        """The mean cross-entropies of several clients' own samples, by batched products."""
         assert self.chain is not None
-        x, y = batch.stacked_samples(start, start + rows)
-        mask = batch.mask[start : start + rows] if batch.padded else None
-        dropped = self._dropped(cohort, batch, context, range(start, start + rows), y.shape[1], single=False)
-        weights = self._rows(self._views, cohort.data, start, rows)
-        return self.chain.step(x, y, mask, outputs, weights, dropped, update)
+        x, y = step.batch.stacked_samples(start, start + rows)
+        mask = step.batch.mask[start : start + rows] if step.batch.padded else None
+        dropped = self._dropped(step, range(start, start + rows), y.shape[1])
+        update = self._rows.update(start, rows, step.context.fused_sgd)
+        return self.chain.step(x, y, mask, outputs, self._rows.weights.of(start, rows), dropped, update)
 
 
 def _of_client(factors: Mapping[str, RightFactor], row: int) -> dict[str, ClientFactor]:

@@ -24,7 +24,6 @@ from cfl.federation.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.federation.server import Server
 from cfl.metrics.accuracy import AccuracyMatrix, average_accuracy
-from cfl.metrics.likelihood import NLLMatrix
 from cfl.metrics.measure import Measure, giving, measure_of
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.privacy.release import Sample
@@ -147,16 +146,6 @@ class Federation:
         if not isinstance(self.measured, AccuracyMatrix):
             raise RuntimeError(f"a run that measures {self.measure.words} has no accuracies")
         return self.measured
-
-    @property
-    def accuracy_task_il(self) -> AccuracyMatrix | None:
-        """:attr:`known` of a run that classifies."""
-        return self.known if isinstance(self.known, AccuracyMatrix) else None
-
-    @property
-    def nll_task_aware(self) -> NLLMatrix | None:
-        """:attr:`known` of a run that estimates a density."""
-        return self.known if isinstance(self.known, NLLMatrix) else None
 
     @property
     def matrices(self) -> list[TaskMatrix]:

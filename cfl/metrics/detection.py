@@ -132,7 +132,9 @@ class DetectionMatrix(TaskMatrix):
         if t is None:
             return dict.fromkeys(MAP_FORMULAS)
         figures = {"map": average_accuracy(a, t)}
-        figures |= {f"map_{key}": value for key, value in transfers(a, self.initial(), False, t).items()}
+        figures |= {
+            f"map_{key}": value for key, value in transfers(a, self.initial(), lower_is_better=False, after=t).items()
+        }
         figures["map50"] = average_accuracy(self.compute_at_half(), t)
         return self._told(figures)
 

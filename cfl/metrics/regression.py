@@ -95,6 +95,8 @@ class ErrorMatrix(TaskMatrix):
         if t is None:
             return dict.fromkeys(RMSE_FORMULAS)
         figures = {"rmse": average_accuracy(a, t)}
-        figures |= {f"rmse_{key}": value for key, value in transfers(a, self.initial(), True, t).items()}
+        figures |= {
+            f"rmse_{key}": value for key, value in transfers(a, self.initial(), lower_is_better=True, after=t).items()
+        }
         figures["r2"] = average_accuracy(self.determination(), t)
         return self._told(figures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -71,4 +71,22 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """The content of a CSV file; None is an empty cell."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    return file.getvalue()
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> str:
+    """Rows, at least one, as lines of a CSV file: column -> value. The columns are those of the first row.
+
+    Args:
+        rows: values by their columns.
+        header: whether the first line names the columns.
+
+    Raises:
+        ValueError: a row has a column that the first has not.
+    """
+    file = io.StringIO()
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
     return file.getvalue()

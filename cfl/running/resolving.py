@@ -10,18 +10,20 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
-from cfl.callbacks.run_record import check_method_names
-from cfl.cli import main as cli
+from cfl.cli.checkpoints import SECTIONS
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
+from cfl.cli.federated_cli import FederatedCLI
+from cfl.cli.main import build
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.cli.parsing import said
+from cfl.cli.parsing import options_given
 from cfl.data.schedule import Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.reporting.experiment import completed, experiment_of
+from cfl.reporting.files_of_run import check_method_names
 from cfl.runtime.command_line import read_command_line
 
 _BUILT_ALONE = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer}
@@ -32,7 +34,7 @@ class _Ready(Exception):
     """The parsers are built."""
 
 
-class _ParsersOnly(cli.FederatedCLI):
+class _ParsersOnly(FederatedCLI):
     """The command line's parsers, and nothing is run."""
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
@@ -43,7 +45,7 @@ class _ParsersOnly(cli.FederatedCLI):
         self.subcommand = "fit"
         self.config = Namespace(fit=self._parser("fit").parse_args([*arguments], _skip_validation=not validate))
         schedule, clients = self.config.fit.schedule, self.config.fit.data.num_clients
-        schedule.clients_per_round = fitting_clients_per_round(said(), clients, schedule.clients_per_round)
+        schedule.clients_per_round = fitting_clients_per_round(options_given(), clients, schedule.clients_per_round)
         return self._plain_config()
 
 
@@ -56,7 +58,7 @@ class Resolver:
     @cached_property
     def _parsers(self) -> _ParsersOnly:
         try:
-            cli._build(_ParsersOnly, read_command_line(["fit"]))
+            build(_ParsersOnly, read_command_line(["fit"]))
         except _Ready as ready:
             parsers: _ParsersOnly = ready.args[0]
         parser = parsers._parser("fit")
@@ -124,7 +126,7 @@ def same_experiment(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool
     if set(wanted["methods"]) != set(found["methods"]):  # most runs that are asked about, and quick
         return False
     ours, theirs = without_seed(wanted), without_seed(found)
-    return ours == theirs or ours == completed(theirs, ours, cli.SECTIONS)
+    return ours == theirs or ours == completed(theirs, ours, SECTIONS)
 
 
 def num_rounds(config: Mapping[str, Any]) -> int | None:

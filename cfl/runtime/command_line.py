@@ -56,8 +56,8 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         if folder and checkpoint and isfile(Path(folder) / CONFIG):
             # The folder may have been moved since, or have another relative path from here.
             place = ["--config", str(Path(folder) / CONFIG), "--run.dir", folder]
-            return CommandLine([given[0], *place, *given[1:]], True, allowed)
-    return CommandLine(given, False, allowed)
+            return CommandLine([given[0], *place, *given[1:]], of_run=True, allowed=allowed)
+    return CommandLine(given, of_run=False, allowed=allowed)
 
 
 def place_of_current_folder(arguments: Sequence[str]) -> int | None:

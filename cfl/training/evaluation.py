@@ -98,10 +98,10 @@ class Scoring:
             client = cast(int, owner)
             told = task if federation.measure.tells_tasks else None
             model = federation.model_for(batch.task, federation.model_of(client, told))
-            self._count(self.answers(batch, model, False, (client,)), batch, client, task)
+            self._count(self.answers(batch, model, is_network=False, whose=(client,)), batch, client, task)
             if federation.known is not None and not federation.measure.tells_tasks:
                 model = federation.model_for(batch.task, federation.model_of(client, task))
-                scores = self.answers(batch, model, False, (client,))
+                scores = self.answers(batch, model, is_network=False, whose=(client,))
                 federation.known.add(self._rows[client], task, scores, cast(Tensor, batch.y), None, client)
 
     def answers(
@@ -158,7 +158,11 @@ def answering_alike(federation: Federation, stream_task: int, owners: Owners) ->
     return found
 
 
+def over_clients(federation: Federation, values: Tensor) -> Tensor:
+    """The mean over the first dimension, clients, where each has values of its own; else the values as they are."""
+    return values.nanmean(0) if federation.measures_clients else values
+
+
 def mean_matrix(federation: Federation) -> Tensor:
     """What is measured, ``[T, T]``, such as accuracies in percent; the mean over clients where each has one."""
-    matrix = federation.measured.compute()
-    return matrix.nanmean(0) if federation.measures_clients else matrix
+    return over_clients(federation, federation.measured.compute())

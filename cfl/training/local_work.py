@@ -306,7 +306,7 @@ class LocalWork:
     # Clients finish.
 
     def collect(self, positions: tuple[int, ...], by_samples: bool) -> None:
-        """Take what clients send and keep, who have taken their last step.
+        """Take what clients that have taken their last step send and keep.
 
         Args:
             positions: their rows in the cohort.
@@ -323,7 +323,7 @@ class LocalWork:
         cohort.put_back_unused_outputs(positions)
         sound = positions
         if federation.buffer is not None or self.methods.collects:
-            # Who is left out is left out with all that it has, whichever of its tensors is to blame.
+            # If any tensor of a client is not finite, everything it sends this round is dropped.
             judged = federation.trained_tensors(cohort, positions)
             usable = federation.channel.usable(judged, [cohort.clients[p] for p in positions])
             sound = tuple(p for p, good in zip(positions, usable, strict=True) if good)
@@ -344,7 +344,7 @@ class LocalWork:
             message = protection.bounded_updates(message)
         if federation.personal:
             own = cohort.to_server({n: rows for n, rows in trained.items() if n in federation.personal})
-            usable = federation.channel.usable({**message, **own}, clients)  # left out is left out with all it has
+            usable = federation.channel.usable({**message, **own}, clients)
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             federation.clients.scatter(MODEL_TOPIC, clients, own, usable)
         if message:

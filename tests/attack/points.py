@@ -13,13 +13,14 @@ from unittest import mock
 
 from cfl.callbacks import RoundCheckpoint, RunRecord
 from cfl.callbacks.checkpoint_file import StreamedCheckpoints
-from cfl.cli.main import FederatedCLI
+from cfl.callbacks.rounds_table import RoundsTable
+from cfl.cli.federated_cli import FederatedCLI
 from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.federation import Federation
 from cfl.federation.row_store import FileRows
 from cfl.federation.server import Server
 from cfl.methods.composition import Composition
-from cfl.runtime.run_files import CHECKPOINT, CONFIG, PARTITION, ROUNDS, SUMMARY, matrix_file
+from cfl.runtime.run_files import CHECKPOINT, CONFIG, PARTITION, SUMMARY, matrix_file
 from cfl.training.client import Client
 from cfl.training.local_work import LocalWork
 
@@ -36,7 +37,7 @@ _METHODS: dict[str, tuple[type, str]] = {
     "the methods' end of a task": (Composition, "end_task"),
     "an evaluation": (Client, "validation_step"),
     "writing clients' rows": (FileRows, "write"),
-    _ROW: (RunRecord, "_append_round"),
+    _ROW: (RoundsTable, "append"),
     "a checkpoint": (RoundCheckpoint, "_save"),
     _CHECKPOINT: (StreamedCheckpoints, "save_checkpoint"),
     "loading the checkpoint": (Client, "on_load_checkpoint"),
@@ -79,7 +80,7 @@ def _around(name: str, original: Callable[..., Any], reached: Callable[[str], No
         if name == _CHECKPOINT:
             _reach_half(f"half of {name}", Path(arguments[2]), 0, reached)
         elif name == _ROW:
-            path = arguments[0].folder / ROUNDS
+            path = arguments[0].path
             before = path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0]
             _reach_half(f"half of {name}", path, len(before), reached)
         reached(f"after {name}")

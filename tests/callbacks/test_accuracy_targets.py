@@ -17,7 +17,7 @@ from support.tiny_parallel import Crew
 
 from cfl.callbacks import AccuracyTargets, FederatedOrchestrator, RunRecord
 from cfl.callbacks.accuracy_targets import name_of
-from cfl.cli.main import SECTIONS
+from cfl.cli.checkpoints import SECTIONS
 from cfl.data.schedule import Schedule
 from cfl.reporting.experiment import completed, config_hash, differences, experiment_of
 from cfl.reporting.run_folder import read_curve

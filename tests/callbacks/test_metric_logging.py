@@ -17,8 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto.wandb_internal_pb2 import Record
 
 from cfl.callbacks.metric_logging import DashboardLog, evaluation_figures
-from cfl.callbacks.run_record import wandb_id_in
 from cfl.methods import APD, FedWeIT, Method
+from cfl.reporting.files_of_run import wandb_id_in
 
 PICTURES = ("cl/accuracy_matrix", "cl/accuracy_heatmap", "cl/accuracy_curve", "cl/learning_curve", "data/partition")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import multiprocessing
 import re
@@ -17,10 +18,12 @@ from PIL import Image
 from support import tiny_cli
 
 import cfl
+import cfl.callbacks.run_pictures
 import cfl.callbacks.run_record
 import cfl.reporting.compare.pictures
 from cfl.callbacks import LocalModels
-from cfl.callbacks.run_record import _write_csv, methods_figures
+from cfl.callbacks.rounds_table import RoundsTable
+from cfl.callbacks.run_figures import methods_figures
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
 from cfl.data.schedule import Schedule
@@ -573,13 +576,13 @@ def test_table_is_rewritten_in_one_step(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "rounds.csv"
     path.write_text("round,loss\n0,1.0\n")
 
-    class Dies(cfl.callbacks.run_record.csv.DictWriter):  # type: ignore[type-arg]
+    class Dies(csv.DictWriter):  # type: ignore[type-arg]
         def writerows(self, rows: object) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cfl.callbacks.run_record.csv, "DictWriter", Dies)
+    monkeypatch.setattr(csv, "DictWriter", Dies)
     with pytest.raises(KeyboardInterrupt):
-        _write_csv(path, [{"round": 0, "loss": 1.0}, {"round": 1, "loss": 0.5}])
+        RoundsTable(path).begin(1, path)
     assert path.read_text() == "round,loss\n0,1.0\n"
 
 
@@ -595,7 +598,7 @@ def test_acc_is_one_figure_everywhere(
         drawn.append(figure.axes[0].lines[1].get_ydata())
         return figure
 
-    for module in (cfl.callbacks.run_record, cfl.reporting.compare.pictures):
+    for module in (cfl.callbacks.run_pictures, cfl.reporting.compare.pictures):
         monkeypatch.setattr(module, "accuracy_curve", curve_of)
     options = [
         "--data.participation",

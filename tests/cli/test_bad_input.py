@@ -18,9 +18,10 @@ from support.tiny import fit, tiny_client, tiny_data, tiny_trainer
 
 from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RoundProgress
 from cfl.callbacks.trainer_checks import _BREAKING, check_trainer
+from cfl.cli.checkpoints import check_checkpoint
 from cfl.cli.given import on_command_line
 from cfl.cli.linked_defaults import check_given
-from cfl.cli.main import check_checkpoint, main
+from cfl.cli.main import main
 from cfl.data.sources import Arrays
 from cfl.data.streams import ClassSplit
 from cfl.engines import EngineOptions

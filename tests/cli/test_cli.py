@@ -15,8 +15,8 @@ from support import tiny_cli
 from support.fabricated import resolver
 from support.tiny_cli import printed_config
 
+from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.installed_configs import DEFAULT_CONFIG
-from cfl.cli.main import FederatedCLI
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.running.finished import read_finished
 from cfl.running.resolving import same_experiment

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from support import tiny_cli
 
-from cfl.cli.main import FederatedCLI
+from cfl.cli.federated_cli import FederatedCLI
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -28,10 +28,10 @@ from cfl.callbacks import (
     RunRecord,
 )
 from cfl.cli import parsing
+from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.given import Given
 from cfl.cli.leaves import check_leaves
 from cfl.cli.linked_defaults import FOLLOWING
-from cfl.cli.main import FederatedCLI
 from cfl.data.augmentation import Augmentation
 from cfl.data.participation import Participation
 from cfl.data.partitions import Partition

@@ -13,8 +13,8 @@ import pytest
 from support import tiny_cli
 
 import cfl
+from cfl.cli.federated_cli import ADVICE
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
-from cfl.cli.main import ADVICE
 from cfl.methods.personal import PersonalLayers
 from cfl.reporting.experiment import MAY_CHANGE, differences_on_resuming, experiment_of, flatten
 from cfl.runtime.source_digest import source_files

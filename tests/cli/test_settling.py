@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from jsonargparse import Namespace
 
-from cfl.callbacks.run_record import WANDB_ID
 from cfl.cli.settling import settle
-from cfl.runtime.run_files import CHECKPOINT
+from cfl.runtime.run_files import CHECKPOINT, WANDB_ID
 
 WANDB = "lightning.pytorch.loggers.WandbLogger"
 

@@ -19,7 +19,7 @@ from support import tiny_cli
 
 import cfl.training.client
 from cfl.callbacks import RunRecord
-from cfl.cli.main import FederatedCLI
+from cfl.cli.federated_cli import FederatedCLI
 from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime import signals
 from cfl.training.client import Client

@@ -13,9 +13,9 @@ from support.tiny import ConvNet, at_round, double, fit, mlp, tiny_client, weigh
 from torch import Tensor
 
 from cfl.data.augmentation import Augmentation, CropFlip, augmentation_words
-from cfl.data.cohorts import RoundLoader
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
+from cfl.data.round_loader import RoundLoader
 from cfl.engines import EngineOptions
 from cfl.runtime.errors import ConfigError
 

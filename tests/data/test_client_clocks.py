@@ -33,9 +33,9 @@ from torch.func import functional_call
 import cfl.callbacks.metric_logging
 from cfl.callbacks.metric_logging import DashboardLog
 from cfl.data.client_clocks import rounds_of_clients
-from cfl.data.cohorts import RoundLoader
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
+from cfl.data.round_loader import RoundLoader
 from cfl.data.schedule import BoundSchedule, RoundPlan, Schedule
 from cfl.data.sequences import FixedTasks
 from cfl.methods import (

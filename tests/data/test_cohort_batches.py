@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_cohorts, local_steps
+from cfl.data.cohort_dealing import deal_cohorts, local_steps
+from cfl.data.cohorts import CohortBatch
+from cfl.data.enough_samples import check_every_client_trains
+from cfl.data.round_loader import RoundLoader
 from cfl.data.schedule import RoundPlan, Schedule
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError

@@ -160,7 +160,7 @@ def test_accuracy_matrices_against_a_naive_evaluation(scenario: Any, class_loss:
                 competing[:, 2 * row :] = -torch.inf
             open_to_all = accuracy(competing, labels + first)
             score = open_to_all if scenario == "class" else own
-            known = federation.accuracy_task_il
+            known = federation.known
             if row == 0:
                 assert federation.accuracy.initial()[i] == pytest.approx(score)
             else:
@@ -170,12 +170,12 @@ def test_accuracy_matrices_against_a_naive_evaluation(scenario: Any, class_loss:
                 found = known.initial()[i] if row == 0 else known.compute()[row - 1, i]
                 assert found == pytest.approx(own)
     if scenario == "class":
-        assert federation.accuracy_task_il is not None
-        gain = federation.accuracy_task_il.compute() - federation.accuracy.compute()
+        assert federation.known is not None
+        gain = federation.known.compute() - federation.accuracy.compute()
         assert bool((gain >= 0).all())
         assert bool((gain > 0).any())
     else:
-        assert federation.accuracy_task_il is None
+        assert federation.known is None
 
 
 def test_with_one_task_the_scenarios_are_the_same() -> None:

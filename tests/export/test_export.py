@@ -19,7 +19,7 @@ from support.tiny import ConvNet, NetworkFactory, fit, mlp, norm_net, split, tin
 from torch import Tensor, nn
 
 from cfl.__main__ import main
-from cfl.cli.main import FederatedCLI
+from cfl.cli.federated_cli import FederatedCLI
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.participation import RandomShare
 from cfl.data.sources import Binarised, ImageFolder, Synthetic

@@ -15,10 +15,11 @@ from support.tiny import fit, permuted, tiny_client, tiny_data, weights
 
 from cfl.callbacks import RoundCheckpoint, RoundProgress, RunRecord
 from cfl.data import schedule
-from cfl.data.cohorts import RoundLoader, check_every_client_trains
+from cfl.data.enough_samples import check_every_client_trains
 from cfl.data.participation import AllClients, Joining, RandomShare
 from cfl.data.partitions import IID, ClassesPerClient, Dirichlet, Partition, Shards, client_indices
 from cfl.data.report import partition_figure, partition_rows, write_partition_csv
+from cfl.data.round_loader import RoundLoader
 from cfl.data.schedule import Schedule
 from cfl.data.types import ImageSet, PixelTransform, Task
 from cfl.randomness.generators import numpy_generator

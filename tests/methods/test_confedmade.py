@@ -286,8 +286,8 @@ def test_a_whole_run_is_the_one_written_out(
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
     assert any(bool((v.abs() > 0).any()) for n, v in expected.items() if "attention" in n and " of " not in n)
 
-    assert federation.nll_task_aware is not None
-    agnostic, aware = federation.measured.compute(), federation.nll_task_aware.compute()
+    assert federation.known is not None
+    agnostic, aware = federation.measured.compute(), federation.known.compute()
     for row, nats in enumerate(naive.matrices):
         for (client, i), (without, known) in nats.items():
             assert float(agnostic[client, row, i]) == pytest.approx(without, abs=1e-7)
@@ -461,7 +461,7 @@ def test_old_tasks_have_their_weights_while_bases_do_not_move(sequences: FixedTa
         if task is not None and task < row:
             present = weights[row, client, None]
             assert any(not torch.allclose(value, present[name], atol=1e-3) for name, value in found.items())
-    agnostic, aware = federation.measured, federation.nll_task_aware
+    agnostic, aware = federation.measured, federation.known
     assert aware is not None
     first = 0 if sequences is None else slice(None)
     known = aware.compute()[:, :, 0][first]
@@ -473,7 +473,7 @@ def test_old_tasks_have_their_weights_while_bases_do_not_move(sequences: FixedTa
 def test_there_is_one_matrix_where_nobody_tells_tasks_apart() -> None:
     data = data_of(tasks=1, num_clients=2)
     federation = fit(tiny_client(data, partial(MADE, hidden=[5]), sgd), data)
-    assert federation.nll_task_aware is None
+    assert federation.known is None
     assert federation.matrices == [federation.measured]
 
 

@@ -107,8 +107,8 @@ def test_the_task_is_that_with_the_smallest_residual(make: NetworkFactory, biase
         known.append(float((among + 2 * task == y.numpy()).mean()))
         assert matrix[2, task].item() == pytest.approx(100 * right[-1], abs=1e-9)
     assert fot.report().figures["tasks_identified"] == pytest.approx(100 * np.mean(identified), abs=1e-9)
-    assert federation.accuracy_task_il is not None
-    np.testing.assert_allclose(federation.accuracy_task_il.compute()[2].numpy(), 100 * np.array(known), atol=1e-9)
+    assert federation.known is not None
+    np.testing.assert_allclose(federation.known.compute()[2].numpy(), 100 * np.array(known), atol=1e-9)
     assert 0.4 < np.mean(identified) < 1
 
 

@@ -234,7 +234,7 @@ def test_masked_logits_train_as_if_tasks_were_known() -> None:
     )
     assert all(torch.equal(value, weights(known)[name]) for name, value in weights(masked).items())
     assert not torch.allclose(weights(masked)["head.weight"], weights(competing)["head.weight"])
-    assert torch.equal(masked.accuracy_task_il.sums, known.accuracy.sums)  # type: ignore[union-attr]
+    assert torch.equal(masked.known.sums, known.accuracy.sums)  # type: ignore[union-attr]
     assert (masked.accuracy.sums <= known.accuracy.sums).all()
 
 

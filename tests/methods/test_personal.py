@@ -172,8 +172,8 @@ def test_every_client_is_evaluated_with_its_own_model_on_the_tasks_it_holds(laye
                 known = accuracy(logits[:, first : first + task.num_classes], task.test.labels)
                 assert found == pytest.approx(known if scenario == "task" else expected)
                 if scenario == "class" and row:
-                    assert federation.accuracy_task_il is not None
-                    assert federation.accuracy_task_il.compute()[c, row - 1, i] == pytest.approx(known)
+                    assert federation.known is not None
+                    assert federation.known.compute()[c, row - 1, i] == pytest.approx(known)
     assert matrix[:, 1, 1].std() > 0, "clients differ"
     summary = federation.accuracy.summary()
     means = [sum(float(matrix[c, 1, i]) for i in held) / len(held) for c in range(5) if (held := held_by(data, c))]

@@ -13,9 +13,9 @@ from cfl.data.participation import Joining
 from cfl.data.samples import Samples
 from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import TaskHandle, TaskHidden, unwrap_task
-from cfl.engines.objective import cross_entropies
 from cfl.export.answer import Choice, answer_of
 from cfl.methods import Method
+from cfl.metrics.measure import ACCURACY
 from cfl.runtime.errors import ConfigError
 
 
@@ -45,7 +45,9 @@ class InWeights(Sees):
 class InWholeLoss(Sees):
     def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
         logits = network(x)
-        return (samples.weights * cross_entropies(logits, samples)).sum() + _looks_at(samples, logits)
+        return (samples.weights * ACCURACY.losses(logits, samples.y, samples.allowed, None)).sum() + _looks_at(
+            samples, logits
+        )
 
 
 class InPass(Sees):

@@ -10,7 +10,7 @@ import pytest
 from support import tiny_cli
 from support.fabricated import fot, point, resolver, tables_of, write_run
 
-from cfl.cli.main import SECTIONS
+from cfl.cli.checkpoints import SECTIONS
 from cfl.papers.results import Results, read_result
 from cfl.reporting.experiment import completed, config_hash
 from cfl.running.resolving import num_rounds, same_experiment

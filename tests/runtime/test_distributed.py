@@ -18,8 +18,9 @@ import torch.distributed as dist
 from support.tiny_parallel import TIMEOUT, Crew, Failed
 from torch import Tensor
 
-from cfl.data.cohorts import RoundLoader, deal_clients, local_steps
+from cfl.data.cohort_dealing import deal_clients, local_steps
 from cfl.data.evaluation import EvaluationLoader
+from cfl.data.round_loader import RoundLoader
 from cfl.data.schedule import RoundPlan, Schedule
 from cfl.federation.channel import Channel
 from cfl.federation.client_states import ClientStates

@@ -21,7 +21,8 @@ from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
 from cfl.callbacks import RoundCheckpoint, RunRecord
-from cfl.cli.main import FederatedCLI, main
+from cfl.cli.federated_cli import FederatedCLI
+from cfl.cli.main import main
 from cfl.training.client import Client
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -31,7 +32,7 @@ PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4
 
 _DRAWN = (
     "cfl.data.report.partition_figure",
-    *(f"cfl.callbacks.run_record.{name}" for name in ("accuracy_heatmap", "accuracy_curve", "learning_curves")),
+    *(f"cfl.callbacks.run_pictures.{name}" for name in ("accuracy_heatmap", "accuracy_curve", "learning_curves")),
 )
 """What makes the pictures of a run."""
 _BUILT: dict[tuple[Any, ...], dict[str, Any]] = {}

@@ -169,7 +169,7 @@ def test_validate_draws_the_same_picture(
         def refused(*_: object) -> Path:
             raise PermissionError(13, "Permission denied", str(folder / "samples.png"))
 
-        patch.setattr("cfl.callbacks.run_record.save_figure", refused)
+        patch.setattr("cfl.callbacks.run_pictures.save", refused)
         assert tiny_cli.run("validate", "--ckpt_path", str(folder / "last.ckpt"), pictures=True) == 0
     assert "samples: not written ([Errno 13] Permission denied" in capsys.readouterr().out
     assert (folder / "samples.png").read_bytes() == before

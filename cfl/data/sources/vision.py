@@ -58,7 +58,7 @@ class TorchvisionSource(StandardSource):
         """Both sets: from files, else downloaded; see :meth:`load`."""
 
         def both(download: bool) -> tuple[ImageSet, ImageSet]:
-            return self._part(root, True, download), self._part(root, False, download)
+            return self._part(root, train=True, download=download), self._part(root, train=False, download=download)
 
         files = self._files(root)
         try:

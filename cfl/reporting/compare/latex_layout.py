@@ -108,7 +108,7 @@ def layouts(names: Sequence[str], columns: Sequence[Column]) -> list[Layout]:
         if found[-1] and sum(needed[k] for k in found[-1]) + width_of_column > room:
             found.append([])
         found[-1].append(place)
-    return [Layout(places, _broken(names, _PAGE - sum(needed[k] for k in places)), True) for places in found]
+    return [Layout(places, _broken(names, _PAGE - sum(needed[k] for k in places)), wide=True) for places in found]
 
 
 def _least(names: Sequence[str]) -> float:

@@ -20,7 +20,7 @@ from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES, MEASURES
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import Run, read_rounds, read_run
-from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SUMMARY, matrix_file
+from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SAMPLES, SUMMARY, matrix_file
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     clients = part(folder / CLIENTS, of_clients, "its clients are not compared") or []
     table = part(folder / PARTITION, _bytes, "its partition is not compared") or b""
     partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
-    samples = part(folder / "samples.png", _bytes, "its samples are not shown") or b""
+    samples = part(folder / SAMPLES, _bytes, "its samples are not shown") or b""
     return Reading(run, settings_of(config) if config else {}, matrices, space, clients, partition, samples)
 
 

@@ -1,0 +1,77 @@
+"""The figures of a run as printed at its end, and by ``cfl validate`` and ``cfl test``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cfl.callbacks.accuracy_targets import AccuracyTargets, rounds_in_words
+from cfl.callbacks.privacy_budget import UNITS, PrivacyBudget
+from cfl.callbacks.run_figures import known_tasks
+from cfl.federation.federation import Federation
+from cfl.reporting.compare.matrix_table import matrix_table
+from cfl.reporting.rounding import rounded
+from cfl.reporting.text_table import print_table
+from cfl.training.evaluation import mean_matrix
+
+
+def print_figures(federation: Federation, targets: AccuracyTargets, privacy: PrivacyBudget) -> None:
+    """Print accuracy matrix, ACC, FGT, BWT and FWT, the bytes of all clients together and the time.
+
+    Args:
+        federation: as a checkpoint or a fit has left it.
+        targets: the run's.
+        privacy: the run's budget.
+    """
+    print_table(matrix_table(mean_matrix(federation), federation.measure, federation.means()))
+    for line in (
+        *_how_far(federation, targets, privacy),
+        *_of_matrices(federation),
+        *rounds_in_words(targets.rounds(federation.curve), federation.round),
+        *_epsilons(federation, privacy),
+        _costs(federation),
+    ):
+        print(line)
+
+
+def _how_far(federation: Federation, targets: AccuracyTargets, privacy: PrivacyBudget) -> Iterator[str]:
+    """What of the run is not finished, and why."""
+    done, schedule = federation.round, federation.schedule
+    if schedule.client_clocks and not federation.finished:
+        whole, at = federation.last_whole_row(), federation.rows_due(everyone=True).values()
+        of_all = f"figures are after task {whole}, the last after which all have been evaluated"
+        state = "not all have been evaluated yet" if whole is None else of_all
+        yield f"clients are at tasks {min(at)} to {max(at)}: {state}"
+    if federation.stopped:
+        reason = "all targets are met" if targets.end_the_run(federation.curve) else privacy.why_stopped
+        yield f"stopped after {done} of {schedule.num_rounds} rounds: {reason}"
+    elif done and not schedule.round(done - 1).last_of_task:
+        yield f"task {federation.last_task} is not finished: {done} of {schedule.num_rounds} rounds"
+
+
+def _of_matrices(federation: Federation) -> list[str]:
+    """A line for each figure of the measure's matrix, and of the one with known tasks: name, value, formula."""
+    matrices = [("", federation.measured), *((" (task known)", known) for known in known_tasks(federation).values())]
+    shown = [
+        (key.upper() + ending, values[key], formula)
+        for ending, values in [(ending, federation.figures(matrix)) for ending, matrix in matrices]
+        for key, formula in federation.measure.formulas.items()
+    ]
+    width = max(len(name) for name, _, _ in shown)
+    return [
+        f"{name:<{width}} {'undefined' if value is None else rounded(value, 3).rjust(9)}   {formula}"
+        for name, value, formula in shown
+    ]
+
+
+def _epsilons(federation: Federation, privacy: PrivacyBudget) -> list[str]:
+    return [
+        f"epsilon {rounded(epsilon, 3)} (delta {privacy.accountant.delta:g}): {UNITS[figure]}"
+        for figure, epsilon in privacy.summary(federation).items()
+        if figure in UNITS and epsilon is not None
+    ]
+
+
+def _costs(federation: Federation) -> str:
+    sent = (federation.channel.total_uplink_bytes, federation.channel.total_downlink_bytes)
+    up, down = (rounded(number / 1e6, 2, ",") for number in sent)
+    return f"{federation.round:,} rounds, uplink {up} MB, downlink {down} MB, {rounded(federation.seconds, 1, ',')} s"

@@ -1,0 +1,101 @@
+"""``rounds.csv``: a row per round, which a resumed run continues after its checkpoint's last round."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cfl.reporting.csv_file import csv_of
+from cfl.runtime.atomic_write import append, write_whole
+from cfl.runtime.errors import DamagedFile
+
+_log = logging.getLogger(__name__)
+
+
+class RoundsTable:
+    """The table of a run's rounds.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        rounds: how many rounds it has.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rounds = 0
+        self._at_checkpoint: Mapping[str, Any] = {}
+
+    def begin(self, rounds: int, earlier: Path) -> None:
+        """Keep the rows of the rounds before a fit begins; those after the checkpoint will run again.
+
+        Args:
+            rounds: number of these rounds.
+            earlier: the table that has them, of this run folder or of the one with the checkpoint.
+
+        Raises:
+            DamagedFile: it has changed since the checkpoint was written.
+        """
+        self.rounds = rounds
+        if rounds and earlier.exists():
+            write_whole(self.path, self._text_before(earlier, rounds))
+        elif rounds:
+            _log.warning(
+                "%s begins with round %d: %s has no rows of those before", self.path.name, rounds, earlier.parent
+            )
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add the row of a round: column -> value."""
+        self.rounds = row["round"] + 1
+        new = not self.path.exists() or self.path.stat().st_size == 0
+        append(self.path, csv_of([row], header=new))
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many rounds the table has, its bytes and SHA-256, so that a resumed run knows its own rows."""
+        if not self.path.exists():
+            return {}
+        content = self.path.read_bytes()
+        return {"rounds": self.rounds, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what the table was when the checkpoint was written."""
+        self._at_checkpoint = state
+
+    def _text_before(self, path: Path, rounds: int) -> str:
+        """The table of the first rounds, as it was when the checkpoint was written."""
+        content = path.read_bytes()
+        if self._at_checkpoint.get("rounds") == rounds:
+            content = content[: self._at_checkpoint["bytes"]]
+            if hashlib.sha256(content).hexdigest() != self._at_checkpoint["sha256"]:
+                changed = f"its rows of rounds 0 to {rounds - 1} have changed since the checkpoint was written"
+                raise DamagedFile(f"{path}: {changed}; put it back, or remove it to go on without these rows")
+            return content.decode()
+        # A checkpoint of an earlier version, or of the middle of a round, has no digest.
+        return csv_of(_rows_before(path, rounds))
+
+
+def _rows_before(path: Path, round: int) -> list[dict[str, Any]]:
+    """The rows of the rounds before one, without a line that a killed process has left incomplete.
+
+    Raises:
+        DamagedFile: there are others, or values that are no numbers.
+    """
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    try:
+        rows = list(csv.DictReader(io.StringIO(whole.decode("ascii")), strict=True))
+        for row in rows:
+            for value in row.values():
+                float(value or "nan")
+        before = [row for row in rows if int(row["round"]) < round]
+    except (ValueError, TypeError, KeyError, csv.Error):
+        before = []
+    if [int(row["round"]) for row in before] != list(range(round)):
+        needed = f"a row of numbers for each round from 0 to {round - 1}"
+        raise DamagedFile(f"{path} is damaged: it lacks {needed}; without the file the run goes on without these rows")
+    return before

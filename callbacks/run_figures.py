@@ -1,0 +1,118 @@
+"""The figures of a run: of one round for ``rounds.csv``, and of the whole run for ``summary.json``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cfl.data.schedule import RoundPlan
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
+from cfl.metrics.task_matrix import TaskMatrix
+from cfl.models.base import num_parameters
+from cfl.reporting.experiment import method_name
+from cfl.runtime import distributed
+from cfl.training.client import Client
+from cfl.training.evaluation import mean_matrix, over_clients
+
+
+def round_figures(client: Client, plan: RoundPlan, evaluated: bool) -> dict[str, Any]:
+    """The row of a finished round: column -> value, empty where nothing was evaluated."""
+    federation = client.require_federation()
+    channel, figure = federation.channel, federation.measure.figure
+    row: dict[str, Any] = {
+        "round": plan.round,
+        "task": plan.task,
+        "round_in_task": plan.round_in_task,
+        "clients": len(plan.clients),
+        "loss": client.mean_loss,
+        "uplink_bytes": channel.total_uplink_bytes,
+        "downlink_bytes": channel.total_downlink_bytes,
+        "skipped_clients": sum(1 for entry in channel.skipped if entry[0] == plan.round),
+        "seconds": federation.seconds,
+        figure: federation.curve[plan.round] if evaluated else "",
+    }
+    beside = federation.measured.beside()
+    of_tasks: dict[str, list[Any]] = dict.fromkeys((figure, *beside), [""] * federation.data.num_tasks)
+    if evaluated:
+        matrices = {figure: mean_matrix(federation)}
+        matrices |= {name: over_clients(federation, matrix) for name, matrix in beside.items()}
+        of_tasks = {name: matrix[plan.task].tolist() for name, matrix in matrices.items()}
+    row |= {f"{name}_task_{task}": value for name, values in of_tasks.items() for task, value in enumerate(values)}
+    return row
+
+
+def run_figures(
+    federation: Federation, benchmark: str, config_hash: str, versions: Mapping[str, str]
+) -> dict[str, Any]:
+    """The figures of a run by their names in ``summary.json``, without those of callbacks and methods.
+
+    Args:
+        federation: after its last round.
+        benchmark: its name.
+        config_hash: of the experiment.
+        versions: of the program and its libraries.
+    """
+    data, channel = federation.data, federation.channel
+    figures: dict[str, Any] = {
+        "method": method_name(federation.methods),
+        "benchmark": benchmark,
+        "partition": data.partition.name,
+        "participation": data.participation.name,
+        "scenario": data.scenario,
+        "seed": data.seed,
+        **federation.figures(federation.measured),
+        **({} if (after := federation.last_whole_row()) is None else federation.measured.details(after)),
+        "uplink_bytes": channel.total_uplink_bytes,
+        "downlink_bytes": channel.total_downlink_bytes,
+        "uplink_bytes_by_topic": dict(channel.uplink_bytes),
+        "downlink_bytes_by_topic": dict(channel.downlink_bytes),
+        "seconds": federation.seconds,
+        "rounds": federation.round,
+        "tasks": data.num_tasks,
+        "clients": data.num_clients,
+        "config_hash": config_hash,
+        "parameters": num_parameters(federation.network),
+        "server_sees": "single clients' messages" if channel.individual_allowed else "sums only",
+        "skipped_clients": len(channel.skipped),
+        "skipped_messages": Counter(topic for _, topic, _ in channel.skipped_messages),
+        "data_unlike_published": data.stream.unlike_published,
+        "data_digests": data.digests,
+        "processes": distributed.count(),
+        "engine": federation.engine,
+        "client_storage_bytes": federation.client_storage(),
+        "model_bytes": data.num_clients * payload_bytes(dict(federation.network.named_parameters())),
+        "extra_local_computation": federation.computes_more_locally,
+        "used_space": None,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "device": str(next(federation.network.parameters()).device),
+        "versions": versions,
+        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
+    }
+    for suffix, matrix in known_tasks(federation).items():
+        figures |= {f"{key}{suffix}": value for key, value in federation.figures(matrix).items()}
+    if channel.integers is not None:
+        figures["integer_sums"] = channel.integers.summary()
+    return figures
+
+
+def methods_figures(methods: Mapping[str, Any]) -> dict[str, Any]:
+    """The methods' figures for the summary; a figure that several have gets the method's name as prefix."""
+    found = {name: method.report().figures for name, method in methods.items()}
+    several = Counter(key for figures in found.values() for key in figures)
+    return {
+        key if several[key] == 1 else f"{name}_{key}": value
+        for name, figures in found.items()
+        for key, value in figures.items()
+    }
+
+
+def known_tasks(federation: Federation) -> dict[str, TaskMatrix]:
+    """Suffix of file names -> the matrix with the tasks of test samples known, if there is one."""
+    return {} if federation.known is None else {federation.measure.known: federation.known}

@@ -1,0 +1,49 @@
+"""The pictures of a run: its matrix, its curves, and samples of what its model makes or finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cfl.federation.federation import Federation
+from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid, save
+from cfl.reporting.method_names import printed_methods
+from cfl.runtime.run_files import SAMPLES, matrix_file
+from cfl.training.client import Client
+from cfl.training.density_samples import draw_images
+from cfl.training.evaluation import mean_matrix
+from cfl.training.found_boxes import draw_boxes
+
+
+def save_curves(folder: Path, federation: Federation, benchmark: str, targets: Sequence[float]) -> None:
+    """Write the matrix, the curve over tasks and, if there were evaluations between task ends, the one over rounds.
+
+    Args:
+        folder: the run's.
+        federation: after its last round.
+        benchmark: its name.
+        targets: accuracies in percent, drawn as lines.
+    """
+    matrix, method = mean_matrix(federation), printed_methods(federation.methods)
+    measure, name = federation.measure, federation.measure.name
+    heatmap = accuracy_heatmap(matrix, f"{method} on {benchmark}", measure=measure)
+    save(heatmap, folder / matrix_file(name, ending="png"))
+    save(accuracy_curve({method: matrix}, measure, {method: federation.means()}), folder / f"{name}_curve.png")
+    if federation.schedule.settings.evaluate_every:
+        save(learning_curves({method: federation.curve}, targets, measure), folder / f"{name}_rounds.png")
+
+
+def save_samples(folder: Path, client: Client, benchmark: str, count: int) -> Path | None:
+    """Write ``samples.png``, for densities of images and for detectors; None for other runs.
+
+    Args:
+        folder: the run's.
+        client: the module with the trained network.
+        benchmark: its name.
+        count: number of images drawn or tested; 0 for none.
+    """
+    drawn = draw_images(client, count) or draw_boxes(client, count)
+    if drawn is None:
+        return None
+    title = f"{printed_methods(client.require_federation().methods)} on {benchmark}: {drawn.what} {drawn.whose}"
+    return save(sample_grid(drawn.images, title, drawn.row_names, drawn.inches), folder / SAMPLES)

@@ -1,0 +1,81 @@
+"""A cohort's weights and gradients, client by client: views that are kept from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Steps
+from cfl.engines.updates import KeepGradients, PullRows, StepAtOnce, Update
+
+
+class Views:
+    """Views of a client's rows, or of a stack's; kept, because making them anew costs more than a small step.
+
+    Args:
+        tensors: name -> ``[K, ...]``.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        self.tensors = tensors
+        self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
+
+    def of(self, start: int, rows: int) -> dict[str, Tensor]:
+        """Name -> ``[...]`` of one client, or ``[rows, ...]`` of a stack of several from ``start`` on."""
+        key = (start, rows)
+        if key not in self._views:
+            tensors = self.tensors.items()
+            self._views[key] = {n: t[start] if rows == 1 else t[start : start + rows] for n, t in tensors}
+        return self._views[key]
+
+
+class ClientRows:
+    """Weights, gradients and pulls of the clients of one cohort after another.
+
+    Attributes:
+        weights: of the cohort.
+        gradients: of its clients' last step; no tensors before somebody wanted any.
+        pulls: on its clients.
+        keeps: whether the present step leaves gradients, instead of taking the optimizer's step at once.
+    """
+
+    def __init__(self) -> None:
+        self.weights, self.gradients, self.pulls, self.keeps = Views(), Views(), PullRows({}), False
+        self._cohort: Cohort | None = None
+        self._spare = Views()
+
+    def use(self, cohort: Cohort, pulls: Steps, keeps: bool) -> None:
+        """Before a step: another cohort takes the place of the last one, whose memory is given up."""
+        self._take(cohort)
+        if self.pulls.pulls is not pulls:
+            self.pulls = PullRows(pulls)
+        self.keeps = keeps
+        if keeps and not self.gradients.tensors:
+            self.gradients = Views({name: torch.zeros_like(room) for name, room in cohort.data.items()})
+
+    def update(self, start: int, rows: int, fused_sgd: tuple[float, float] | None) -> Update:
+        """What becomes of the gradients of some clients."""
+        if fused_sgd is None:
+            return KeepGradients(self.gradients.of(start, rows))
+        return StepAtOnce(self.weights.of(start, rows), *fused_sgd, self.pulls.of(start, rows))
+
+    def _take(self, cohort: Cohort) -> None:
+        if self._cohort is not cohort:
+            self._cohort = cohort
+            self.weights, self.gradients, self._spare = Views(cohort.data), Views(), Views()
+
+    @contextmanager
+    def other_gradients(self, cohort: Cohort) -> Iterator[None]:
+        """Within the context, gradients go to other memory; afterwards those from before are there again."""
+        self._take(cohort)
+        own, keeps = self.gradients, self.keeps
+        self.gradients = self._spare
+        try:
+            yield
+        finally:
+            self._spare, self.gradients, self.keeps = self.gradients, own, keeps

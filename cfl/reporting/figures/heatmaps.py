@@ -1,0 +1,170 @@
+"""Accuracy matrices as pictures: a row per task learned, a column per task measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
+import torch
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import Normalize, to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from torch import Tensor
+
+from cfl.metrics.measure import ACCURACY, Measure
+from cfl.reporting.figures.base import COLUMN_WIDTH, NUMBERS_UP_TO, PAGE_WIDTH, PRINT, new_figure, require_square
+from cfl.reporting.rounding import rounded
+
+_LIGHTER = 0.4  # share of the colour that cells of tasks not yet learned keep; the rest is white
+_UNSEEN_HATCH: dict[str, Any] = {
+    "facecolor": "none",
+    "edgecolor": "#7f7f7f",
+    "hatch": "////",
+    "linewidth": 0.0,
+    "alpha": 0.4,
+}
+
+
+def colour_scale(measure: Measure, matrices: Iterable[Tensor] = ()) -> ScalarMappable:
+    """Values to colours, bright ones for what is good.
+
+    Args:
+        measure: says how far the scale goes; if it does not, the values do.
+        matrices: all values to be shown, NaN for none.
+    """
+    bounds = measure.bounds
+    if bounds is None:
+        values = torch.cat([matrix.flatten() for matrix in matrices])
+        values = values[~torch.isnan(values)]
+        bounds = (values.min().item(), values.max().item()) if len(values) else (0.0, 1.0)
+    return ScalarMappable(
+        Normalize(*bounds, clip=True), colormaps["cividis_r" if measure.lower_is_better else "cividis"]
+    )
+
+
+def cell_colours(value: float, seen: bool = True, scale: ScalarMappable | None = None) -> tuple[str, str]:
+    """Background and text colour, as ``#rrggbb``, of a table cell showing ``value``.
+
+    Args:
+        value: an accuracy in percent if no scale is given; values beyond the scale take the colour of the nearer end.
+        seen: False for a task that was not learned yet, whose cell is lighter.
+        scale: as :func:`colour_scale` gives it.
+    """
+    scale = colour_scale(ACCURACY) if scale is None else scale
+    red, green, blue, _ = scale.to_rgba(value)  # type: ignore[arg-type]
+    share = 1.0 if seen else _LIGHTER
+    rgb = (red * share + 1.0 - share, green * share + 1.0 - share, blue * share + 1.0 - share)
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    # WCAG 2 contrast is (lighter + 0.05) / (darker + 0.05): black is the better one above sqrt(1.05 * 0.05) - 0.05.
+    return to_hex(rgb), "#000000" if luminance > 0.179 else "#ffffff"
+
+
+def accuracy_heatmap(
+    matrix: Tensor, title: str, task_names: Sequence[str] | None = None, measure: Measure = ACCURACY
+) -> Figure:
+    """One accuracy matrix as a picture: a row per task learned, a column per task measured.
+
+    Tasks not learned yet (above the diagonal) are lighter and hatched; cells that were not evaluated are blank. Up
+    to :data:`NUMBERS_UP_TO` tasks the accuracies are printed.
+
+    Args:
+        matrix: ``[T, T]`` in percent.
+        title: printed above, taken literally.
+        task_names: T names for the columns; None numbers them.
+        measure: what the values are.
+
+    Raises:
+        ValueError: ``matrix`` is not ``[T, T]``, or there are not T names.
+    """
+    return accuracy_heatmaps({title: matrix}, task_names, measure)
+
+
+@rc_context(PRINT)
+def accuracy_heatmaps(
+    matrices: Mapping[str, Tensor], task_names: Sequence[str] | None = None, measure: Measure = ACCURACY
+) -> Figure:
+    """Several accuracy matrices side by side on one colour scale, at most three to a line.
+
+    Args:
+        matrices: title to ``[T, T]`` in percent; T may differ where there are no ``task_names``.
+        task_names: T names for the columns of each; None numbers them.
+        measure: what the values are.
+
+    Raises:
+        ValueError: nothing to draw, a matrix that is not ``[T, T]``, or not T names.
+    """
+    if not matrices:
+        raise ValueError("there is no accuracy matrix to draw")
+    for title, matrix in matrices.items():
+        require_square(matrix, title)
+        if task_names is not None and len(task_names) != len(matrix):
+            raise ValueError(f"{title}: {len(task_names)} task names for {len(matrix)} tasks")
+    tasks, count = max(len(matrix) for matrix in matrices.values()), len(matrices)
+    # Numbers of up to six tasks fit into a third of a page, those of up to twelve into a half.
+    columns = min(2 if 6 < tasks <= NUMBERS_UP_TO else 3, count)
+    side = (PAGE_WIDTH - 0.9) / columns if count > 1 else min(PAGE_WIDTH - 0.9, max(COLUMN_WIDTH - 0.9, 0.42 * tasks))
+    lines = math.ceil(count / columns)
+    figure = new_figure(figsize=(columns * side + 0.9, lines * (side + 0.22) + 0.35), layout="compressed")
+    grid = figure.subplots(lines, columns, squeeze=False)
+    scale = colour_scale(measure, matrices.values())
+    for axes, (title, matrix) in zip(grid.flat, matrices.items(), strict=False):
+        wrapped = fill(title, int(14 * side))  # about 14 letters to the inch
+        _draw_heatmap(axes, matrix, wrapped, task_names, measure, scale)
+    for axes in grid.flat[len(matrices) :]:
+        axes.set_axis_off()
+    figure.colorbar(scale, ax=grid, label=measure.label, aspect=30, pad=0.02)
+    if any(bool((~torch.isnan(matrix)).triu(1).any()) for matrix in matrices.values()):
+        figure.legend(
+            handles=[Patch(label="task not learned yet", **(_UNSEEN_HATCH | {"facecolor": "#f2f2f2"}))],
+            loc="outside lower center",
+            frameon=False,
+        )
+    return figure
+
+
+def _draw_heatmap(
+    axes: Axes,
+    matrix: Tensor,
+    title: str,
+    task_names: Sequence[str] | None,
+    measure: Measure,
+    scale: ScalarMappable,
+) -> None:
+    tasks = len(matrix)
+    size = 7 if tasks <= 6 else 6
+    cells: list[Rectangle] = []
+    colours: list[str] = []
+    unseen: list[Rectangle] = []
+    for t, row in enumerate(matrix.tolist()):
+        for i, accuracy in enumerate(row):
+            if math.isnan(accuracy):
+                continue
+            background, ink = cell_colours(accuracy, i <= t, scale)
+            cells.append(Rectangle((i - 0.5, t - 0.5), 1, 1))
+            colours.append(background)
+            if i > t:
+                unseen.append(cells[-1])
+            if tasks <= NUMBERS_UP_TO:
+                axes.text(i, t, rounded(accuracy, 1), ha="center", va="center", color=ink, fontsize=size)
+    axes.add_collection(PatchCollection(cells, facecolor=colours, edgecolor="white", linewidth=0.8))
+    axes.add_collection(PatchCollection(unseen, **_UNSEEN_HATCH))
+    axes.set(xlim=(-0.5, tasks - 0.5), ylim=(tasks - 0.5, -0.5), aspect="equal", ylabel="after learning task")
+    axes.set_title(title, parse_math=False)
+    axes.tick_params(length=0)
+    axes.set_yticks(range(0, tasks, math.ceil(tasks / 20)))
+    if task_names is None:
+        axes.set_xlabel(measure.task_label)
+        axes.set_xticks(axes.get_yticks())
+    else:
+        axes.set_xticks(range(tasks), list(task_names), rotation=40, ha="right", rotation_mode="anchor")
+        for label in axes.get_xticklabels():
+            label.set_parse_math(False)
+    for spine in axes.spines.values():
+        spine.set_color("#bbbbbb")

@@ -1,0 +1,102 @@
+"""The files that a run leaves in its folder: names that methods may not take, and what another run removes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from cfl.metrics.measure import MEASURES
+from cfl.reporting.names import is_method_name
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.run_files import (
+    CHECKPOINT,
+    CHECKSUMS,
+    CLIENTS,
+    CONFIG,
+    PARTITION,
+    PARTITION_PICTURE,
+    PRIVACY,
+    ROUNDS,
+    SAMPLES,
+    SUMMARY,
+    WANDB_ID,
+    matrix_file,
+)
+from cfl.runtime.yaml_file import BadYAML, read_yaml
+
+TABLES = {Path(file).stem for file in (ROUNDS, PARTITION, PRIVACY)} | {
+    Path(matrix_file(measure.name, variant)).stem for measure in MEASURES for variant in {"", measure.known}
+}
+"""Names of a run's tables, which no method may have, because its own table would overwrite them."""
+_OTHERS = (
+    *(PARTITION_PICTURE, SAMPLES, SUMMARY, CHECKSUMS, CHECKPOINT, WANDB_ID),
+    *(f"{measure.name}_{kind}.png" for measure in MEASURES for kind in ("matrix", "curve", "rounds")),
+)
+"""Further files that are removed before another run in the same folder."""
+
+
+def check_method_names(names: Iterable[str]) -> None:
+    """Refuse names of methods that cannot be names of their tables.
+
+    Raises:
+        ConfigError: a character other than letters, digits, ``_`` and ``-``, or the name of another table.
+    """
+    for name in names:
+        if not is_method_name(name):
+            raise ConfigError(f"methods.{name}", name, "a name of at most 100 letters, digits, _ and -")
+        if name in TABLES:
+            raise ConfigError(f"methods.{name}", name, f"another name: the run folder has a table {name}.csv anyhow")
+
+
+def files_of_earlier_run(folder: Path) -> list[Path]:
+    """Files of an earlier run in a folder that a new run would not overwrite immediately.
+
+    Methods' tables are identified by the methods in ``config.yaml``, folders of wandb by the run's id. Other files and
+    folders do not belong to the run.
+    """
+    names = [*_OTHERS, *(f"{name}.csv" for name in (*TABLES, *_methods_in(folder)))]
+    found = [folder / name for name in names if (folder / name).is_file()]
+    for measure in MEASURES:
+        found += folder.glob(f"{CLIENTS}/{matrix_file(measure.name, '_*')}")
+    if found:  # otherwise the folder holds no run, though there may be runs below it
+        found += [file for file in folder.glob("**/events.out.tfevents.*") if not _is_of_another(file, folder)]
+        tables = folder.glob("**/lightning_logs/version_*/metrics.csv")  # CSVLogger's
+        found += [table.parent for table in tables if not _is_of_another(table, folder)]
+        found += _offline_wandb_folders(folder)
+    return found
+
+
+def wandb_id_in(folder: Path) -> str | None:
+    """The wandb id of the run in a folder; None if it has none, or a damaged file."""
+    if not (folder / WANDB_ID).is_file():
+        return None
+    known = (folder / WANDB_ID).read_text(encoding="utf-8", errors="replace").strip()
+    return known if is_method_name(known) else None
+
+
+def _is_of_another(file: Path, folder: Path) -> bool:
+    """Whether a file belongs to another run in a folder below the run's."""
+    between = file.parents[: file.parents.index(folder)]
+    return any((parent / name).is_file() for parent in between for name in (CONFIG, SUMMARY))
+
+
+def _offline_wandb_folders(folder: Path) -> list[Path]:
+    """Folders of wandb with offline logs of a folder's run, which ``wandb sync`` would send with the next run's."""
+    known = wandb_id_in(folder)
+    if known is None:
+        return []
+    # A number follows if two folders of one run were made in the same second.
+    name = re.compile(rf"offline-run-\d+_\d+-{re.escape(known)}(-\d+)?")
+    found = [path for path in folder.glob("**/wandb/offline-run-*") if name.fullmatch(path.name)]
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def _methods_in(folder: Path) -> list[str]:
+    """Names of the methods in a run folder's configuration; empty if that cannot be read."""
+    try:
+        config = read_yaml(folder / CONFIG)
+    except (OSError, BadYAML):
+        return []
+    methods = config.get("methods") if isinstance(config, dict) else None
+    return [name for name in methods or () if is_method_name(name)]
