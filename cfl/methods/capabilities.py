@@ -1,8 +1,8 @@
 """The capabilities of methods, in addition to the moments of :class:`cfl.methods.base.Method`.
 
-A capability is a Protocol. A method has it by defining its members (:func:`has`); nothing is registered. The checks and
-the engines derive everything else from that (:mod:`cfl.methods.composition`). Attributes whose default is given in
-brackets are optional.
+A capability is a Protocol. A method has it by defining its members (:func:`has`); nothing is registered. A class that
+sets one of them to None does not have what its base class has. The checks and the engines derive everything else from
+that (:mod:`cfl.methods.composition`). Attributes whose default is given in brackets are optional.
 
 A cohort is k clients that train side by side. Its tensors are stacked, ``[k, ...]``.
 """
@@ -236,7 +236,7 @@ class BoundaryFinder(Protocol):
 
 
 class FoundTasks(Protocol):
-    """Works with tasks whose ends are found beside it, when their data are gone (EWC). The method is then
+    """Works with tasks whose ends are found beside it, when their data are gone (EWC, FOT). The method is then
     ``task_free``; in place of ``end_task``, ``end_found_task`` is called."""
 
     def follow_found_tasks(self, finder: BoundaryFinder) -> None:
@@ -305,7 +305,9 @@ def has(method: object, *any_of: Any) -> bool:
     """
     kind = method if isinstance(method, type) else method.__class__
     own = () if isinstance(method, type) else vars(method)
-    return any(all(m in own or hasattr(kind, m) for m in members(capability)) for capability in any_of)
+    return any(
+        all(m in own or getattr(kind, m, None) is not None for m in members(capability)) for capability in any_of
+    )
 
 
 def crosses_tasks(method: object) -> bool:

@@ -18,15 +18,13 @@ from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import BoundaryFinder
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
+from cfl.methods.components.newest_two import NewestTwo
 from cfl.methods.context import Context
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 Tensors = dict[str, Tensor]
-NEWEST, BEFORE, ROUNDS = "ewc newest", "ewc before", "ewc rounds"
-"""Topics of what clients keep where boundaries are found: Fisher and model, those before, and the rounds of both."""
-NEVER = {NEWEST: torch.tensor(-1), BEFORE: torch.tensor(-1)}
 
 
 class EWC(Method):
@@ -153,6 +151,7 @@ class EWC(Method):
         self._names = [name for name in parameters if name not in context.frozen]
         self._summed = [n for n in self._names if self.scope == "server" and n in context.shared_parameters]
         self._kept = [n for n in self._names if n not in self._summed]
+        self._remembered = NewestTwo(context, "ewc")
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a limit for optimizers whose step is not proportional to the gradient.
@@ -287,18 +286,9 @@ class EWC(Method):
         """Where boundaries are found, let clients compute a Fisher in some rounds, and keep it with the model."""
         if self._finder is None or self.strength == 0 or not self._finder.keeps_in(cohort.round):
             return
-        kept = self.context.clients
         for client in cohort.clients:
             fisher, model = self._fisher(cohort.task, client, cohort.round)
-            found = {n: v[None] for n, v in _joined(fisher, {n: model[n].detach() for n in fisher}).items()}
-            if not self.context.channel.usable(found, [client], NEWEST)[0]:
-                continue
-            rounds = kept.gather(ROUNDS, [client], NEVER)
-            before = kept.get(NEWEST, client)
-            if before is not None:
-                kept.scatter(BEFORE, [client], {n: v[None] for n, v in before.items()})
-            kept.scatter(NEWEST, [client], found)
-            kept.scatter(ROUNDS, [client], {NEWEST: torch.tensor([cohort.round]), BEFORE: rounds[NEWEST]})
+            self._remembered.keep(client, cohort.round, _joined(fisher, {n: model[n].detach() for n in fisher}))
 
     def end_found_task(self, plan: RoundPlan, rounds: range) -> None:
         """The newest Fisher that each client has computed in the task's rounds becomes part of the penalty."""
@@ -307,14 +297,11 @@ class EWC(Method):
         started = time.perf_counter()
         self._holders = None
         context = self.context
-        topics = self._kept_in(rounds)
+        chosen = self._remembered.computed_in(rounds)
         entries, total, most = 0, 0.0, 0.0
         device = next(context.network.parameters()).device
-        own = context.own_clients(plan.task, list(topics))
-        context.channel.downlink("ewc boundary", {"rounds": torch.tensor([rounds.start, rounds.stop])}, len(own))
-        for client in own:
-            kept = context.clients.get(topics[client], client) or {}
-            fisher, model = _parted({n: values.to(device) for n, values in kept.items()})
+        for client, kept in self._remembered.read(plan.task, rounds, chosen):
+            fisher, model = _parted(kept)
             self._keep(client, {n: fisher[n] for n in self._kept}, model)
             if self._summed:
                 message = _joined(*({n: of[n] for n in self._summed} for of in (fisher, _times(fisher, model))))
@@ -322,24 +309,13 @@ class EWC(Method):
             entries += sum(values.numel() for values in fisher.values())
             total += sum(float(values.sum()) for values in fisher.values())
             most = max(most, *(float(values.max()) for values in fisher.values()))
-        if self._summed and topics:
+        if self._summed and chosen:
             mean, moved = _parted(context.channel.mean("ewc fisher"))
             tensors = context.state_tensors()
             centre = {n: torch.where(mean[n] > 0, moved[n] / mean[n], tensors[n].detach()) for n in self._summed}
             old, anchor = ({n: v.to(device) for n, v in of.items()} for of in (self.curvature, self.anchor))
             self.curvature, self.anchor = self._consolidated(old, anchor, mean, centre)
-        self._note(len(self._rows), len(topics), (entries, total, most, time.perf_counter() - started))
-
-    def _kept_in(self, rounds: range) -> dict[int, str]:
-        """Client -> topic of the newest Fisher that it has computed in these rounds, of all who have one."""
-        clients = self.context.clients.holders(ROUNDS)
-        computed = self.context.clients.gather(ROUNDS, clients, NEVER) if clients else NEVER
-        found = {}
-        for topic in (BEFORE, NEWEST):
-            for client, round in zip(clients, computed[topic].tolist() if clients else (), strict=True):
-                if round in rounds:
-                    found[client] = topic
-        return dict(sorted(found.items()))
+        self._note(len(self._rows), len(chosen), (entries, total, most, time.perf_counter() - started))
 
     # The penalty.
 
@@ -375,8 +351,7 @@ class EWC(Method):
             "penalty_bytes": 2 * summed * active,
         }
         if self._finder is not None:
-            remembered = 4 * (kept + summed) + payload_bytes(NEVER)
-            figures["remembered_bytes"] = remembered * bool(self.context.clients.holders(ROUNDS))
+            figures["remembered_bytes"] = self._remembered.bytes()
         return Report(figures, [dict(row) for row in self._rows])
 
     def client_storage(self) -> int:

@@ -16,7 +16,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor, removing
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import moves_model_after_round
+from cfl.methods.capabilities import BoundaryFinder, moves_model_after_round
 from cfl.methods.components.capacity import check_capacity, room_for
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.importance import accumulated_importance
@@ -25,6 +25,7 @@ from cfl.methods.components.layer_inputs.extraction import SubspaceExtraction
 from cfl.methods.components.layer_inputs.gpse_message import GpseMessage
 from cfl.methods.components.layer_inputs.sketch_message import SketchMessage
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
+from cfl.methods.components.newest_two import NewestTwo
 from cfl.methods.components.subspace import (
     RankRule,
     choose_rank,
@@ -57,12 +58,19 @@ class FOT(Method):
     A layer with many more inputs than dimensions is sketched from its covariance, which is several times cheaper and
     has the same distribution (:class:`cfl.methods.components.layer_inputs.sketch.LayerSketch`).
 
+    With the method ``FoundBoundaries`` beside it, nobody tells where tasks end. It needs ``message: covariance``. Every
+    few rounds, each client computes the second moments of its layer inputs in the model that it has received, and keeps
+    the two newest. When a boundary is found, each client sends the newest that are of the old task's rounds, and the
+    server extracts the subspace from their sum. With ``gpse_clients: sampled`` only the clients of the newest of these
+    rounds send, with ``all`` every client that keeps some.
+
     Sends: down, for GPSE, the new global model and, for sketches, the bases (float32); up the sketches (float32) and
     two float64 scalars per layer, or second moments (float32), all of them as sums. Extra memory per client: none
-    between rounds. Extra compute per client and task: a forward pass over its samples, and the products of the
-    sketches or moments. Scenarios: task-, class- and domain-incremental; class-incremental it is of use with
-    ``data.class_loss: own`` and inferred tasks (:class:`cfl.methods.InferringFOT`). A layer whose basis spans its whole
-    input space is frozen.
+    between rounds; where boundaries are found, two triangles of moments per layer. Extra compute per client and task,
+    or every few rounds where boundaries are found: a forward pass over its samples, and the products of the sketches or
+    moments. Scenarios: task-, class- and domain-incremental; class-incremental it is of use with ``data.class_loss:
+    own`` and inferred tasks (:class:`cfl.methods.InferringFOT`). A layer whose basis spans its whole input space is
+    frozen.
 
     Args:
         threshold: epsilon, share of the inputs' energy that the basis has to cover, in (0, 1].
@@ -214,6 +222,25 @@ class FOT(Method):
         self.gpse_seconds: list[float] = []
         self._rows: list[dict[str, Any]] = []
         self._started = 0.0
+        self._finder: BoundaryFinder | None = None
+
+    def follow_found_tasks(self, finder: BoundaryFinder) -> None:
+        """Let ``finder`` say where tasks end.
+
+        Raises:
+            ConfigError: for options that need to know where tasks end, or how many there are, and for sketches.
+        """
+        total = self.capacity is not None and "total" in self.capacity
+        for option, refused, valid in (
+            ("message", self.message == "sketch", "covariance: sketches leave out bases that grow while they are kept"),
+            ("gpse_model", self.gpse_model == "local", "global: a task's last round is not known while it runs"),
+            ("capacity", total, "{per_task: share} or null: nobody knows how many tasks come"),
+            ("last_extraction", self.last_extraction, "false: the end of the last task is not found"),
+            ("mechanism", self.mechanism is not None, "null: nobody knows before in which rounds moments are summed"),
+        ):
+            if refused:
+                raise ConfigError(f"{self.key}.{option}", getattr(self, option), f"{valid}, with FoundBoundaries")
+        self._finder, self.task_free = finder, True
 
     def setup(self, context: Context) -> None:
         """Find the protected layers.
@@ -254,6 +281,7 @@ class FOT(Method):
             self.sketch_sharing if self.gpse_dropout == "shared" else 1,
         )
         self._dims = self._extraction.dims
+        self._remembered = NewestTwo(context, "fot")
         undone = [name for name, method in context.methods.items() if moves_model_after_round(method)]
         if undone:
             valid = f"methods without {', '.join(undone)}, which would move the model behind {self.name}'s projection"
@@ -271,7 +299,7 @@ class FOT(Method):
                 projected[weight], projected[bias] = project_with_bias(step[weight], step[bias], basis, importance)
             else:
                 projected[weight] = project(step[weight], basis, importance)
-        if self._frozen and self.context.task_of(self.context.round) > 0:
+        if self._frozen and self._past_first_task:
             for name in self._frozen:
                 projected[name] = torch.zeros_like(step[name])
         return projected
@@ -303,7 +331,13 @@ class FOT(Method):
 
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
         """The first layer's parameters, from the second task on, with ``freeze_first_layer``."""
-        return self._frozen if cohort.task > 0 else ()
+        return self._frozen if self._frozen and self._past_first_task else ()
+
+    @property
+    def _past_first_task(self) -> bool:
+        if self._finder is not None:
+            return bool(self.gpse_seconds)
+        return self.context.task_of(self.context.round) > 0
 
     def _protection(self, name: str, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         """A layer's basis, and its directions' importance, on ``device``: a checkpoint is loaded before the network
@@ -364,8 +398,35 @@ class FOT(Method):
         channel = self.context.channel
         if bases:
             channel.downlink("fot bases", bases, len(clients))
-        for client, message in self._extraction.messages(plan.task, clients, senders, bases, local):
+        sizes = {client: len(self.context.indices(plan.task, client)) for client in clients}
+        for client, message in self._extraction.messages(plan.task, plan.task, sizes, senders, bases, local):
             channel.uplink(self._topic, message, [1.0], [client])
+
+    # GPSE where boundaries are found.
+
+    def start_clients(self, cohort: Cohort) -> None:
+        """Where boundaries are found, let clients compute and keep the moments of their layer inputs in some rounds."""
+        if self._finder is None or not self._protected or not self._finder.keeps_in(cohort.round):
+            return
+        sizes = dict(zip(cohort.clients, cohort.sizes, strict=True))
+        for client, message in self._extraction.messages(cohort.task, cohort.round, sizes, cohort.clients, {}):
+            self._remembered.keep(client, cohort.round, {name: values[0] for name, values in message.items()})
+
+    def end_found_task(self, plan: RoundPlan, rounds: range) -> None:
+        """Add the principal subspace of the newest moments that clients keep of the task to the bases."""
+        started = time.perf_counter()
+        chosen = self._remembered.computed_in(rounds)
+        if self.gpse_clients == "sampled":
+            newest = max(chosen.values(), default=None)
+            chosen = {client: round for client, round in chosen.items() if round == newest}
+        if not chosen:
+            self.gpse_seconds.append(0.0)
+            return
+        for client, kept in self._remembered.read(plan.task, rounds, chosen):
+            self.context.channel.uplink(self._topic, {n: v[None] for n, v in kept.items()}, [1.0], [client])
+        self._grow(len(self.gpse_seconds), started)
+
+    # The server's part.
 
     def _grow(self, task: int, started: float) -> None:
         """Apply the rank rule and grow the bases from the summed messages, at the server."""
@@ -385,7 +446,8 @@ class FOT(Method):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Any]]]:
         """The grown bases, their directions' importance, and rows of the method's table without the seconds."""
         threshold = min(1.0, self.threshold + task * self.threshold_increment)
-        left = self.context.num_tasks - 1 - task + self.last_extraction
+        # Needed for a share of all tasks together, which is refused where their number is not known.
+        left = 1 if self._finder else self.context.num_tasks - 1 - task + self.last_extraction
         rows, bases, importances = [], dict(self.bases), dict(self.importance)
         for name, d in self._dims.items():
             basis, importance = self._protection(name, sums[name].device)
@@ -432,6 +494,8 @@ class FOT(Method):
     def report(self) -> Report:
         """Used space (%), seconds in GPSE, and bytes of model, one client's sketches, and bases (Tables 3 to 5).
 
+        Where boundaries are found also ``remembered_bytes``: what one client keeps to have it when one is found.
+
         A row per task and layer: sizes, used space (%), residual share, bytes, seconds of the whole extraction.
         """
         last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]]
@@ -442,4 +506,10 @@ class FOT(Method):
             "sketch_bytes": sum(row["sketch_bytes"] for row in last),
             "basis_bytes": payload_bytes(self.bases),
         }
+        if self._finder is not None:
+            figures["remembered_bytes"] = self._remembered.bytes()
         return Report(figures, [dict(row) for row in self._rows])
+
+    def client_storage(self) -> int:
+        """What is kept for boundaries that are found."""
+        return self._remembered.bytes() if self._finder is not None else 0

@@ -1,21 +1,27 @@
-"""Boundaries that nobody tells are found from the clients' losses, and EWC learns them there."""
+"""Boundaries that nobody tells are found from the clients' losses, and EWC and FOT learn tasks there."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.naive_fot import Watch, layer_rows
 from support.tiny import Rounds, SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.federation import Federation
-from cfl.methods import EWC, FOT, FedCurv, FoundBoundaries, Method
+from cfl.methods import EWC, FOT, GPM, FedCurv, FoundBoundaries, InferringFOT, Method
+from cfl.methods.components.gaussian_mechanism import GaussianMechanism
+from cfl.methods.components.layer_inputs.packed import unpack
 from cfl.runtime.errors import ConfigError
 from cfl.testing import PROPERTIES
 from cfl.testing.method_case import MethodCase
@@ -26,8 +32,11 @@ QUICK: dict[str, Any] = {"warm_up": 3, "threshold": 3.0, "keep_every": 3}
 quickly = partial(torch.optim.SGD, lr=0.5)
 
 
-def data_of(exposure: Any = "unannounced", tasks: int = 2, **options: Any) -> FederatedDataModule:
-    return tiny_data(permuted(tasks, train=120), exposure=exposure, schedule={"rounds_per_task": ROUNDS}, **options)
+def data_of(
+    exposure: Any = "unannounced", tasks: int = 2, clients_per_round: Any = 1.0, **options: Any
+) -> FederatedDataModule:
+    schedule = {"rounds_per_task": ROUNDS, "clients_per_round": clients_per_round}
+    return tiny_data(permuted(tasks, train=120), exposure=exposure, schedule=schedule, **options)
 
 
 def run(methods: dict[str, Method], data: FederatedDataModule | None = None, **options: Any) -> Federation:
@@ -49,22 +58,40 @@ def test_unannounced_tasks_are_those_of_a_sequential_run(methods: dict[str, Meth
         assert torch.equal(tensor, weights(told)[name])
 
 
-@pytest.mark.parametrize("method", [EWC(), FOT()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", [EWC(), FOT(), GPM()], ids=lambda method: type(method).__name__)
 def test_methods_that_need_boundaries_are_refused_without_them(method: Method) -> None:
     with pytest.raises(ConfigError, match=r"data\.exposure = 'unannounced'.*methods\.some.*where tasks end") as caught:
         run({"some": method})
-    assert ("FoundBoundaries" in str(caught.value)) == isinstance(method, EWC)
+    assert ("FoundBoundaries" in str(caught.value)) != isinstance(method, GPM)
 
 
 def test_methods_that_cannot_use_found_boundaries_are_refused_beside_the_finder() -> None:
-    with pytest.raises(ConfigError, match=r"data\.exposure.*methods\.fot"):
-        run({"boundaries": FoundBoundaries(), "fot": FOT()})
+    with pytest.raises(ConfigError, match=r"data\.exposure.*methods\.gpm"):
+        run({"boundaries": FoundBoundaries(), "gpm": GPM()})
+    classes = tiny_data(split(3, classes=6), exposure="unannounced", scenario="class")
+    with pytest.raises(ConfigError, match=r"methods\.some \(InferringFOT\) needs to know where tasks end$"):
+        run({"boundaries": FoundBoundaries(), "some": InferringFOT()}, classes)
     with pytest.raises(ConfigError, match=r"methods\.ewc\.fisher_clients = 'sampled'.*all with FoundBoundaries"):
         run({"boundaries": FoundBoundaries(), "ewc": EWC(fisher_clients="sampled")})
     with pytest.raises(ConfigError, match=r"one FoundBoundaries"):
         run({"one": FoundBoundaries(), "two": FoundBoundaries()})
     with pytest.raises(ConfigError, match=r"data\.class_loss.*unannounced"):
         tiny_data(split(3, classes=6), exposure="unannounced", scenario="class", class_loss="seen")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("message", "sketch"),
+        ("gpse_model", "local"),
+        ("capacity", {"total": 0.5}),
+        ("last_extraction", True),
+        ("mechanism", GaussianMechanism(1.0, 1e-5, 1.0)),
+    ],
+)
+def test_options_of_fot_that_need_told_tasks_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"methods\.fot\.{option}.*FoundBoundaries"):
+        run({"boundaries": FoundBoundaries(), "fot": FOT(**{"message": "covariance", option: value})})
 
 
 @pytest.mark.parametrize(
@@ -153,6 +180,75 @@ def naive_fisher(network: nn.Module, model: dict[str, Tensor], x: Tensor, y: Ten
     return total
 
 
+class Summing(FOT):
+    """Remembers what the server reads."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(0.9, message="covariance", **options)
+        self.sums: list[dict[str, Tensor]] = []
+
+    def _keep_own(self, sums: Mapping[str, Tensor]) -> None:
+        self.sums.append({name: values.clone() for name, values in sums.items()})
+
+
+@pytest.mark.parametrize("keep_every", [1, 2])
+@pytest.mark.parametrize("whom", ["sampled", "all"])
+@pytest.mark.parametrize("protect_bias", [False, True])
+def test_the_moments_are_those_of_what_clients_were_given_in_the_old_tasks_rounds(
+    keep_every: int, whom: Any, protect_bias: bool
+) -> None:
+    """With two of four clients in a round, clients' newest are of different rounds, and some of the new task.
+
+    Against sums over single samples, in float64, of a network with the weights of these rounds.
+    """
+    data = data_of(clients_per_round=2)
+    watch, method = Watch(), Summing(gpse_clients=whom, protect_bias=protect_bias)
+    finder = FoundBoundaries(**{**QUICK, "keep_every": keep_every})
+    federation = run({"boundaries": finder, "fot": method}, data, callbacks=[watch])
+    (row,) = (row for row in rows_of(federation, "boundaries") if row["found"])
+    assert row["since"] == ROUNDS
+    computed = {
+        c: [r for r in range(0, row["round"] + 1, keep_every) if c in data.rounds.round(r).clients][-2:]
+        for c in range(4)
+    }
+    chosen = {c: max((r for r in rounds if r < ROUNDS), default=None) for c, rounds in computed.items()}
+    newest = max(r for r in chosen.values() if r is not None)
+    chosen = {c: r for c, r in chosen.items() if r is not None and (whom == "all" or r == newest)}
+    if keep_every == 1:
+        assert len(set(chosen.values())) > (whom == "all")
+        assert any(rounds[-1] >= ROUNDS for rounds in computed.values())
+    (sums,) = method.sums
+    network, numbers = copy.deepcopy(federation.network), 0
+    for name, packed in sums.items():
+        bias = protect_bias and network.get_submodule(name).bias is not None
+        expected: Any = 0
+        for client, round in chosen.items():
+            network.load_state_dict(watch.models[round])  # before the round
+            x, _ = samples(data, 0, client)
+            for image in x:
+                rows = layer_rows(network, name, image[None], bias)
+                expected = expected + rows.T @ rows
+        found = unpack(packed, len(expected))
+        torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
+        rank = method.bases[name].shape[1]
+        leading = torch.linalg.eigh(torch.from_numpy(expected))[1][:, -rank:]
+        basis = method.bases[name].double()
+        torch.testing.assert_close(basis @ basis.T, leading @ leading.T, rtol=1e-3, atol=1e-3)
+        numbers += packed.numel()
+    assert federation.channel.uplink_bytes["fot covariance"] == len(chosen) * numbers * 4
+    assert method.report().figures["remembered_bytes"] == method.client_storage() == 2 * numbers * 4 + 16
+
+
+def test_the_first_layer_is_frozen_once_a_task_is_found_to_have_ended() -> None:
+    watch = Rounds()
+    fot = FOT(0.9, message="covariance", freeze_first_layer=True, gpse_dropout=True)
+    run({"boundaries": FoundBoundaries(**QUICK), "fot": fot}, callbacks=[watch])
+    first = next(name for name in watch.models[0] if name.endswith("weight"))
+    moved = [not torch.equal(a[first], b[first]) for a, b in pairwise(watch.models)]
+    assert moved == [round <= ROUNDS for round in range(1, 2 * ROUNDS)]
+    assert f"{first.removesuffix('.weight')}" not in fot.bases
+
+
 def test_clients_without_a_fisher_of_the_task_have_no_part() -> None:
     """Nobody computes one between the first round and the found boundary of a second task."""
     data = data_of(tasks=3)
@@ -163,13 +259,14 @@ def test_clients_without_a_fisher_of_the_task_have_no_part() -> None:
     assert found[1]["fisher_mean"] is None
 
 
-def test_found_boundaries_save_what_told_ones_do() -> None:
-    """Permuted tasks: with EWC less is forgotten than without, whether its boundaries are told or found."""
+@pytest.mark.parametrize("make", [partial(EWC, 30.0, scope="server"), partial(FOT, 0.9, message="covariance")])
+def test_found_boundaries_save_what_told_ones_do(make: Callable[[], Method]) -> None:
+    """Permuted tasks: less is forgotten than without the method, whether its boundaries are told or found."""
     forgotten = {}
     runs: tuple[tuple[str, dict[str, Method], str], ...] = (
         ("none", {}, "unannounced"),
-        ("found", {"boundaries": FoundBoundaries(**QUICK), "ewc": EWC(30.0, scope="server")}, "unannounced"),
-        ("told", {"ewc": EWC(30.0, scope="server")}, "sequential"),
+        ("found", {"boundaries": FoundBoundaries(**QUICK), "some": make()}, "unannounced"),
+        ("told", {"some": make()}, "sequential"),
     )
     for name, methods, exposure in runs:
         accuracy = run(methods, data_of(exposure)).accuracy.compute()
@@ -178,51 +275,61 @@ def test_found_boundaries_save_what_told_ones_do() -> None:
     assert forgotten["told"] < forgotten["none"]
 
 
-def test_a_resumed_run_finds_and_learns_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [partial(EWC, 3.0, scope="server"), partial(FOT, 0.9, message="covariance")])
+@pytest.mark.parametrize("after", [ROUNDS, ROUNDS + 1], ids=["before the alarm", "after it"])
+def test_a_resumed_run_finds_and_learns_the_same(make: Callable[[], Method], after: int, tmp_path: Path) -> None:
     def methods() -> dict[str, Method]:
-        return {"boundaries": FoundBoundaries(**QUICK), "ewc": EWC(3.0, scope="server")}
+        return {"boundaries": FoundBoundaries(**QUICK), "some": make()}
 
     path = tmp_path / "after.ckpt"
-    whole = run(methods(), callbacks=[SaveAfter(ROUNDS + 1, path)])
+    whole = run(methods(), callbacks=[SaveAfter(after, path)])
     resumed = run(methods(), ckpt_path=path)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name])
-    for name in ("boundaries", "ewc"):
+    for name in ("boundaries", "some"):
         assert rows_of(whole, name) == rows_of(resumed, name)
-    assert [row["clients"] for row in rows_of(whole, "ewc")] == [4]
+    assert {row["task"] for row in rows_of(whole, "some")} == {0}
 
 
-# What holds for every method, of the finder beside EWC.
+# What holds for every method, of the finder beside EWC and FOT.
 
 
 def ewc() -> dict[str, Method]:
     return {"ewc": EWC(20.0, scope="server")}
 
 
-CASE = MethodCase(
-    partial(FoundBoundaries, tolerance=0.0, threshold=0.1, warm_up=2, floor=0.001, keep_every=1),
-    network=mlp,
-    optimizer=quickly,
-    beside=ewc,
-    rounds=4,
-)
+def fot() -> dict[str, Method]:
+    return {"fot": FOT(0.9, message="covariance")}
 
 
-def test_the_cases_runs_find_boundaries() -> None:
-    method = CASE.run(tasks=3).method
+EVERYWHERE = partial(FoundBoundaries, tolerance=0.0, threshold=0.1, warm_up=2, floor=0.001, keep_every=1)
+CASES = {
+    "ewc": MethodCase(EVERYWHERE, network=mlp, optimizer=quickly, beside=ewc, rounds=4),
+    "fot": MethodCase(EVERYWHERE, network=mlp, optimizer=quickly, beside=fot, rounds=4, tolerance=1e-4),  # float32
+}
+each_case = pytest.mark.parametrize("beside", CASES)
+
+
+@each_case
+def test_the_cases_runs_find_boundaries(beside: str) -> None:
+    method = CASES[beside].run(tasks=3).method
     assert method is not None
     assert method.report().figures["boundaries_found"] > 0
 
 
-@pytest.mark.parametrize(
-    "prop", ["width", "resuming", "state", "missing tasks", "scenarios", "sums", "task_free", "reports"]
-)
-def test_what_holds_for_every_method(prop: str) -> None:
-    PROPERTIES[prop](CASE)
+@each_case
+@pytest.mark.parametrize("prop", ["width", "resuming", "state", "missing tasks", "sums", "task_free", "reports"])
+def test_what_holds_for_every_method(prop: str, beside: str) -> None:
+    PROPERTIES[prop](CASES[beside])
 
 
-def test_processes_do_not_matter() -> None:
-    processes_do_not_matter(CASE, 2)
+def test_it_works_in_all_scenarios() -> None:
+    PROPERTIES["scenarios"](CASES["ewc"])
+
+
+@each_case
+def test_processes_do_not_matter(beside: str) -> None:
+    processes_do_not_matter(CASES[beside], 2)
 
 
 def test_clients_at_their_own_pace_are_measured_as_well() -> None:

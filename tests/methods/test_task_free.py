@@ -45,6 +45,7 @@ from cfl.methods import (
     DER,
     ER,
     EWC,
+    FOT,
     GLFC,
     L2P,
     SCAFFOLD,
@@ -86,6 +87,10 @@ FREE: dict[str, Callable[[], dict[str, Method]]] = {
         "boundaries": FoundBoundaries(0.0, 0.1, warm_up=2, floor=0.001, keep_every=1),
         "ewc": EWC(5.0, scope="server"),
     },
+    "found-fot": lambda: {
+        "boundaries": FoundBoundaries(0.0, 0.1, warm_up=2, floor=0.001, keep_every=1),
+        "fot": FOT(0.8, message="covariance", gpse_clients="all", freeze_first_layer=True),
+    },
     "l2p": lambda: {"l2p": L2P(0.5, mask_logits=False)},
     "l2p-class": lambda: FREE["l2p"](),
     "l2p-class+fed_agem": lambda: {**FREE["l2p"](), "fed_agem": FedAGEM(8)},
@@ -94,13 +99,13 @@ CLASS_INCREMENTAL = [name for name in FREE if "glfc" in name or "class" in name]
 
 
 def test_all_free_methods_are_tried() -> None:
-    """Those whose defaults say so, L2P, which is free without masked logits, and EWC beside FoundBoundaries."""
+    """Those whose defaults say so, L2P, which is free without masked logits, and EWC and FOT beside FoundBoundaries."""
     kinds = [getattr(cfl.methods, name) for name in cfl.methods.__all__]
     methods = [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Method) and kind is not Method]
     assert len(methods) > 20
     tried = {type(method) for make in FREE.values() for method in make().values()}
     made = [kind if _needs_options(kind) else kind() for kind in methods]
-    assert tried - {EWC} == {L2P} | {kind for kind, method in zip(methods, made, strict=True) if method.task_free}
+    assert tried - {EWC, FOT} == {L2P} | {kind for kind, method in zip(methods, made, strict=True) if method.task_free}
 
 
 def _needs_options(kind: type[Method]) -> bool:
@@ -210,7 +215,6 @@ SEEN: list[tuple[Callable[[Context], Any], Any]] = [
     (lambda context: context.accuracy.num_tasks, 2),
     (lambda context: context.client_clocks, False),
     (lambda context: context.clock_spread, 0),
-    (lambda context: context.class_loss, "all"),
     (lambda context: len(context.outputs.own), 2),
     (lambda context: context.is_last(1), True),
     (lambda context: context.task_of(0), 0),
@@ -262,8 +266,8 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         TaskFreePlan: "clients round",
         TaskFreeCohort: "buffers clients global_parameters gradients gradients_on lr network own parameters round rows "
         "sizes steps use_outputs used_outputs used_rows",
-        TaskFreeContext: "at_server batch_size batchnorm buffer channel clients eval_batch_size evaluation_statistics "
-        "everyones exposure finished frozen has_personal_models input_shape local_epochs measure "
+        TaskFreeContext: "at_server batch_size batchnorm buffer channel class_loss clients eval_batch_size "
+        "evaluation_statistics everyones exposure finished frozen has_personal_models input_shape local_epochs measure "
         "methods most_trained_on network num_clients num_outputs num_rounds optimizer personal "
         "personal_state round scenario seed shared_buffers shared_parameters shared_tensors "
         "state_tensors",
@@ -582,7 +586,7 @@ CHEATS = {"a cheat": Cheats, "a cheat by places": CheatsByPlaces}
 
 # FedCurv looks back to a task's data, and SCAFFOLD-I to a round's, which do not run with exposure: asynchronous.
 SCRAMBLED = [(name, "sequential") for name in [*FREE, *CHEATS]]
-SCRAMBLED.append(("found-ewc", "unannounced"))
+SCRAMBLED += [("found-ewc", "unannounced"), ("found-fot", "unannounced")]
 SCRAMBLED += [(name, "asynchronous") for name in [*FREE, *CHEATS] if name not in ("scaffold-I", "fedcurv")]
 
 

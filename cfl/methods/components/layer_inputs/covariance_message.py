@@ -56,7 +56,7 @@ class CovarianceMessage:
         """The packed moments ``[1, d (d + 1) / 2]`` under the layer's name."""
         packed = pack(collector.lower())
         if self.mechanism is not None:
-            noise = torch_generator(self.seed, "covariance noise", of.task, of.client, of.number)
+            noise = torch_generator(self.seed, "covariance noise", of.moment, of.client, of.number)
             packed = self.mechanism.privatise(packed, noise, of.clients)
         return {of.name: packed[None]}
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cfl.data.task_handles import TaskRef
 from cfl.methods.components.layer_inputs.before_dropout import watch_before_dropout
 from cfl.methods.components.layer_inputs.gpse_message import GpseMessage, LayerOfClient
 from cfl.methods.components.layer_inputs.of_clients import (
@@ -62,8 +63,9 @@ class SubspaceExtraction:
 
     def messages(
         self,
-        task: int,
-        clients: Sequence[int],
+        task: TaskRef,
+        moment: int,
+        sizes: Mapping[int, int],
         senders: Sequence[int],
         bases: Mapping[str, Tensor],
         local: Iterable[dict[str, Tensor]] | None = None,
@@ -75,7 +77,8 @@ class SubspaceExtraction:
 
         Args:
             task: the task whose samples are used.
-            clients: the k clients that this process computes.
+            moment: keys random draws: the task's number, or a round.
+            sizes: the k clients that this process computes -> numbers of their samples.
             senders: all clients of the extraction, ascending.
             bases: layer -> ``[d, r]`` basis of earlier tasks; none where missing.
             local: the clients' own models; None takes the model with which they are evaluated.
@@ -86,26 +89,28 @@ class SubspaceExtraction:
         def jobs() -> Iterator[tuple[int, dict[str, Tensor]]]:
             if local is not None:
                 shared = context.state_tensors()
-                yield from zip(clients, ({**shared, **own} for own in local), strict=True)
+                yield from zip(sizes, ({**shared, **own} for own in local), strict=True)
                 return
-            for client in clients:
+            for client in sizes:
                 yield client, client_model(context, task, client)
 
         def compute(network: nn.Module, job: tuple[int, dict[str, Tensor]]) -> dict[str, Tensor]:
-            return self._message(network, task, *job, senders, bases)
+            return self._message(network, task, moment, *job, sizes[job[0]], senders, bases)
 
         # Clients that have just trained have statistics of their own.
         with evaluating(context) if local is None else evaluation_mode(network):
-            networks = networks_for_threads(network, len(clients))
-            yield from zip(clients, in_order(compute, jobs(), networks), strict=True)
+            networks = networks_for_threads(network, len(sizes))
+            yield from zip(sizes, in_order(compute, jobs(), networks), strict=True)
 
     @torch.no_grad()
     def _message(
         self,
         network: nn.Module,
-        task: int,
+        task: TaskRef,
+        moment: int,
         client: int,
         model: dict[str, Tensor],
+        samples: int,
         senders: Sequence[int],
         bases: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
@@ -115,7 +120,6 @@ class SubspaceExtraction:
         """
         context = self.context
         device = next(network.parameters()).device
-        samples = len(context.indices(task, client))
         layers = {name: network.get_submodule(name) for name in self._names}
         parts = {
             name: LayerOfClient(
@@ -125,7 +129,7 @@ class SubspaceExtraction:
                 with_bias=self._with_bias[name],
                 positions=self._positions[name],
                 basis=bases.get(name),
-                task=task,
+                moment=moment,
                 client=client,
                 samples=samples,
                 position=senders.index(client),
@@ -137,7 +141,7 @@ class SubspaceExtraction:
         hooks = {layer: collectors[name].add for name, layer in layers.items()}
         for batch, (x, _) in enumerate(context.client_batches(task, client, self.batch_size, device)):
             if self._dropout:
-                key = seed_for(context.seed, *self._masks_of(client, senders, task), batch)
+                key = seed_for(context.seed, *self._masks_of(client, senders, moment), batch)
                 drawn = self._dropout.draw(torch.tensor([key], device=device), len(x), x.dtype)
                 watch_before_dropout(network, model, x, {name: mask[0] for name, mask in drawn.items()}, hooks)
             else:
@@ -148,11 +152,11 @@ class SubspaceExtraction:
             payload |= self.message.sent(collectors.pop(name), part)
         return payload
 
-    def _masks_of(self, client: int, senders: Sequence[int], task: int) -> tuple[str, int, int]:
+    def _masks_of(self, client: int, senders: Sequence[int], moment: int) -> tuple[str, int, int]:
         """Purpose and indices of the draws of a client's dropout masks."""
         if self._mask_sharing > 1:
-            return "shared gpse dropout", task, stream_of(senders.index(client), len(senders), self._mask_sharing)
-        return "gpse dropout", task, client
+            return "shared gpse dropout", moment, stream_of(senders.index(client), len(senders), self._mask_sharing)
+        return "gpse dropout", moment, client
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ class LayerOfClient(NamedTuple):
         with_bias: whether a 1 is appended to its inputs.
         positions: input vectors per sample.
         basis: ``[d, k]`` of earlier tasks, or None.
-        task: whose samples are used.
+        moment: keys random draws: the task, or the round where boundaries are found.
         client: the sender.
         samples: number of the client's samples.
         position: of the client among all senders, ascending.
@@ -33,7 +33,7 @@ class LayerOfClient(NamedTuple):
     with_bias: bool
     positions: int
     basis: Tensor | None
-    task: int
+    moment: int
     client: int
     samples: int
     position: int

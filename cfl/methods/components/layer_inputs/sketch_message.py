@@ -56,7 +56,7 @@ class SketchMessage:
         """The sketch ``[1, d, s]`` under the layer's name and the scalars ``[1, 2]`` under ``<name> energies``."""
         a, *both = collector.finish()
         if self.mechanism is not None:
-            noise = torch_generator(self.seed, "sketch noise", of.task, of.client, of.number)
+            noise = torch_generator(self.seed, "sketch noise", of.moment, of.client, of.number)
             a = self.mechanism.privatise(a, noise, of.clients)
         energies = torch.stack(both)
         if self.scalars == "client_mean":
@@ -78,6 +78,6 @@ class SketchMessage:
     def _generator(self, of: LayerOfClient) -> torch.Generator:
         """The generator of a client's Gaussian numbers for a layer."""
         if self.sharing == 1:
-            return torch_generator(self.seed, "sketch", of.task, of.client, of.number)
+            return torch_generator(self.seed, "sketch", of.moment, of.client, of.number)
         stream = stream_of(of.position, of.clients, self.sharing)
-        return torch_generator(self.seed, "shared sketch", of.task, stream, of.number)
+        return torch_generator(self.seed, "shared sketch", of.moment, stream, of.number)
