@@ -20,6 +20,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel, payload_bytes
 from cfl.federation.client_states import ClientStates
 from cfl.federation.method_protocol import MethodComposition
+from cfl.federation.repeated_tests import RepeatedTests
 from cfl.federation.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.federation.server import Server
@@ -86,6 +87,7 @@ class Federation:
         measured: the matrix of this measure under the run's scenario; one matrix per client if models are personal.
         known: the same with the task of each test sample known, if the measure has it in such a run; else None.
         optimizer: an optimizer like those of the clients, to read its options from; None if nothing is trained.
+        repeated_tests: what methods keep of test batches from one evaluation to the next.
         engine: for the summary: the engine that computes local steps and the trial's measurements; None before it.
         frozen: names of parameters that are neither trained nor sent.
         personal: names of parameters and buffers that stay on their client from round to round.
@@ -118,6 +120,7 @@ class Federation:
         self.stopped = False
         self.engine: dict[str, Any] | None = None
         self._pools: dict[int, tuple[int, ...]] = {}
+        self.repeated_tests = RepeatedTests()
         methods.check(data)
         self.measure: Measure = data.measure
         check_network(network, data.scenario)
@@ -372,6 +375,7 @@ class Federation:
         if state.get("fixed_weights", fixed) != fixed:
             value = "a checkpoint of a run with other fixed weights: the file model.network.weights has changed since"
             raise ConfigError("ckpt_path", value, "that run's file of weights, or a new run with this one")
+        self.repeated_tests.clear()
         self.round, self.seconds = state["round"], state["seconds"]
         self.curve, self.stopped = list(state["curve"]), state["stopped"]
         self.server.load_state_dict(state["server"])

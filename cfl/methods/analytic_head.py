@@ -46,9 +46,10 @@ class AnalyticHead(Method):
     task send, and G is exact; its variant STSA-E, which estimates G from class means, is not here.
 
     Sends: after every task an extra round of all clients that hold it: the global model down; up, the triangle of G and
-    the columns of C of the task's own classes, in float64, as sums. Later tasks have rounds, too, in which nothing
-    is trained and the model is sent: give them one each, ``schedule.rounds_per_task: [20, 1, 1, 1, 1]``. Storage per
-    client: none. Extra compute: a forward pass over a task's samples after it. Scenarios: task-, class- and
+    the columns of C of the task's own classes, in float64, as sums. Later tasks have rounds, too, in which the model is
+    sent and no local step is computed: give them one each, ``schedule.rounds_per_task: [20, 1, 1, 1, 1]``. Storage per
+    client: none. Extra compute: a forward pass over a task's samples after it. Features of test samples are computed
+    once after the network is frozen and kept for later tests, at most 256 MiB of them. Scenarios: task-, class- and
     domain-incremental. Optimizers: any.
 
     Args:
@@ -118,7 +119,7 @@ class AnalyticHead(Method):
             self._keep_statistics()
 
     def _keep_statistics(self) -> None:
-        """Forward passes in training mode go on to change these in the global model."""
+        """The global model's are averaged in every round, which may round them."""
         tensors = self.context.state_tensors()
         self._statistics = {name: tensors[name].detach().clone() for name in self.context.shared_buffers}
 
@@ -154,7 +155,7 @@ class AnalyticHead(Method):
         model = client_model(context, task, client)
         with evaluation_mode(context.network):
             for x, y in context.client_batches(task, client, context.eval_batch_size, device):
-                features = self._features(model, x)
+                features = self._mapped(self._features(model, x))
                 gram.addmm_(features.T, features)
                 sums.index_add_(0, y, features)
         own = context.outputs.own[task].to(device)
@@ -176,13 +177,16 @@ class AnalyticHead(Method):
         return self.random_features or cast(Network, self.context.network).head.in_features
 
     def _features(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """``[B, m]`` float64, with the running statistics that the network had when it was frozen."""
+        """``[B, d]``, with the running statistics that the network had when it was frozen."""
         self._statistics = {name: tensor.to(x.device) for name, tensor in self._statistics.items()}
-        features = features_of(cast(Network, self.context.network), {**model, **self._statistics}, x).double()
+        return features_of(cast(Network, self.context.network), {**model, **self._statistics}, x)
+
+    def _mapped(self, features: Tensor) -> Tensor:
+        """``[B, m]`` float64."""
         if self._map is None:
-            return features
-        self._map = self._map.to(x.device)
-        return torch.relu(features @ self._map)
+            return features.double()
+        self._map = self._map.to(features.device)
+        return torch.relu(features.double() @ self._map)
 
     # Evaluation and reports.
 
@@ -191,7 +195,8 @@ class AnalyticHead(Method):
         if self.weight is None or self.class_sums is None:
             return None
         weight, learned = self.weight.to(x.device), self.class_sums.any(1).to(x.device)
-        return (self._features(model, x) @ weight.T).masked_fill(~learned, -torch.inf)
+        features = self._mapped(self.context.once_per_test(self.name, lambda: self._features(model, x)))
+        return (features @ weight.T).masked_fill(~learned, -torch.inf)
 
     def report(self) -> Report:
         """Number of features, and the bytes of G, C and W, which the server keeps."""

@@ -201,7 +201,8 @@ class FrozenParameters(Protocol):
 
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
         """Names of the frozen parameters for the cohort that has just started. The optimizer gets no gradient of them,
-        so that weight decay and momentum do not move them either."""
+        so that weight decay and momentum do not move them either. Where all are frozen, local steps are not computed:
+        running statistics stay, buffers are offered nothing, and there is no training loss."""
 
 
 # The server.

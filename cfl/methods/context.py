@@ -110,6 +110,11 @@ class Context:
         """Within the context, BatchNorm uses the batch's statistics if the evaluated model has none."""
         return self._federation.evaluation_statistics()
 
+    def once_per_test(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """For ``classify``: ``compute()``, or what it returned under this name for the same test batch in an earlier
+        evaluation, if there was room to keep it. ``compute`` may depend on nothing that still changes."""
+        return self._federation.repeated_tests.once(name, compute)
+
     def forget_momentum(self) -> None:
         """Reset the server's momentum."""
         self._federation.server.velocity.clear()

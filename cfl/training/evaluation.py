@@ -116,7 +116,9 @@ class Scoring:
         if (asked := network.answering(whose)) is not network:
             named = {f"network.{name}": tensor for name, tensor in model.items()}
             return cast(Tensor, functional_call(asked, named, (x,)))
-        if (found := self.federation.methods.classify(batch.task, model, x)) is not None:
+        with self.federation.repeated_tests.of(batch):
+            found = self.federation.methods.classify(batch.task, model, x)
+        if found is not None:
             return found
         if self._channels_last is None:
             self._channels_last = gains_by_channels_last(network, x)

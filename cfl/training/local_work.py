@@ -87,6 +87,7 @@ class LocalWork:
         self._optimizer: Optimizer | None = None
         self._scaled_steps: ScaledSteps | None = None
         self._frozen: frozenset[str] = frozenset()
+        self._trains = True
         self._used_outputs: Tensor | None = None
         self._located = ErrorContext(self._step_that_failed)
         self.cohort.gradients_on = self.gradients_on
@@ -152,6 +153,7 @@ class LocalWork:
         optimizer = cast(Optimizer, self._optimizer)
         self._scaled_steps = ScaledSteps.of(methods.step_factors(), self.cohort.buffers)
         self._frozen = self.federation.frozen | methods.frozen_parameters()
+        self._trains = not self._frozen >= self.cohort.parameters.keys()
         # In mixed precision the step is Lightning's, which scales losses and looks for overflows.
         mixed = torch.is_autocast_enabled(self._device.type)
         steps_at_once = self.engine.steps_at_once and not mixed and self._scaled_steps is None and not self._frozen
@@ -218,7 +220,9 @@ class LocalWork:
     # A local step.
 
     def losses(self, batch: CohortBatch) -> Tensor:
-        """``[]``, the sum over the cohort of each client's loss on its own batch.
+        """``[]``, the sum over the cohort of each client's loss on its own batch; 0 where all parameters are frozen.
+
+        Nothing is computed then: there are no gradients, and running statistics stay.
 
         Raises:
             RuntimeError: naming round, task, clients and step, with the failure as its cause.
@@ -231,6 +235,8 @@ class LocalWork:
         cohort, buffer = self.cohort, self.buffer
         self.local_step, cohort.steps = batch.step, batch.step + 1
         self._steps += 1
+        if not self._trains:
+            return torch.zeros(len(cohort.clients), device=self._device, requires_grad=True)
         with self._located:
             with matmul_precision(self._precision):
                 batch = self._extended(batch)
@@ -263,6 +269,8 @@ class LocalWork:
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the last :meth:`losses`, by the engine; none of parameters that are frozen."""
+        if not self._trains:
+            return
         with self._located, matmul_precision(self._precision):
             self.engine.backward(loss, self.cohort)
         for name in self._frozen:
@@ -275,6 +283,8 @@ class LocalWork:
         Raises:
             RuntimeError: as :meth:`losses`.
         """
+        if not self._trains:
+            return
         with self._located:
             self.methods.adjust_gradients()
             if self._scaled_steps is not None:
@@ -283,6 +293,8 @@ class LocalWork:
     def clip(self, limit: float, by_value: bool) -> None:
         """Clip every client's gradient by itself: by its own norm, or by value."""
         gradients = list(self.cohort.gradients.values())
+        if not gradients:
+            return
         if by_value:
             for gradient in gradients:
                 gradient.clamp_(-limit, limit)

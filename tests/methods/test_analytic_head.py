@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from support.tiny import (
     MOMENTUM,
     Rounds,
@@ -29,13 +31,17 @@ from torch import Tensor
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import IID, ClassesPerClient, Dirichlet
 from cfl.data.streams import ClassSplit
+from cfl.engines.cohort import Cohort
+from cfl.engines.vmapped import VmapEngine
 from cfl.federation.federation import Federation
-from cfl.methods import AnalyticHead, CFeD, Method, PersonalLayers
+from cfl.federation.repeated_tests import RepeatedTests
+from cfl.methods import AnalyticHead, CFeD, Method, PersonalLayers, analytic_head
 from cfl.models import Network
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import distance
 from cfl.testing.method_case import MethodCase
 from cfl.testing.processes import processes_do_not_matter
+from cfl.training.client import Client
 
 
 def data_of(stream: Any = None, **options: Any) -> FederatedDataModule:
@@ -43,6 +49,17 @@ def data_of(stream: Any = None, **options: Any) -> FederatedDataModule:
     settings = {"scenario": "class", "partition": Dirichlet(1.0, 3, balance=False), **options}
     schedule = {"rounds_per_task": 2, **settings.pop("schedule", {})}
     return tiny_data(stream or split(3, classes=6, train=120), schedule=schedule, **settings)
+
+
+class Losses(Callback):
+    """Notes each round's loss."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Client)
+        self.losses.append(pl_module.mean_loss)
 
 
 def run(
@@ -159,6 +176,54 @@ def test_bytes_are_counted_and_classes_that_nobody_has_shown_are_not_chosen() ->
     assert federation.channel.uplink_bytes["analytic_head"] == 3 * 4 * 8 * (8 * 9 // 2 + 2 * 8)
     assert federation.client_storage() == 0
     assert method.report().figures == {"features": 8, "server_bytes": 8 * (8 * 8 + 2 * 6 * 8)}
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("train_backbone", [True, False])
+def test_no_local_step_is_computed_of_a_frozen_network(
+    train_backbone: bool, one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in blocks of steps nor one by one, as where Lightning clips gradients."""
+    stepped, losses = [], VmapEngine.losses
+
+    def counted(engine: VmapEngine, cohort: Cohort, *others: Any) -> Tensor:
+        stepped.append(cohort.round)
+        return losses(engine, cohort, *others)
+
+    monkeypatch.setattr(VmapEngine, "losses", counted)
+    data, told = data_of(), Losses()
+    method = AnalyticHead(0.3, train_backbone=train_backbone)
+    client = tiny_client(data, double(norm_net), MOMENTUM, {"analytic_head": method})
+    federation = fit(client, data, callbacks=[told], gradient_clip_val=1.0 if one_by_one else None)
+    trained = [0, 1] if train_backbone else []
+    assert sorted(set(stepped)) == trained
+    assert [round for round, loss in enumerate(told.losses) if math.isfinite(loss)] == trained
+    assert federation.accuracy.compute()[2].isfinite().all()
+
+
+@pytest.mark.parametrize("most_bytes", [0, 2000, 2**20])
+def test_features_of_test_samples_are_computed_once(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as there is room, with results to the bit."""
+    passed, features_of = [0], analytic_head.features_of
+
+    def counted(network: Network, model: Any, x: Tensor) -> Tensor:
+        passed[0] += len(x)
+        return features_of(network, model, x)
+
+    monkeypatch.setattr(analytic_head, "features_of", counted)
+    monkeypatch.setattr(RepeatedTests.__init__, "__defaults__", (most_bytes,))
+    data, method = data_of(), AnalyticHead(0.3, 40)
+    federation = run(method, data)
+    tests = [len(task.test) for task in data.tasks]
+    room = min(most_bytes // (8 * 8), sum(tests))  # 8 features in float64
+    kept = sum(size for number, size in enumerate(tests) if sum(tests[: number + 1]) <= room)
+    trained = sum(len(task.train) for task in data.tasks)
+    assert passed[0] == trained + 3 * sum(tests) - 2 * kept
+    assert (kept == 0, kept == sum(tests)) == (most_bytes == 0, most_bytes == 2**20)
+    matrix = federation.accuracy.compute()
+    expected = centralised(federation, data, 0.3, method._map)
+    scores = features(federation, data, 0, "test", method._map) @ expected.T
+    assert matrix[2, 0].item() == pytest.approx(100 * (scores.argmax(1) == labels(data, 0, "test")).mean(), abs=1e-9)
 
 
 def test_a_run_is_resumed_to_the_bit(tmp_path: Path) -> None:
