@@ -57,6 +57,7 @@ NEEDED: dict[str, Any] = {
     "train": TensorDataset(torch.zeros(2, 1, 32, 32), torch.tensor([0, 1])),
     "test": TensorDataset(torch.zeros(2, 1, 32, 32), torch.tensor([0, 1])),
     "path": "nowhere.npz",
+    "label": "class",
     "folder": "nowhere",
     "shape": [1, 32, 32],
     "set_name": "mushrooms",

@@ -696,7 +696,7 @@ def test_figure_6_compares_memories_on_one_stream_in_time() -> None:
     found = {variant: config("figure6", variant=variant) for variant in fedagem()["figure6"].axes["variant"]}
     settings = {v: (c["data"]["exposure"], c["schedule"]["local_epochs"], list(c["methods"])) for v, c in found.items()}
     assert settings == {
-        "ideal": ("streaming-cumulative", 2, []),
+        "ideal": ("streaming-cumulative", 3, []),
         "fl": ("streaming", 10, []),
         "der": ("streaming", 10, ["der"]),
         "der-fedagem": ("streaming", 10, ["der", "fed_agem"]),
