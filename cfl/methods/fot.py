@@ -446,7 +446,7 @@ class FOT(Method):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Any]]]:
         """The grown bases, their directions' importance, and rows of the method's table without the seconds."""
         threshold = min(1.0, self.threshold + task * self.threshold_increment)
-        # Needed for a share of all tasks together, which is refused where their number is not known.
+        # Extractions to come, this one included. Only capacity: {total} uses it, which found boundaries refuse.
         left = 1 if self._finder else self.context.num_tasks - 1 - task + self.last_extraction
         rows, bases, importances = [], dict(self.bases), dict(self.importance)
         for name, d in self._dims.items():

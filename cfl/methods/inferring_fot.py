@@ -59,7 +59,7 @@ class InferringFOT(FOT):
     common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
     state: ClassVar[tuple[str, ...]] = ("task_bases", "identified.sums", "identified.counts")
-    follow_found_tasks = None  # type: ignore[assignment]  # it compares the tasks that samples are of
+    follow_found_tasks = None  # type: ignore[assignment]  # tests need the number of every task
 
     def __init__(self, directions: int = 20, **options: Any) -> None:
         super().__init__(message="covariance", last_extraction=True, **options)
