@@ -19,6 +19,7 @@ from cfl.engines.base import Engine, EngineOptions
 from cfl.engines.choice import EngineChoice
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
+from cfl.engines.one_pass import step_in_one_pass
 from cfl.engines.probe import Measured
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
@@ -200,9 +201,11 @@ class Client(LightningModule):
 
     def _optimizer_of(self, parameters: Iterable[torch.nn.Parameter]) -> Optimizer:
         try:
-            return self._make_optimizer(parameters)
+            optimizer = self._make_optimizer(parameters)
         except ValueError as error:  # torch names the option and its value
             raise ConfigError("model.optimizer", str(error), "options that the optimizer accepts") from error
+        step_in_one_pass(optimizer)
+        return optimizer
 
     def training_step(self, batch: CohortBatch | CohortBlock, batch_idx: int) -> Tensor:
         """A local step of every client of the cohort, up to its losses; or several, from the first to the last."""
