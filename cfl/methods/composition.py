@@ -1,4 +1,4 @@
-"""Composes several methods: their order, the combinations that are refused, and the work that engines take over."""
+"""Composes several methods: calls them in their order, and finds the work that engines take over."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.exposure import UNANNOUNCED
 from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import shown_task
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import LossParts
 from cfl.engines.quadratic_pull import Pull, add_pulls
 from cfl.engines.right_factors import RightFactor, multiply_gradients
-from cfl.federation.federation import OF_ALL, Federation
+from cfl.federation.federation import Federation
 from cfl.federation.method_protocol import MethodComposition
 from cfl.methods import declared_state
 from cfl.methods.base import Method
 from cfl.methods.capabilities import (
     BatchExtension,
     BoundaryFinder,
-    ForwardPass,
     FoundTasks,
     FrozenParameters,
     GradientTransform,
@@ -48,12 +45,12 @@ from cfl.methods.capabilities import (
     UpdateProtection,
     has,
 )
+from cfl.methods.combinations import check_data, check_losses, check_protection, passes_forward
 from cfl.methods.context import Context
 from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
 from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.privacy.release import Noise
 from cfl.randomness.generators import seed_for
-from cfl.runtime.errors import ConfigError
 
 Pulls = Mapping[str, Pull]
 Factors = Mapping[str, RightFactor]
@@ -68,9 +65,6 @@ class Composition(MethodComposition):
 
     Args:
         methods: name -> method.
-
-    Raises:
-        ConfigError: two methods replace the same thing.
     """
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
@@ -113,85 +107,28 @@ class Composition(MethodComposition):
         """The methods that take part in the clients' losses.
 
         Raises:
-            ConfigError: two methods replace the whole loss, the loss of own samples, or the forward pass; or one
-                replaces the whole loss and another needs logits stored.
+            ConfigError: see :func:`cfl.methods.combinations.check_losses`.
         """
-        weighers = self.with_capability(SampleWeights).values()
-        terms = self.with_capability(SampleLoss).values()
-        whole = list(self.with_capability(LocalObjective).values())
-        passing = [m for m in self.with_capability(ForwardPass).values() if getattr(m, "passes_forward", True)]
-        replacing = [m for m in weighers if getattr(m, "replaces_own_loss", False)]
-        keeping = [m for m in self.with_capability(Replay).values() if m.replays_logits]
-        for several, valid in (
-            (whole if len(whole) > 1 else [], "at most one method that replaces the whole local loss"),
-            ([*whole, *replacing], "at most one method that replaces the loss of a client's own samples"),
-            ([*whole, *passing], "at most one method that takes the forward pass into its own hands"),
-        ):
-            if len(several) > 1:
-                raise ConfigError("methods", " and ".join(type(m).__name__ for m in several), valid)
-        if whole and keeping:
-            names = " and ".join(type(m).__name__ for m in (*whole, *keeping))
-            raise ConfigError("methods", names, "no method that keeps logits beside one that replaces the local loss")
+        check_losses(self)
+        weighers = tuple(self.with_capability(SampleWeights).values())
+        terms = tuple(self.with_capability(SampleLoss).values())
         return LossParts(
-            tuple(weighers),
-            tuple(terms),
-            whole[0] if whole else None,
-            passing[0] if passing else None,
-            all(getattr(m, "reweighs_added_only", False) for m in (*weighers, *terms)),
+            weighers,
+            terms,
+            next(iter(self.with_capability(LocalObjective).values()), None),
+            next((method for method in self.values() if passes_forward(method)), None),
+            all(getattr(method, "reweighs_added_only", False) for method in (*weighers, *terms)),
         )
 
     def check(self, data: FederatedDataModule) -> None:
-        """Refuse names in use, and methods that cannot work with the data's scenario, order, clocks or exposure.
+        """Refuse methods that cannot work with the data or beside each other.
 
         Raises:
-            ConfigError: naming the setting and the method that cannot work with it.
+            ConfigError: see :func:`cfl.methods.combinations.check_data` and
+                :func:`cfl.methods.combinations.check_protection`.
         """
-        exposure, spread = data.exposure, data.schedule.clock_spread
-        for name, method in self.items():
-            if name in OF_ALL:
-                raise ConfigError(f"methods.{name}", name, "another name: clients keep something else under it")
-            who = f"methods.{name} ({type(method).__name__})"
-            needs_steps = f"null: {who} needs clients to learn the same tasks in step"
-            needs_clock = f"0: {who} needs clients to change tasks together"
-            needs_ends = f"another exposure while {who} needs to know where tasks end"
-            if has(method, FoundTasks):
-                needs_ends += ", or the method FoundBoundaries beside it"
-            needs_past = f"another exposure while {who} looks back to tasks that ended"
-            known = f"one of {sorted(method.scenarios)} while {who} is used"
-            in_step = data.order is not None and method.common_order
-            for refused, key, value, valid in (
-                (data.scenario not in method.scenarios, "data.scenario", data.scenario, known),
-                (in_step, "data.sequences", type(data.sequences).__name__, needs_steps),
-                (data.rounds.client_clocks and not method.client_clocks, "schedule.clock_spread", spread, needs_clock),
-                (exposure in UNANNOUNCED and not method.task_free, "data.exposure", exposure, needs_ends),
-                (exposure == "joint" and method.looks_back, "data.exposure", exposure, needs_past),
-            ):
-                if refused:
-                    raise ConfigError(key, value, valid)
-        self._check_task_ends(data)
-        self._check_protection()
-
-    def _check_task_ends(self, data: FederatedDataModule) -> None:
-        """Refuse a stream in which nobody joins a round after which methods ask its clients for more."""
-        asking = [f"methods.{name}" for name, method in self.items() if _asks_after_tasks(method)]
-        if data.schedule.sampling == "fixed" or not asking:
-            return
-        for round in range(data.num_rounds):
-            plan = data.rounds.round(round)
-            if plan.last_of_task and not plan.clients:
-                when = f"nobody joins round {round}, the last of task {plan.task}"
-                valid = f"fixed, more schedule.clients_per_round, or another seed with {', '.join(asking)}: {when}"
-                raise ConfigError("schedule.sampling", "poisson", valid)
-
-    def _check_protection(self) -> None:
-        """Refuse two methods that protect updates, and methods beside one to which the server shows single messages."""
-        protecting = list(self.with_capability(UpdateProtection))
-        if len(protecting) > 1:
-            raise ConfigError("methods", protecting, "at most one method that adds noise to the sum of updates")
-        single = [name for name, method in self.items() if method.individual_uplinks]
-        if protecting and single:
-            valid = f"methods that read sums beside {protecting[0]}; {', '.join(single)} reads single clients' messages"
-            raise ConfigError("methods", list(self), valid)
+        check_data(self, data)
+        check_protection(self)
 
     @property
     def protection(self) -> Any:
@@ -204,26 +141,6 @@ class Composition(MethodComposition):
         for method in self.with_capability(NoisySums).values():
             found |= method.releases(task_free_plan(plan) if method.task_free else plan)
         return found
-
-    def check_optimizer(self, optimizer: Optimizer, clipping: str | None) -> None:
-        """Refuse an optimizer, or a way of clipping gradients, under which a method's guarantee does not hold.
-
-        Args:
-            optimizer: one like those of the clients.
-            clipping: how gradients are clipped (``norm`` or ``value``), or None if they are not.
-
-        Raises:
-            ConfigError: naming the setting and the method.
-        """
-        name = type(optimizer).__name__
-        for key, method in self.items():
-            if method.optimizers is not None and name not in method.optimizers:
-                valid = f"one of {sorted(method.optimizers)} while methods.{key} is used"
-                raise ConfigError("model.optimizer", name, valid)
-        turned = [f"methods.{key}" for key, method in self.items() if _says_where_steps_point(method)]
-        if clipping == "value" and turned:
-            valid = f"norm while {', '.join(turned)} says where gradients may point"
-            raise ConfigError("trainer.gradient_clip_algorithm", "value", valid)
 
     def setup(self, federation: Federation) -> None:
         """Set every method up with its own context; a task-free method gets one without tasks."""
@@ -473,15 +390,3 @@ class Composition(MethodComposition):
         """Restore :meth:`state_dict`."""
         for name, method in self.items():
             method.load_state_dict(state[name])
-
-
-def _asks_after_tasks(method: Method) -> bool:
-    """Whether clients are asked for more after the last round of a task."""
-    return type(method).end_task is not Method.end_task and not method.task_free
-
-
-def _says_where_steps_point(method: Method) -> bool:
-    """Whether a method's guarantee depends on the direction of the step."""
-    return has(method, RightMultiplication) or (
-        has(method, GradientTransform) and getattr(method, "kind", "add") == "project"
-    )

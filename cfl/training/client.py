@@ -24,6 +24,7 @@ from cfl.engines.probe import Measured
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods.base import Method
+from cfl.methods.combinations import check_optimizer
 from cfl.methods.composition import Composition
 from cfl.models.base import Network
 from cfl.runtime import distributed
@@ -196,7 +197,7 @@ class Client(LightningModule):
         name = type(optimizer).__name__
         if name not in ELEMENTWISE_OPTIMIZERS:
             raise ConfigError("model.optimizer", name, f"one of {sorted(ELEMENTWISE_OPTIMIZERS)}")
-        self.methods.check_optimizer(optimizer, clipping)
+        check_optimizer(self.methods, optimizer, clipping)
         return optimizer
 
     def _optimizer_of(self, parameters: Iterable[torch.nn.Parameter]) -> Optimizer:

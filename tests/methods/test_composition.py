@@ -17,6 +17,7 @@ from cfl.engines.right_factors import RightFactor
 from cfl.methods import AGEM, FedAGEM, Method
 from cfl.methods import capabilities as all_capabilities
 from cfl.methods.capabilities import has, leaves_other_gradients
+from cfl.methods.combinations import check_optimizer
 from cfl.methods.composition import Composition
 from cfl.runtime.errors import ConfigError
 
@@ -137,12 +138,12 @@ def test_nothing_is_left_of_a_rounds_pulls() -> None:
 
 @pytest.mark.parametrize("method", [AGEM(), FedAGEM(), Multiplies()])
 def test_clipping_by_value_would_turn_what_is_projected(method: Method) -> None:
-    composition, optimizer = Composition({"a": method}), torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-    composition.check_optimizer(optimizer, "norm")
-    composition.check_optimizer(optimizer, None)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    check_optimizer({"a": method}, optimizer, "norm")
+    check_optimizer({"a": method}, optimizer, None)
     with pytest.raises(ConfigError, match=r"trainer\.gradient_clip_algorithm = 'value' .*norm while methods\.a says"):
-        composition.check_optimizer(optimizer, "value")
-    Composition({"a": Adds()}).check_optimizer(optimizer, "value")
+        check_optimizer({"a": method}, optimizer, "value")
+    check_optimizer({"a": Adds()}, optimizer, "value")
 
 
 class Transforms(Method):
