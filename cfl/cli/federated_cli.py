@@ -214,7 +214,7 @@ class FederatedCLI(LightningCLI):
     def _plain_config(self) -> dict[str, Any]:
         # Not validated again, which takes as long as the rest: just parsed. As JSON, which is read faster than YAML.
         parser = self._parser(self.subcommand)
-        text = parser.dump(self._settings, format="json", skip_none=False, skip_validation=True)
+        text = parser.dump(self._settings, format="json", skip_unset=False, skip_validation=True)
         plain = json.loads(text)
         plain["methods"] = plain.get("methods") or {}
         return plain
