@@ -24,9 +24,10 @@ from cfl.federation.repeated_tests import RepeatedTests
 from cfl.federation.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.federation.server import Server
-from cfl.metrics.accuracy import AccuracyMatrix, average_accuracy
+from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.metrics.measure import Measure, giving, measure_of
 from cfl.metrics.task_matrix import TaskMatrix
+from cfl.metrics.transfer import average_accuracy
 from cfl.privacy.release import Sample
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError

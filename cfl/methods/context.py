@@ -7,10 +7,10 @@ federation, its data module, its schedule or its server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from cfl.data.task_handles import TaskHandles, TaskRef
 from cfl.data.types import PixelTransform
 from cfl.federation.federation import Federation
 from cfl.metrics.accuracy import AccuracyMatrix
-
-if TYPE_CHECKING:
-    from cfl.methods.base import Method
 
 T = TypeVar("T")
 
@@ -49,7 +46,8 @@ class Context:
         channel: carries messages between clients and server and counts their bytes.
         clients: states that clients keep between rounds, by topic.
         buffer: the clients' replay buffers, or None if no method uses them.
-        methods: name -> method, all methods of the run in their order, to read their declarations.
+        methods: name -> method, all methods of the run in their order, to be asked for their kind, their capabilities
+            and their declarations (:mod:`cfl.methods.capabilities`).
         seed: the run's seed, for :mod:`cfl.randomness.generators`.
         scenario: ``task``, ``class``, ``domain``, ``density``, ``regression`` or ``detection``.
         measure: what clients are trained and evaluated by (:class:`cfl.metrics.base.Measure`).
@@ -79,7 +77,7 @@ class Context:
         self.personal, self.frozen = federation.personal, federation.frozen
         self.has_personal_models, self.batchnorm = federation.has_personal_models, federation.batchnorm
         self.channel, self.clients, self.buffer = federation.channel, federation.clients, federation.buffer
-        self.methods: dict[str, Method] = dict(federation.methods)
+        self.methods: Mapping[str, object] = dict(federation.methods)
         self.seed, self.root = data.seed, data.root
         self.measure = federation.measure
         self.scenario, self.exposure, self.class_loss = data.scenario, data.exposure, data.class_loss

@@ -53,7 +53,7 @@ from cfl.methods import (
     Method,
     PersonalLayers,
 )
-from cfl.metrics.accuracy import FORMULAS
+from cfl.metrics.measures.accuracy import ACCURACY
 from cfl.runtime.errors import ConfigError
 
 SPREAD = 0.67
@@ -381,7 +381,7 @@ def test_a_row_is_whole_when_all_have_been_evaluated(monkeypatch: pytest.MonkeyP
         if whole:
             assert figures["acc"] == pytest.approx(matrix[:, whole[-1], : whole[-1] + 1].mean().item())
         else:
-            assert figures == dict.fromkeys(FORMULAS)
+            assert figures == dict.fromkeys(ACCURACY.formulas)
         ahead += any(ended[len(whole)]) if len(whole) < 3 else 0
         expected = [matrix[:, t, : t + 1].mean().item() for t in whole]
         assert means[number][: len(whole)] == pytest.approx(expected)
