@@ -27,7 +27,7 @@ from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision, matmul_precision
 from cfl.training.blocks import steps_per_block
-from cfl.training.engine_choice import left_to_engine, step_at_once
+from cfl.training.left_to_engine import left_to_engine, step_at_once
 from cfl.training.round_losses import RoundLosses
 from cfl.training.same_model import check_same_model
 
