@@ -22,6 +22,7 @@ from cfl.data.task_handles import TaskHandles, TaskRef
 from cfl.data.types import PixelTransform
 from cfl.federation.federation import Federation
 from cfl.metrics.accuracy import AccuracyMatrix
+from cfl.runtime import distributed
 
 T = TypeVar("T")
 
@@ -73,9 +74,10 @@ class Context:
         data, rounds = federation.data, federation.schedule
         self._federation, self._data, self._rounds = federation, data, rounds
         self.network = federation.network
-        self.shared_parameters, self.shared_buffers = federation.shared_parameters, federation.shared_buffers
-        self.personal, self.frozen = federation.personal, federation.frozen
-        self.has_personal_models, self.batchnorm = federation.has_personal_models, federation.batchnorm
+        model = federation.model
+        self.shared_parameters, self.shared_buffers = model.shared_parameters, model.shared_buffers
+        self.personal, self.frozen = model.personal, model.frozen
+        self.has_personal_models, self.batchnorm = model.has_personal_models, model.batchnorm
         self.channel, self.clients, self.buffer = federation.channel, federation.clients, federation.buffer
         self.methods: Mapping[str, object] = dict(federation.methods)
         self.seed, self.root = data.seed, data.root
@@ -93,20 +95,20 @@ class Context:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The global model's parameters and buffers by name."""
-        return self._federation.state_tensors()
+        return self._federation.model.state_tensors()
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The message that carries the global model to a client: name -> tensor."""
-        return self._federation.shared_tensors()
+        return self._federation.model.shared_tensors()
 
     def personal_state(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
         """Copies of the parameters and buffers that these k clients never send, name -> ``[k, ...]``; at first the
         initial values."""
-        return self._federation.personal_state(clients)
+        return self._federation.model.personal_state(clients)
 
     def evaluation_statistics(self) -> AbstractContextManager[None]:
         """Within the context, BatchNorm uses the batch's statistics if the evaluated model has none."""
-        return self._federation.evaluation_statistics()
+        return self._federation.model.evaluation_statistics()
 
     def once_per_test(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """For ``classify``: ``compute()``, or what it returned under this name for the same test batch in an earlier
@@ -281,13 +283,15 @@ class Context:
 
     def everyones(self, value: T) -> list[T]:
         """Collect a small plain value from every process, by rank; all processes must call this."""
-        return self._federation.everyones(value)
+        return distributed.gather(value)
 
     def at_server(self, compute: Callable[[], T]) -> T:
         """Run a computation of the server in the first process and return its result in all; all must call this.
+
+        It is computed once because rounding may differ between processes.
 
         Args:
             compute: returns tensors, plain values, and dictionaries, lists and tuples of these. With several processes
                 the returned tensors are on the CPU.
         """
-        return self._federation.at_server(compute)
+        return distributed.computed_once(compute)

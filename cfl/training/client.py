@@ -119,7 +119,7 @@ class Client(LightningModule):
     @property
     def frozen(self) -> frozenset[str]:
         """Names of the network's parameters that require no gradient: nobody trains or sends them."""
-        return self._frozen if self.federation is None else self.federation.frozen
+        return self._frozen if self.federation is None else self.federation.model.frozen
 
     def _before_the_federation(self, what: str) -> None:
         if self.federation is not None:
