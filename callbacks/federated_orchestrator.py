@@ -19,8 +19,10 @@ from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.channel import Channel
 from cfl.federation.client_states import ClientStates
-from cfl.federation.federation import Federation, check_network, state_buffers
+from cfl.federation.federated_model import FederatedModel, state_buffers
+from cfl.federation.federation import Federation
 from cfl.federation.server import Server
+from cfl.models.base import require_predictions
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_numbers
 from cfl.secure_sums.settings import Aggregation
@@ -112,15 +114,15 @@ class FederatedOrchestrator(Callback):
                 self.sums.check(client.federation, trainer.world_size)
         data.follow(client.federation)
         # With personal models, processes share the clients to evaluate instead of the test sets.
-        data.all_batches_everywhere = client.federation.has_personal_models
+        data.all_batches_everywhere = client.federation.model.has_personal_models
 
     def _build(self, trainer: Trainer, client: Client, data: FederatedDataModule, trains: bool) -> Federation:
         network, methods = client.network, client.methods
         if self.batchnorm != "average" and not state_buffers(network):
             valid = "average: the network keeps no statistics that could be treated otherwise"
             raise ConfigError("federated.batchnorm", self.batchnorm, valid)
+        require_predictions(network, data.scenario)
         if trains:
-            check_network(network, data.scenario)
             data.measure.start(network, lambda: data.tasks[0].train.labels)
         limit = None if self.client_state_memory_mb is None else int(1e6 * self.client_state_memory_mb)
         clipping = (trainer.gradient_clip_algorithm or "norm") if trainer.gradient_clip_val else None
@@ -136,21 +138,18 @@ class FederatedOrchestrator(Callback):
             gone=data.rounds.dropouts,
         )
         return Federation(
-            network,
+            FederatedModel(network, methods.keeps_local, self.batchnorm, ClientStates(limit), client.frozen),
             data,
             methods,
             server,
             channel,
-            self.batchnorm,
-            ClientStates(limit),
             client.buffer,
-            client.frozen,
             client.optimizer_for_its_options(clipping) if trains else None,
         )
 
     def _check_options_do_something(self, federation: Federation) -> None:
         """Refuse options of the server's step if the server takes none."""
-        if federation.shared_parameters or federation.shared_buffers:
+        if federation.model.shared_parameters or federation.model.shared_buffers:
             return
         for key, value, default in (
             ("client_weighting", self.client_weighting, "uniform"),

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from cfl.callbacks.checkpoint import record_of
+from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.experiment import flatten, method_name, setting_hash
@@ -119,7 +120,7 @@ class DashboardLog(Callback):
         heatmap = f"cl/{federation.measure.name}_{kind}"
         measure = federation.measure
         _log_picture(logger, heatmap, accuracy_heatmap(matrix, f"after task {task}", measure=measure), place)
-        curve = accuracy_curve({name: matrix}, measure, {name: federation.means()})
+        curve = accuracy_curve({name: matrix}, measure, {name: matrix_rows.means(federation)})
         _log_picture(logger, f"cl/{measure.name}_curve", curve, place)
         if federation.finished and federation.schedule.settings.evaluate_every:
             curves = learning_curves({name: federation.curve}, targets, measure)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from cfl.callbacks.accuracy_targets import AccuracyTargets, rounds_in_words
 from cfl.callbacks.privacy_budget import UNITS, PrivacyBudget
 from cfl.callbacks.run_figures import known_tasks
+from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.reporting.compare.matrix_table import matrix_table
 from cfl.reporting.rounding import rounded
@@ -22,7 +23,7 @@ def print_figures(federation: Federation, targets: AccuracyTargets, privacy: Pri
         targets: the run's.
         privacy: the run's budget.
     """
-    print_table(matrix_table(mean_matrix(federation), federation.measure, federation.means()))
+    print_table(matrix_table(mean_matrix(federation), federation.measure, matrix_rows.means(federation)))
     for line in (
         *_how_far(federation, targets, privacy),
         *_of_matrices(federation),
@@ -37,7 +38,7 @@ def _how_far(federation: Federation, targets: AccuracyTargets, privacy: PrivacyB
     """What of the run is not finished, and why."""
     done, schedule = federation.round, federation.schedule
     if schedule.client_clocks and not federation.finished:
-        whole, at = federation.last_whole_row(), federation.rows_due(everyone=True).values()
+        whole, at = matrix_rows.last_whole(federation), matrix_rows.due(federation, everyone=True).values()
         of_all = f"figures are after task {whole}, the last after which all have been evaluated"
         state = "not all have been evaluated yet" if whole is None else of_all
         yield f"clients are at tasks {min(at)} to {max(at)}: {state}"
@@ -53,7 +54,7 @@ def _of_matrices(federation: Federation) -> list[str]:
     matrices = [("", federation.measured), *((" (task known)", known) for known in known_tasks(federation).values())]
     shown = [
         (key.upper() + ending, values[key], formula)
-        for ending, values in [(ending, federation.figures(matrix)) for ending, matrix in matrices]
+        for ending, values in [(ending, matrix_rows.figures(federation, matrix)) for ending, matrix in matrices]
         for key, formula in federation.measure.formulas.items()
     ]
     width = max(len(name) for name, _, _ in shown)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cfl.data.schedule import RoundPlan
+from cfl.federation import matrix_rows
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.metrics.task_matrix import TaskMatrix
@@ -67,8 +68,8 @@ def run_figures(
         "participation": data.participation.name,
         "scenario": data.scenario,
         "seed": data.seed,
-        **federation.figures(federation.measured),
-        **({} if (after := federation.last_whole_row()) is None else federation.measured.details(after)),
+        **matrix_rows.figures(federation, federation.measured),
+        **({} if (after := matrix_rows.last_whole(federation)) is None else federation.measured.details(after)),
         "uplink_bytes": channel.total_uplink_bytes,
         "downlink_bytes": channel.total_downlink_bytes,
         "uplink_bytes_by_topic": dict(channel.uplink_bytes),
@@ -96,7 +97,7 @@ def run_figures(
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }
     for suffix, matrix in known_tasks(federation).items():
-        figures |= {f"{key}{suffix}": value for key, value in federation.figures(matrix).items()}
+        figures |= {f"{key}{suffix}": value for key, value in matrix_rows.figures(federation, matrix).items()}
     if channel.integers is not None:
         figures["integer_sums"] = channel.integers.summary()
     return figures

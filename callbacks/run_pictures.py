@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid, save
 from cfl.reporting.method_names import printed_methods
@@ -28,7 +29,8 @@ def save_curves(folder: Path, federation: Federation, benchmark: str, targets: S
     measure, name = federation.measure, federation.measure.name
     heatmap = accuracy_heatmap(matrix, f"{method} on {benchmark}", measure=measure)
     save(heatmap, folder / matrix_file(name, ending="png"))
-    save(accuracy_curve({method: matrix}, measure, {method: federation.means()}), folder / f"{name}_curve.png")
+    curve = accuracy_curve({method: matrix}, measure, {method: matrix_rows.means(federation)})
+    save(curve, folder / f"{name}_curve.png")
     if federation.schedule.settings.evaluate_every:
         save(learning_curves({method: federation.curve}, targets, measure), folder / f"{name}_rounds.png")
 

@@ -104,7 +104,7 @@ class SumOptions:
         if self.aggregation == "secure" and processes > 1:
             valid = f"modelled with {processes} processes (trainer.devices and num_nodes), which gives the same sums"
             raise ConfigError("federated.aggregation", self.aggregation, valid)
-        if federation.shared_parameters or federation.shared_buffers:
+        if federation.model.shared_parameters or federation.model.shared_buffers:
             self._check_rounds(federation, integers)
 
     def _check_rounds(self, federation: Federation, integers: IntegerSums) -> None:

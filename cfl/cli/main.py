@@ -21,7 +21,7 @@ from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.parsing import Parser, debugging, place_of, reason_for_user
 from cfl.data.datamodule import FederatedDataModule
-from cfl.metrics.accuracy import FORMULAS
+from cfl.metrics.measures.accuracy import ACCURACY
 from cfl.reporting import folder_lock
 from cfl.runtime.checkpoint_file import read_checkpoint
 from cfl.runtime.command_line import CommandLine, read_command_line
@@ -30,7 +30,7 @@ from cfl.runtime.printable import printable
 from cfl.training.client import Client
 
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
-    f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
+    f"{key.upper()}: {formula}" for key, formula in ACCURACY.formulas.items()
 )
 
 

@@ -1,42 +1,37 @@
-"""The Lightning data module: loaders per task and client."""
+"""The Lightning data module: reads and checks the data of a run, and loads its rounds and test sets."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
 
 from cfl.data.augmentation import Augmentation
-from cfl.data.client_data import ClientDataAssignment
+from cfl.data.client_inputs import ClientInputs
 from cfl.data.cohort_dealing import deal_clients, local_steps
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
-from cfl.data.exposure import OWN_PACE, STREAMING, UNANNOUNCED, Exposure
-from cfl.data.inputs import Inputs, Moment
+from cfl.data.exposure import STREAMING, Exposure
+from cfl.data.left_out import left_out
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
 from cfl.data.round_loader import RoundLoader
-from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
+from cfl.data.scenarios import Scenario, check_answers_compete, check_class_loss, require_binary, scenario_of
 from cfl.data.schedule import BoundSchedule, Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources.base import Source
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
-from cfl.data.task_handles import TaskHandles, TaskRef, unwrap_task, unwrap_tasks
-from cfl.data.types import Task
-from cfl.metrics.measure import MEASURES, Measure, measure_of
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
-from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_integers
 
 _BYTES_PER_EPOCH = 200
@@ -49,7 +44,7 @@ class CountsRounds(Protocol):
     round: int
 
 
-class FederatedDataModule(ClientDataAssignment, LightningDataModule):
+class FederatedDataModule(ClientInputs, LightningDataModule):
     """Deals a task stream to clients and serves their samples round by round.
 
     Args:
@@ -121,7 +116,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         seed: int = 0,
     ) -> None:
         LightningDataModule.__init__(self)
-        ClientDataAssignment.__init__(
+        ClientInputs.__init__(
             self,
             stream,
             schedule,
@@ -140,17 +135,14 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         check_choices("data", ("test", "validation"), evaluate_on=evaluate_on)
         if evaluate_on == "validation" and not validation:
             raise ConfigError("data.validation", validation, "above 0 with data.evaluate_on: validation")
-        self.scenario: Scenario = scenario or _scenario_by_labels(stream)
-        if self.measure.targets not in ("inputs", stream.targets):
-            known = " or ".join(name for measure in _measures_of(stream) for name in measure.scenarios)
-            raise ConfigError("data.scenario", scenario, f"{known}, since labels are {stream.targets}")
+        self.scenario = scenario_of(stream, scenario)
         if augmentation is not None and stream.targets == "boxes" and not augmentation.moves_boxes:
             valid = "null or one that moves boxes with their images, such as CropFlip"
             raise ConfigError("data.augmentation", type(augmentation).__name__, valid)
         self.measure.require()
+        check_class_loss(class_loss, self.scenario, exposure, in_own_order=sequences is not None)
         self.class_loss = class_loss
-        self._check_class_loss()
-        self._require_choices()
+        check_answers_compete(stream, self.scenario, self.num_outputs)
         self.eval_batch_size = eval_batch_size
         self.eval_shuffle = eval_shuffle
         self.evaluate_on = evaluate_on
@@ -161,34 +153,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         # A process without a share of one task's test set may have one of another's.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
-        self._idle_named = False
-        self._unreached_named = False
-
-    def _check_class_loss(self) -> None:
-        """Refuse losses over some of the classes where the run is not class-incremental or tells no boundaries."""
-        value, exposure = self.class_loss, self.exposure
-        check_choices("data", ("all", "seen", "own"), class_loss=value)
-        if value == "all":
-            return
-        valid = None
-        if exposure in UNANNOUNCED:
-            valid = f"all with data.exposure: {exposure}: which classes are in the loss would tell where tasks end"
-        elif self.sequences is not None and value == "seen":
-            valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
-        elif self.scenario != "class":
-            how = "data.scenario: class with data.stream: ClassSplit, for example"
-            valid = f"all with data.scenario: {self.scenario}; {value} is for class-incremental streams ({how})"
-        if valid is not None:
-            raise ConfigError("data.class_loss", value, valid)
-
-    def _require_choices(self) -> None:
-        """Refuse streams in which every answer is right, because nothing competes with it."""
-        classes = self.stream.classes_per_task
-        if self.scenario == "task" and 1 in classes:
-            valid = f"class, or streams with at least 2 classes in every task: task {classes.index(1)} has 1"
-            raise ConfigError("data.scenario", "task", f"{valid}, and so every answer would be right")
-        if self.scenario in ("class", "domain") and self.num_outputs == 1:
-            raise ConfigError("data.stream", self.stream.name, "one with at least 2 classes")
+        self._warned = False
 
     # The current round.
 
@@ -204,28 +169,6 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
 
     @cached_property
-    def measure(self) -> Measure:
-        """What clients are trained and evaluated by."""
-        return measure_of(self.scenario).on(self.stream.shape)
-
-    @cached_property
-    def outputs(self) -> OutputMap:
-        """Maps the tasks' classes to the network's outputs."""
-        variables = self.measure.num_outputs(self.stream.shape, self.stream.classes_per_task)
-        class_loss = "all" if self.exposure == "joint" and self.class_loss == "seen" else self.class_loss
-        return output_map(self.stream.classes_per_task, self.scenario, class_loss, variables)  # type: ignore[arg-type]
-
-    @property
-    def num_outputs(self) -> int:
-        """Size of the network's output layer."""
-        return self.outputs.num_outputs
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """``(C, H, W)`` of the network's input."""
-        return self.stream.shape
-
-    @cached_property
     def rounds(self) -> BoundSchedule:
         """The schedule for this stream and these clients. Files are read only when clients are needed."""
         if not self.participation.min_samples:
@@ -238,41 +181,6 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         return self.rounds.num_rounds
 
     # Reading files.
-
-    @cached_property
-    def evaluated(self) -> list[Task]:
-        """The tasks with the samples they are evaluated on as their test sets.
-
-        Raises:
-            ConfigError: ``data.stream``: a task has no test sample; ``data.validation``: a task has no validation
-                sample that is not trained on.
-        """
-        if self.evaluate_on == "test":
-            for number, task in enumerate(self.tasks):
-                if not len(task.test):
-                    value = f"{type(self.stream).__name__}, whose task {number} has no test sample"
-                    raise ConfigError("data.stream", value, "test samples of every task's classes")
-            return self.tasks
-        found = []
-        for number, (task, train, aside) in enumerate(zip(self.tasks, self.dealt, self.validation_dealt, strict=True)):
-            trained_on = np.concatenate([*train.values(), np.zeros(0, dtype=np.int64)])
-            held_out = np.setdiff1d(np.concatenate([*aside.values(), np.zeros(0, dtype=np.int64)]), trained_on)
-            if not len(held_out):
-                valid = f"a larger share: task {number} has no validation sample that is not trained on"
-                raise ConfigError("data.validation", self.validation, valid)
-            found.append(replace(task, test=task.train.subset(torch.from_numpy(held_out))))
-        return found
-
-    def outputs_in_loss(self, task: TaskRef, client: int) -> Tensor | None:
-        """``[O]`` bool, the outputs in the training loss of a client's task, or None for all."""
-        train = self.outputs.train
-        return None if train is None else train[self.stream_task(unwrap_task(task), client)]
-
-    def outputs_in_loss_of(self, samples: Tensor | TaskHandles, task: TaskRef) -> Tensor | None:
-        """``[..., O]`` bool, the outputs in the loss of samples of tasks ``[...]`` while ``task`` is trained on, or
-        None for all."""
-        train, tasks = self.outputs.in_loss_during(unwrap_task(task)), unwrap_tasks(samples)
-        return None if train is None else train.to(tasks.device)[tasks]
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -334,31 +242,10 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         epochs = self.schedule.local_epochs
         needed = _BYTES_PER_EPOCH * epochs * self.rounds.most_clients
         require_memory("schedule.local_epochs", epochs, needed, "fewer")
-        self._name_idle_clients()
-        self._name_unreached_tasks()
-
-    def _name_idle_clients(self) -> None:
-        """Warn about clients that take part in no task; this may be intended, to leave their samples out."""
-        idle = np.setdiff1d(np.arange(self.num_clients), np.concatenate(self.members)).tolist()
-        if not idle or self._idle_named or distributed.rank():
-            return
-        self._idle_named = True
-        some = ", ".join(map(str, idle[:5])) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
-        who = f"client {some} takes" if len(idle) == 1 else f"clients {some} take"
-        key = f"data.participation = {self.participation.name}"
-        warnings.warn(f"{who} part in none of the {self.num_tasks} tasks ({key})", stacklevel=2)
-
-    def _name_unreached_tasks(self) -> None:
-        """Warn about tasks that no client reaches: their accuracies would be those of untrained tasks."""
-        if self.exposure not in OWN_PACE or self._unreached_named or distributed.rank():
-            return
-        self._unreached_named = True
-        tasks = self.unreached_tasks()
-        if tasks:
-            some = f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {', '.join(map(str, tasks))}"
-            count = self.num_tasks if self.exposure == "asynchronous" else self.num_rounds
-            ends = f"{count} portions of data.portion = {self.portion} end before"
-            warnings.warn(f"no client trains on {some} (from 0): {ends}", stacklevel=2)
+        if not self._warned and not distributed.rank():
+            self._warned = True
+            for sentence in left_out(self):
+                warnings.warn(sentence, stacklevel=2)
 
     # Lightning's loaders.
 
@@ -405,40 +292,6 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         """The same test sets as :meth:`val_dataloader`; nothing is tuned on them during a fit."""
         return self.val_dataloader()
 
-    # From indices to network inputs, on the device.
-
-    @cached_property
-    def inputs(self) -> Inputs:
-        """The tasks' samples as network input."""
-        return Inputs(self.evaluated, self.input_shape, self.outputs.offsets, self.augmentation, self.seed)
-
-    def gather(self, task: int, index: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
-        """Training samples of a task: :meth:`cfl.data.inputs.Inputs.of_task` for ``index`` as in :attr:`indices`."""
-        if self.order is not None:
-            return self._gather_global(index, moment)
-        return self.inputs.of_task(task, index, moment)
-
-    def samples_at(
-        self,
-        places: Tensor,
-        moment: Moment | None = None,
-        words: Tensor | None = None,
-        device: torch.device | None = None,
-    ) -> tuple[Tensor, Tensor, TaskHandles]:
-        """Training samples with :attr:`global_index` ``[...]``: network input and output indices as returned by
-        :meth:`cfl.data.inputs.Inputs.of_tasks`, and their tasks."""
-        tasks, index = self.global_index.split(places)
-        x, y = self.inputs.of_tasks(tasks, index, moment, words, device)
-        return x, y, TaskHandles(moved(tasks, y.device))
-
-    def labels_at(self, places: Tensor) -> Tensor:
-        """``[n]`` int64 output index of training samples with :attr:`global_index` ``[n]``, without their images."""
-        return self.inputs.labels(*self.global_index.split(places))
-
-    def _gather_global(self, places: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
-        """As :meth:`gather`, for :attr:`global_index`."""
-        return self.samples_at(places, moment)[:2]
-
     def on_after_batch_transfer(
         self, batch: CohortBatch | CohortBlock | EvaluationBatch, dataloader_idx: int
     ) -> CohortBatch | CohortBlock | EvaluationBatch:
@@ -455,67 +308,6 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
 
     def _in_round(self, round: int, batch: CohortBatch) -> CohortBatch:
         return self.with_samples(batch, (round, batch.step))
-
-    def with_samples(self, batch: CohortBatch, moment: tuple[int, int] | None) -> CohortBatch:
-        """``batch`` with the functions that fetch its samples, see :meth:`gather`, and their handles."""
-        handles = partial(self.handles_in_steps, batch.task)  # computed when needed
-        if self.by_global_index:
-            gather = partial(self._gather_global, moment=moment)
-            return replace(batch, gather=gather, tasks_of_own=self.global_index.tasks, handles=handles)
-        return replace(batch, gather=partial(self.gather, batch.task, moment=moment), handles=handles)
-
-    def evaluation_batch(self, batch: EvaluationBatch, device: torch.device) -> EvaluationBatch:
-        """``batch`` with ``x`` and ``y`` on ``device``."""
-        x, y = self.inputs.of_test_set(batch.task, slice(batch.start, batch.stop), device, self.eval_shuffle)
-        return replace(batch, x=x, y=y)
-
-    def client_batches(
-        self, task: TaskRef, client: int, batch_size: int, device: torch.device
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """A client's training samples of a task in their stored order, for extra communication rounds.
-
-        Where clients are not told where tasks end (``exposure: asynchronous``, ``streaming``) those of its portion, in
-        the order of their handles, because the order of a portion would reveal its tasks.
-
-        Yields:
-            ``[b, C, H, W]`` network input and ``[b]`` output indices, ``b <= batch_size``.
-        """
-        if self.exposure in OWN_PACE:
-            portion = torch.from_numpy(self.global_index_trained_on(task, client))
-            for part in portion[self.handles.of(portion).argsort()].to(device).split(batch_size):
-                yield self._gather_global(part)
-            return
-        task = unwrap_task(task)
-        own = torch.from_numpy(self.indices[task][client]).to(device)
-        for part in own.split(batch_size):
-            yield self.gather(task, part)
-
-    def validation_batches(
-        self, task: TaskRef, client: int, batch_size: int, device: torch.device
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """A client's validation samples of a task, which are never trained on and never augmented.
-
-        Yields:
-            As :meth:`client_batches`.
-        """
-        stream_task = self.stream_task(unwrap_task(task), client)
-        own = torch.from_numpy(self.validation_indices(task, client)).to(device)
-        for part in own.split(batch_size):
-            # If all clients share the current task, its transformed images are cached.
-            kept = self.order is None
-            yield self.inputs.of_task(stream_task, part) if kept else self.inputs.stored(stream_task, part)
-
-
-def _measures_of(stream: Stream) -> list[Measure]:
-    """The measures that compare outputs with labels like a stream's."""
-    return [measure for measure in MEASURES if measure.targets == stream.targets]
-
-
-def _scenario_by_labels(stream: Stream) -> Scenario:
-    """The scenario of a stream where the user names none."""
-    if stream.targets == "classes":
-        return "domain" if stream.shared_labels else "task"
-    return cast(Scenario, _measures_of(stream)[0].scenarios[0])
 
 
 class _Later(Sequence[np.ndarray]):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from cfl.data.client_inputs import ClientInputs
 from cfl.data.partitions.client_shares import share_sizes
 
-if TYPE_CHECKING:
-    from cfl.data.datamodule import FederatedDataModule
 
-
-def kept_samples(data: FederatedDataModule) -> int:
+def kept_samples(data: ClientInputs) -> int:
     """Largest number of samples of other tasks that a client trains on during a task, over clients and tasks.
 
     With ``data.exposure: cumulative`` they are those of its earlier tasks, with ``joint`` those of all its other tasks.
@@ -35,7 +31,7 @@ def kept_samples(data: FederatedDataModule) -> int:
     return most
 
 
-def kept_bytes(data: FederatedDataModule) -> int:
+def kept_bytes(data: ClientInputs) -> int:
     """Bytes of these samples: a byte per pixel, label and task."""
     channels, height, width = data.input_shape
     return kept_samples(data) * (channels * height * width + 2)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from cfl.data.exposure import UNANNOUNCED, Exposure
+from cfl.data.streams import Stream
 from cfl.data.types import Task
-from cfl.metrics.measure import measure_of
+from cfl.metrics.measure import MEASURES, measure_of
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices
 
 Scenario = Literal["task", "class", "domain", "density", "regression", "detection"]
 
@@ -103,6 +106,58 @@ def output_map(
     elif bool(own.all()):
         train = None
     return OutputMap(scenario, num_outputs, offsets, own, train, grows)
+
+
+def scenario_of(stream: Stream, named: Scenario | None) -> Scenario:
+    """The scenario that a user names, or the one that follows from a stream's labels.
+
+    Raises:
+        ConfigError: ``data.scenario`` needs other labels.
+    """
+    measures = [measure for measure in MEASURES if measure.targets == stream.targets]
+    if named is None and stream.targets == "classes":
+        return "domain" if stream.shared_labels else "task"
+    if named is None:
+        return cast(Scenario, measures[0].scenarios[0])
+    if measure_of(named).targets not in ("inputs", stream.targets):
+        valid = " or ".join(name for measure in measures for name in measure.scenarios)
+        raise ConfigError("data.scenario", named, f"{valid}, since labels are {stream.targets}")
+    return named
+
+
+def check_class_loss(value: str, scenario: Scenario, exposure: Exposure, in_own_order: bool) -> None:
+    """Refuse a ``data.class_loss`` of some classes where the run is not class-incremental or tells no boundaries.
+
+    Raises:
+        ConfigError: naming what rules it out: scenario, exposure, or ``data.sequences`` (``in_own_order``).
+    """
+    check_choices("data", ("all", "seen", "own"), class_loss=value)
+    if value == "all":
+        return
+    valid = None
+    if exposure in UNANNOUNCED:
+        valid = f"all with data.exposure: {exposure}: which classes are in the loss would tell where tasks end"
+    elif in_own_order and value == "seen":
+        valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
+    elif scenario != "class":
+        how = "data.scenario: class with data.stream: ClassSplit, for example"
+        valid = f"all with data.scenario: {scenario}; {value} is for class-incremental streams ({how})"
+    if valid is not None:
+        raise ConfigError("data.class_loss", value, valid)
+
+
+def check_answers_compete(stream: Stream, scenario: Scenario, num_outputs: int) -> None:
+    """Refuse streams in which every answer is right, because nothing competes with it.
+
+    Raises:
+        ConfigError: ``data.scenario`` or ``data.stream``.
+    """
+    classes = stream.classes_per_task
+    if scenario == "task" and 1 in classes:
+        valid = f"class, or streams with at least 2 classes in every task: task {classes.index(1)} has 1"
+        raise ConfigError("data.scenario", "task", f"{valid}, and so every answer would be right")
+    if scenario in ("class", "domain") and num_outputs == 1:
+        raise ConfigError("data.stream", stream.name, "one with at least 2 classes")
 
 
 def require_binary(tasks: Sequence[Task]) -> None:

@@ -1,7 +1,8 @@
 """Engines: how a cohort's local steps are computed."""
 
 from cfl.engines.base import Engine, EngineOptions, StepContext
-from cfl.engines.choice import EngineChoice, build_engine, candidates
+from cfl.engines.choice import EngineChoice, build_engine
+from cfl.engines.open_choices import candidates
 from cfl.engines.vmapped import VmapEngine
 from cfl.engines.workers import WorkerEngine
 

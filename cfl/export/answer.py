@@ -109,7 +109,7 @@ def answer_of(client: Client, choice: Choice) -> Answer:
 
 def _answer(client: Client, choice: Choice, classifiers: list[Any]) -> Answer:
     federation, owner, task = client.require_federation(), choice.client, choice.task
-    model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
+    model = federation.model.state_tensors() if owner is None else federation.model_of(owner, task)
     stream_task = (task or 0) if owner is None else federation.data.stream_task(task or 0, owner)
     network = plain_network(federation.network, federation.model_for(stream_task, model))
     if classifiers and set(network.state_dict()) != set(federation.network.state_dict()):
@@ -142,7 +142,7 @@ def plain_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Modul
 
 def _differs_by_task(federation: Federation) -> str | None:
     """The method that gives each task its own model, or None."""
-    server = federation.state_tensors()
+    server = federation.model.state_tensors()
     for name, method in federation.methods.with_capability(TaskModel).items():
         for task in range(federation.data.stream.num_tasks):
             encoded = method.model_for(shown_task(method, task), server)
@@ -169,14 +169,14 @@ def _classifies_by_task(client: Client, owner: int | None, classifiers: list[Any
 def _check_client(federation: Federation, client: int | None) -> None:
     clients = federation.data.num_clients
     if client is None:
-        if federation.has_personal_models:
-            own = sorted({name.split(".")[0] for name in federation.personal})
+        if federation.model.has_personal_models:
+            own = sorted({name.split(".")[0] for name in federation.model.personal})
             shown = ", ".join(own[:5]) + (", ..." if len(own) > 5 else "")
             raise ConfigError("--client", None, f"0..{clients - 1}: clients keep weights to themselves, of {shown}")
         if densities_differ(federation.network):
             raise ConfigError("--client", None, f"0..{clients - 1}: clients' masks differ")
         return
-    if not federation.personal and not densities_differ(federation.network):
+    if not federation.model.personal and not densities_differ(federation.network):
         raise ConfigError("--client", client, "unset: the clients of this run have nothing but the global model")
     if not 0 <= client < clients:
         raise ConfigError("--client", client, f"0..{clients - 1}")
@@ -198,10 +198,10 @@ def _check_statistics(federation: Federation, client: int | None) -> None:
     layers = [m for m in federation.network.modules() if isinstance(m, _BatchNorm)]
     if not layers:
         return
-    held = federation.batchnorm == "average" or (federation.batchnorm == "local" and client is not None)
+    held = federation.model.batchnorm == "average" or (federation.model.batchnorm == "local" and client is not None)
     if held and all(layer.running_mean is not None for layer in layers):
         return
     valid = "average: without statistics of its own the model's answer would depend on what else is in the batch"
-    if federation.batchnorm == "local":
+    if federation.model.batchnorm == "local":
         valid += f"; or --client 0..{federation.data.num_clients - 1}, with that client's"
-    raise ConfigError("federated.batchnorm", federation.batchnorm, valid)
+    raise ConfigError("federated.batchnorm", federation.model.batchnorm, valid)

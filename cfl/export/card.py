@@ -13,7 +13,9 @@ from cfl.data.sources.base import Source
 from cfl.export.answer import Answer, Choice
 from cfl.export.prediction import last_task
 from cfl.export.snippet import snippet
-from cfl.federation.federation import MODEL_TOPIC, Federation
+from cfl.federation import matrix_rows
+from cfl.federation.federated_model import MODEL_TOPIC
+from cfl.federation.federation import Federation
 from cfl.models.density import densities_differ
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import method_name
@@ -55,7 +57,8 @@ def write_card(
     whole = "of the whole run" if federation.finished else "after the last evaluation so far"
     if federation.schedule.client_clocks and not federation.finished:
         whole = "after the last task so far after which every client has been evaluated"
-    if choice.client is not None and not federation.has_personal_models and not densities_differ(federation.network):
+    alike = not federation.model.has_personal_models and not densities_differ(federation.network)
+    if choice.client is not None and alike:
         whole += ", of the global model with the statistics of test batches: not of this model"
     elif choice.client is not None:
         whole += ", over all clients, each with its own model: not of this model alone"
@@ -89,7 +92,7 @@ def _figures(federation: Federation, run: Path) -> dict[str, Any]:
         if summary["rounds"] == federation.round:  # otherwise the checkpoint is an earlier one of a finished run
             return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
     # Not of the running task, whose row may still be empty.
-    return {"method": method_name(federation.methods), **federation.figures(federation.measured)}
+    return {"method": method_name(federation.methods), **matrix_rows.figures(federation, federation.measured)}
 
 
 def _heading(choice: Choice, federation: Federation, summary: Mapping[str, Any]) -> str:
@@ -100,14 +103,14 @@ def _heading(choice: Choice, federation: Federation, summary: Mapping[str, Any])
     if choice.task is not None:
         whose += f" for task {choice.task}" if choice.client is None else f" for its task {choice.task}"
         whose += " (from 0)"
-    elif choice.client is not None and federation.has_personal_models:
+    elif choice.client is not None and federation.model.has_personal_models:
         whose += ", as it answers the task that it is at"
     rounds = f"after {federation.round} of {federation.schedule.num_rounds} rounds"
     done = "" if federation.finished else "; the run is not over"
     text = f"{whose}, network {network}, {rounds}{done}. Seed {data.seed}, {data.num_clients} clients."
-    if federation.personal and choice.client is not None and not _has_trained(federation, choice.client):
+    if federation.model.personal and choice.client is not None and not _has_trained(federation, choice.client):
         text += " It has not trained so far: what clients keep to themselves is here as the run began with it."
-    if choice.client is not None and not federation.has_personal_models:
+    if choice.client is not None and not federation.model.has_personal_models:
         text += " Weights are the global model's, statistics of normalisation layers the client's own."
     return f"{title}\n\n{text}"
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from cfl.data.streams.sequence import enlarge, repeat_channels
 from cfl.data.types import ImageSet
 from cfl.export.answer import Answer, Choice, answer_of
+from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.methods.capabilities import Predictor
 from cfl.runtime.errors import ConfigError
@@ -124,7 +125,9 @@ class ImageClassifier:
 
 def last_task(federation: Federation) -> int:
     """The last task that any client has trained on."""
-    return federation.data.num_tasks - 1 if federation.finished else max(federation.rows_due(everyone=True).values())
+    if federation.finished:
+        return federation.data.num_tasks - 1
+    return max(matrix_rows.due(federation, everyone=True).values())
 
 
 def output_names(federation: Federation, client: int | None = None, task: int | None = None) -> list[str]:

@@ -316,6 +316,11 @@ def crosses_tasks(method: object) -> bool:
     return has(method, Replay, BatchExtension)
 
 
+def looks_back(method: object) -> bool:
+    """See :attr:`cfl.methods.base.Method.looks_back`."""
+    return bool(getattr(method, "looks_back", False))
+
+
 def moves_model_after_round(method: object) -> bool:
     """See :class:`ServerTraining`."""
     return bool(getattr(method, "moves_model_after_round", False))

@@ -7,10 +7,10 @@ federation, its data module, its schedule or its server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,9 +22,7 @@ from cfl.data.task_handles import TaskHandles, TaskRef
 from cfl.data.types import PixelTransform
 from cfl.federation.federation import Federation
 from cfl.metrics.accuracy import AccuracyMatrix
-
-if TYPE_CHECKING:
-    from cfl.methods.base import Method
+from cfl.runtime import distributed
 
 T = TypeVar("T")
 
@@ -49,7 +47,8 @@ class Context:
         channel: carries messages between clients and server and counts their bytes.
         clients: states that clients keep between rounds, by topic.
         buffer: the clients' replay buffers, or None if no method uses them.
-        methods: name -> method, all methods of the run in their order, to read their declarations.
+        methods: name -> method, all methods of the run in their order, to be asked for their kind, their capabilities
+            and their declarations (:mod:`cfl.methods.capabilities`).
         seed: the run's seed, for :mod:`cfl.randomness.generators`.
         scenario: ``task``, ``class``, ``domain``, ``density``, ``regression`` or ``detection``.
         measure: what clients are trained and evaluated by (:class:`cfl.metrics.base.Measure`).
@@ -75,11 +74,12 @@ class Context:
         data, rounds = federation.data, federation.schedule
         self._federation, self._data, self._rounds = federation, data, rounds
         self.network = federation.network
-        self.shared_parameters, self.shared_buffers = federation.shared_parameters, federation.shared_buffers
-        self.personal, self.frozen = federation.personal, federation.frozen
-        self.has_personal_models, self.batchnorm = federation.has_personal_models, federation.batchnorm
+        model = federation.model
+        self.shared_parameters, self.shared_buffers = model.shared_parameters, model.shared_buffers
+        self.personal, self.frozen = model.personal, model.frozen
+        self.has_personal_models, self.batchnorm = model.has_personal_models, model.batchnorm
         self.channel, self.clients, self.buffer = federation.channel, federation.clients, federation.buffer
-        self.methods: dict[str, Method] = dict(federation.methods)
+        self.methods: Mapping[str, object] = dict(federation.methods)
         self.seed, self.root = data.seed, data.root
         self.measure = federation.measure
         self.scenario, self.exposure, self.class_loss = data.scenario, data.exposure, data.class_loss
@@ -95,20 +95,20 @@ class Context:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The global model's parameters and buffers by name."""
-        return self._federation.state_tensors()
+        return self._federation.model.state_tensors()
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The message that carries the global model to a client: name -> tensor."""
-        return self._federation.shared_tensors()
+        return self._federation.model.shared_tensors()
 
     def personal_state(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
         """Copies of the parameters and buffers that these k clients never send, name -> ``[k, ...]``; at first the
         initial values."""
-        return self._federation.personal_state(clients)
+        return self._federation.model.personal_state(clients)
 
     def evaluation_statistics(self) -> AbstractContextManager[None]:
         """Within the context, BatchNorm uses the batch's statistics if the evaluated model has none."""
-        return self._federation.evaluation_statistics()
+        return self._federation.model.evaluation_statistics()
 
     def once_per_test(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """For ``classify``: ``compute()``, or what it returned under this name for the same test batch in an earlier
@@ -283,13 +283,15 @@ class Context:
 
     def everyones(self, value: T) -> list[T]:
         """Collect a small plain value from every process, by rank; all processes must call this."""
-        return self._federation.everyones(value)
+        return distributed.gather(value)
 
     def at_server(self, compute: Callable[[], T]) -> T:
         """Run a computation of the server in the first process and return its result in all; all must call this.
+
+        It is computed once because rounding may differ between processes.
 
         Args:
             compute: returns tensors, plain values, and dictionaries, lists and tuples of these. With several processes
                 the returned tensors are on the CPU.
         """
-        return self._federation.at_server(compute)
+        return distributed.computed_once(compute)

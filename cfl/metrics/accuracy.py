@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from cfl.metrics.measures.accuracy import FORMULAS as FORMULAS
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.metrics.transfer import average_accuracy, backward_transfer, forgetting, forgetting_max, forward_transfer
-from cfl.metrics.transfer import last_evaluated as last_evaluated
 
 
 class AccuracyMatrix(TaskMatrix):
     """Counts correct answers and computes the accuracy matrix of a run from them, in percent.
 
     Counts are int64, so the result is bit for bit the same for any order and number of processes. They are on the
-    device of the first answers, so that counting does not wait for an accelerator.
+    device of the first answers, so that counting does not wait for an accelerator. With a matrix per client, a summary
+    also has ``acc_std_clients`` (standard deviation of ACC over this population of clients, in points) and
+    ``acc_worst_client`` (the lowest ACC, in percent).
 
     Args:
         num_tasks: number of tasks T of the stream, at least 1.
@@ -78,42 +76,20 @@ class AccuracyMatrix(TaskMatrix):
             raise ValueError("more correct answers than answers were counted, or fewer than none")
         return super()._means()
 
-    def summary(self, after: int | None = None) -> dict[str, float | None]:
-        """The figures of :data:`FORMULAS`, ready for JSON.
-
-        With personal models each figure is computed per client, over the tasks that it holds, and then averaged over
-        the clients for which it is defined. Three more keys describe the spread of ACC over these clients:
-        ``acc_std_clients`` (standard deviation over this population, in points), ``acc_worst_client`` (the lowest, in
-        percent) and ``clients_evaluated`` (how many there are).
-
-        Args:
-            after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
-
-        Returns:
-            ``acc`` in percent, ``fgt``, ``fgt_max``, ``fgt_max_last``, ``bwt`` and ``fwt`` in points; None where
-            undefined, as FGT is after the first task.
-
-        Raises:
-            ValueError: ``after`` is not a row.
-        """
-        a, b = self.compute(), self.initial()
-        figures = {
-            "acc": average_accuracy(a, after),
-            "fgt": forgetting(a, after),
-            "fgt_max": forgetting_max(a, after),
-            "fgt_max_last": forgetting_max(a, after, include_last=True),
-            "bwt": backward_transfer(a, after),
-            "fwt": forward_transfer(a, b, after),
+    def _figures(self, a: Tensor, t: int) -> dict[str, Tensor]:
+        return {
+            "acc": average_accuracy(a, t),
+            "fgt": forgetting(a, t),
+            "fgt_max": forgetting_max(a, t),
+            "fgt_max_last": forgetting_max(a, t, include_last=True),
+            "bwt": backward_transfer(a, t),
+            "fwt": forward_transfer(a, self.initial(), t),
         }
-        summary = {key: _defined(figure.nanmean()) for key, figure in figures.items()}
-        if self.num_clients is not None:
-            per_client = figures["acc"][~torch.isnan(figures["acc"])]
-            known = len(per_client) > 0
-            summary["acc_std_clients"] = per_client.std(correction=0).item() if known else None
-            summary["acc_worst_client"] = per_client.min().item() if known else None
-            summary["clients_evaluated"] = len(per_client)
-        return summary
 
-
-def _defined(value: Tensor) -> float | None:
-    return None if math.isnan(value) else value.item()
+    def _of_clients(self, defined: Tensor) -> dict[str, float | None]:
+        known = len(defined) > 0
+        return {
+            "acc_std_clients": defined.std(correction=0).item() if known else None,
+            "acc_worst_client": defined.min().item() if known else None,
+            **super()._of_clients(defined),
+        }

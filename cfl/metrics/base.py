@@ -58,7 +58,9 @@ class Measure(ABC):
         unit: of its values.
         label: label of axes and colour scales, with the unit.
         task_label: label of the axis with the tasks measured.
-        formulas: key of a figure of the summary -> its formula.
+        formulas: key of a figure of the summary -> its formula, as plain text for help pages and tables. In it
+            ``a[t, i]`` (``n[t, i]`` of densities) is the value on task i after learning task t, both counted from 0,
+            and ``b[i]`` the value before any training.
         bounds: smallest and greatest possible value; None if there are none.
         lower_is_better: whether lower values are better.
         columns: its figures in tables.

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from cfl.metrics.bootstrap import bootstrapped
-from cfl.metrics.measures.detection import MAP_FORMULAS
 from cfl.metrics.task_matrix import TaskMatrix
-from cfl.metrics.transfer import average_accuracy, last_evaluated, transfers
+from cfl.metrics.transfer import average_accuracy
 from cfl.runtime import distributed
 
 Place = tuple[int, ...]
@@ -121,22 +120,8 @@ class DetectionMatrix(TaskMatrix):
         counts = self.counts.cpu()
         return (self.scale * self.at_half.cpu() / counts).masked_fill(counts == 0, math.nan)[..., :-1, :]
 
-    def summary(self, after: int | None = None) -> dict[str, float | None]:
-        """The figures of :data:`MAP_FORMULAS`, ready for JSON; each the mean over clients for which it is defined.
-
-        Args:
-            after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
-        """
-        a = self.compute()
-        t = last_evaluated(a) if after is None else after
-        if t is None:
-            return dict.fromkeys(MAP_FORMULAS)
-        figures = {"map": average_accuracy(a, t)}
-        figures |= {
-            f"map_{key}": value for key, value in transfers(a, self.initial(), lower_is_better=False, after=t).items()
-        }
-        figures["map50"] = average_accuracy(self.compute_at_half(), t)
-        return self._told(figures)
+    def _figures(self, a: Tensor, t: int) -> dict[str, Tensor]:
+        return {**self._mean_and_transfers("map", a, t), "map50": average_accuracy(self.compute_at_half(), t)}
 
 
 def mean_average_precisions(images: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:

@@ -28,7 +28,6 @@ import math
 import torch
 from torch import Tensor
 
-from cfl.metrics.measures.likelihood import NLL_FORMULAS
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.metrics.transfer import average_accuracy, last_evaluated, mean_over, own_tasks
 
@@ -98,20 +97,10 @@ class NLLMatrix(TaskMatrix):
         self.sums[place] += total
         self.counts[place] += count
 
-    def summary(self, after: int | None = None) -> dict[str, float | None]:
-        """The figures of :data:`NLL_FORMULAS`, ready for JSON; each the mean over the clients for which it is defined.
-
-        Args:
-            after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
-        """
-        n = self.compute()
-        t = last_evaluated(n) if after is None else after
-        if t is None:
-            return dict.fromkeys(NLL_FORMULAS)
-        figures = {
-            "nll": average_accuracy(n, t),
-            "base_nll": n[..., t, 0],
-            "new_nll": n[..., t, t],
-            "nll_forgetting": nll_forgetting(n, t),
+    def _figures(self, a: Tensor, t: int) -> dict[str, Tensor]:
+        return {
+            "nll": average_accuracy(a, t),
+            "base_nll": a[..., t, 0],
+            "new_nll": a[..., t, t],
+            "nll_forgetting": nll_forgetting(a, t),
         }
-        return self._told(figures)

@@ -14,9 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from cfl.metrics.measures.regression import RMSE_FORMULAS
 from cfl.metrics.task_matrix import TaskMatrix
-from cfl.metrics.transfer import average_accuracy, last_evaluated, transfers
+from cfl.metrics.transfer import average_accuracy
 
 
 class ErrorMatrix(TaskMatrix):
@@ -84,19 +83,5 @@ class ErrorMatrix(TaskMatrix):
         r2 = 1 - errors / spread
         return r2.masked_fill((count == 0) | (spread <= 1e-12 * second), math.nan).mean(-1)
 
-    def summary(self, after: int | None = None) -> dict[str, float | None]:
-        """The figures of :data:`RMSE_FORMULAS`, ready for JSON; each the mean over clients for which it is defined.
-
-        Args:
-            after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
-        """
-        a = self.compute()
-        t = last_evaluated(a) if after is None else after
-        if t is None:
-            return dict.fromkeys(RMSE_FORMULAS)
-        figures = {"rmse": average_accuracy(a, t)}
-        figures |= {
-            f"rmse_{key}": value for key, value in transfers(a, self.initial(), lower_is_better=True, after=t).items()
-        }
-        figures["r2"] = average_accuracy(self.determination(), t)
-        return self._told(figures)
+    def _figures(self, a: Tensor, t: int) -> dict[str, Tensor]:
+        return {**self._mean_and_transfers("rmse", a, t), "r2": average_accuracy(self.determination(), t)}

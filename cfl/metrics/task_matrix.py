@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from cfl.metrics.transfer import average_accuracy, last_evaluated, transfers
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
@@ -38,6 +39,7 @@ class TaskMatrix(Metric, ABC):
 
     is_differentiable = False
     full_state_update = False
+    higher_is_better: bool  # torchmetrics leaves it open
     scale = 1.0  # factor of the means, in the unit of the sums
     sums: Tensor
     counts: Tensor
@@ -116,9 +118,11 @@ class TaskMatrix(Metric, ABC):
             ValueError: an index out of range, or a client where none belongs or none where one does.
         """
 
-    @abstractmethod
     def summary(self, after: int | None = None) -> dict[str, float | None]:
-        """The run's figures, ready for JSON; with personal models, means over the clients for which they are defined.
+        """The run's figures, ready for JSON: those of :attr:`cfl.metrics.base.Measure.formulas`, None where undefined.
+
+        With a matrix per client each figure is computed per client, over the tasks that it holds, and then averaged
+        over the clients for which it is defined. ``clients_evaluated`` is the number of clients with the first figure.
 
         Args:
             after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
@@ -126,6 +130,33 @@ class TaskMatrix(Metric, ABC):
         Raises:
             ValueError: ``after`` is not a row.
         """
+        a = self.compute()
+        t = last_evaluated(a) if after is None else after
+        figures = self._figures(a, t or 0)  # without any evaluation row 0 is as undefined as every other
+        means = {key: figure.nanmean().item() for key, figure in figures.items()}
+        summary: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
+        if self.num_clients is not None:
+            first = next(iter(figures.values()))
+            summary |= self._of_clients(first[~torch.isnan(first)])
+        return summary
+
+    @abstractmethod
+    def _figures(self, a: Tensor, t: int) -> dict[str, Tensor]:
+        """The figures of a summary by key, each ``[]``, or ``[C]`` with a matrix per client; NaN where undefined.
+
+        Args:
+            a: :meth:`compute`.
+            t: the row.
+        """
+
+    def _mean_and_transfers(self, name: str, a: Tensor, t: int) -> dict[str, Tensor]:
+        """The mean over the tasks seen under ``name``, and FGT, BWT and FWT, whose keys begin with it."""
+        moved = transfers(a, self.initial(), not self.higher_is_better, t)
+        return {name: average_accuracy(a, t), **{f"{name}_{key}": figure for key, figure in moved.items()}}
+
+    def _of_clients(self, defined: Tensor) -> dict[str, float | None]:
+        """What a summary says of the first figure's values ``[n]`` of the clients that have one."""
+        return {"clients_evaluated": len(defined)}
 
     def beside(self) -> dict[str, Tensor]:
         """Further matrices of the shape of :meth:`compute`, by the names that their columns get in ``rounds.csv``."""
@@ -138,15 +169,6 @@ class TaskMatrix(Metric, ABC):
             after: the row t, 0 .. T-1.
         """
         return {}
-
-    def _told(self, figures: Mapping[str, Tensor]) -> dict[str, float | None]:
-        """A summary of figures that are numbers or, with a matrix per client, ``[C]``: the means over the clients for
-        which they are defined, and how many there are for the first figure."""
-        means = {key: figure.nanmean().item() for key, figure in figures.items()}
-        told: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
-        if self.num_clients is not None:
-            told["clients_evaluated"] = int((~torch.isnan(next(iter(figures.values())))).sum())
-        return told
 
     def _means(self) -> Tensor:
         # On the CPU: some accelerators have no float64, and the readers are tables and pictures.

@@ -167,7 +167,7 @@ def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Te
 
 
 def transfers(a: Tensor, initial: Tensor, lower_is_better: bool, after: int | None = None) -> dict[str, Tensor]:
-    """FGT, BWT and FWT of a matrix, as :mod:`cfl.metrics.accuracy` defines them of accuracies.
+    """FGT, BWT and FWT of a matrix, as defined above of accuracies.
 
     FGT above 0 means that tasks became worse after they were learned; BWT and FWT above 0 mean that they became better.
     So where lower values are better, the signs of all differences are turned::

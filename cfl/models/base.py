@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from cfl.metrics.measure import giving
+from cfl.metrics.measure import giving, measure_of
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers
 
@@ -78,6 +78,21 @@ def require_head(network: Network) -> None:
     """
     for measure in giving(network.predicts):
         measure.check_head(network)
+
+
+def require_predictions(network: nn.Module, scenario: str) -> None:
+    """Refuse a network that gives something else than the scenario's measure needs.
+
+    Raises:
+        ConfigError: such as a classifier in a density run, or a density network in a classification run.
+    """
+    name, wanted, found = type(network).__name__, measure_of(scenario), getattr(network, "predicts", "vector")
+    if found == wanted.predicts:
+        return
+    others = [other for measure in giving(found) for other in measure.scenarios]
+    if wanted.predicts != "vector" or not others:
+        raise ConfigError("model.network", name, wanted.network)
+    raise ConfigError("data.scenario", scenario, f"{' or '.join(others)} with model.network {name}")
 
 
 def require_one_name_each(network: nn.Module) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cfl.metrics.accuracy import forgetting_max
+from cfl.metrics.transfer import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.grids import Grid, attention_grid
 from cfl.reporting.attention import Attention, read_attention

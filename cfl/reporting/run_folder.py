@@ -3,8 +3,9 @@
 A run folder holds two files:
 
 - ``summary.json``: an object with the keys of :data:`SUMMARY_KEYS`; ``acc``, ``fgt``, ``fgt_max``, ``bwt`` and
-  ``fwt`` as in :data:`cfl.metrics.accuracy.FORMULAS`, null where undefined; ``used_space`` (percent or null) may be
-  absent; so may ``rounds_to_accuracy`` (target in percent -> rounds or null); other keys are kept as they are.
+  ``fwt`` as in :attr:`cfl.metrics.measures.accuracy.Accuracy.formulas`, null where undefined; ``used_space``
+  (percent or null) may be absent; so may ``rounds_to_accuracy`` (target in percent -> rounds or null); other keys are
+  kept as they are.
 - ``accuracy_matrix.csv``: see :func:`cfl.reporting.matrix_file.write_matrix_csv`.
 
 A run with another measure has no accuracies: its summary has that measure's figure instead of the five, such as

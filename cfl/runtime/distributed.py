@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -78,6 +78,29 @@ def from_first(value: T) -> T:
         with answered():
             dist.broadcast_object_list(values, 0)
     return values[0]
+
+
+def computed_once(compute: Callable[[], T]) -> T:
+    """Run a computation in process 0 and return its result in all processes.
+
+    Args:
+        compute: returns tensors, plain values, and dictionaries, lists and tuples of these. With several processes the
+            returned tensors are on the CPU.
+
+    Raises:
+        ProcessFailed: if another process failed before this call.
+    """
+    if count() == 1:
+        return compute()
+    return from_first(cast(T, _on_cpu(compute()) if rank() == 0 else None))
+
+
+def _on_cpu(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.cpu()
+    if isinstance(tree, dict):
+        return {key: _on_cpu(value) for key, value in tree.items()}
+    return type(tree)(map(_on_cpu, tree)) if type(tree) in (list, tuple) else tree
 
 
 def add_up(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -177,13 +177,13 @@ def _resumable(case: MethodCase, callbacks: Sequence[Callback], ckpt_path: Path 
     """A run of three tasks with server momentum, which has to be restored as well."""
     data, methods = case.data_of(tasks=3), case.methods("tried")
     # Momentum is refused if clients keep all parameters.
-    shares = bool(case.run().federation.shared_parameters)
+    shares = bool(case.run().federation.model.shared_parameters)
     momentum = {"server_momentum": 0.5} if shares else {}
     return case.start(data, methods, callbacks=callbacks, ckpt_path=ckpt_path, federated=momentum)
 
 
 def _everything(federation: Federation) -> dict[str, Any]:
-    return {"model": dict(federation.state_tensors()), **federation.state_dict()}
+    return {"model": dict(federation.model.state_tensors()), **federation.state_dict()}
 
 
 NUMBERS: dict[str, Callable[[MethodCase], None]] = {

@@ -100,7 +100,8 @@ def _quiet() -> Iterator[None]:
 
 def weights(federation: Federation | Context) -> dict[str, Tensor]:
     """A copy of the global model: parameters and buffers by name."""
-    return {name: tensor.detach().clone() for name, tensor in federation.state_tensors().items()}
+    model = federation.model if isinstance(federation, Federation) else federation
+    return {name: tensor.detach().clone() for name, tensor in model.state_tensors().items()}
 
 
 class OneStepAtATime(Callback):

@@ -30,9 +30,10 @@ from cfl.models.base import Network
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.training.blocks import steps_are_watched, steps_per_block
-from cfl.training.engine_choice import choose_engine, chosen_engine, gradients_are_watched
+from cfl.training.engine_of_run import choose_engine, settle_engine
 from cfl.training.evaluation import Scoring
 from cfl.training.global_network import global_network
+from cfl.training.left_to_engine import gradients_are_watched
 from cfl.training.local_work import LocalWork
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
@@ -118,7 +119,7 @@ class Client(LightningModule):
     @property
     def frozen(self) -> frozenset[str]:
         """Names of the network's parameters that require no gradient: nobody trains or sends them."""
-        return self._frozen if self.federation is None else self.federation.frozen
+        return self._frozen if self.federation is None else self.federation.model.frozen
 
     def _before_the_federation(self, what: str) -> None:
         if self.federation is not None:
@@ -175,7 +176,7 @@ class Client(LightningModule):
             blocks,
         )
         self.engine_choice, self.engine_trials = chosen.choice, chosen.trials
-        engine = chosen_engine(chosen, self.engine_options, federation, self.input_shape, objective)
+        engine = settle_engine(chosen, self.engine_options, federation, self.input_shape, objective)
         precision, width = self.engine_options.matmul_precision, self.engine_choice.width
         self.work = LocalWork(federation, engine, width, objective, self.seed, precision, watched, blocks)
         trials = chosen.trials

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from cfl.federation import matrix_rows
 from cfl.models.density import Sampler, densities_differ, is_density
 from cfl.randomness.generators import torch_generator
 from cfl.training.client import Client
@@ -67,14 +68,14 @@ def draw_images(client: Client, count: int) -> DrawnImages | None:
         found: Tensor = functional_call(Sampler(network, whose), tensors, (count, generator))
         return found.float().cpu()
 
-    if not federation.has_personal_models:
+    if not federation.model.has_personal_models:
         columns = math.ceil(math.sqrt(count))
         lines = -(-count // columns)
         images = torch.full((lines * columns, *client.input_shape), math.nan)
-        images[:count] = drawn(federation.state_tensors(), count, 0, task)
+        images[:count] = drawn(federation.model.state_tensors(), count, 0, task)
         by = " by client 0's masks" if densities_differ(network) else ""
         return DrawnImages(images.unflatten(0, (lines, columns)), f"the global model{by} after task {task}")
-    at_task = {owner: row for owner, row in federation.rows_due(everyone=True).items() if owner is not None}
+    at_task = {owner: row for owner, row in matrix_rows.due(federation, everyone=True).items() if owner is not None}
     owners = [owner for owner, at in at_task.items() if owner in federation.members(at)][:CLIENTS_AT_MOST]
     if not owners:
         return None

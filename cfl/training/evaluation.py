@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.data.evaluation import EvaluationBatch
+from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.base import Network
@@ -41,7 +42,7 @@ class Scoring:
             untrained: it is of the models before any training; a run that is resumed keeps what it has of that.
             everyone: score all clients, also those in the middle of a task while others have ended one.
         """
-        self._rows = self.federation.rows_due(everyone or untrained)
+        self._rows = matrix_rows.due(self.federation, everyone or untrained)
         if untrained:
             self._rows = dict.fromkeys(self._rows, -1) if self.federation.round == 0 else {}
         self._for_rows(lambda matrix, row, owners: matrix.clear_row(row, owners))
@@ -76,15 +77,15 @@ class Scoring:
         learners = [(client, task) for client, task in learners if client in self._rows]
         if not learners:
             return
-        with federation.evaluation_statistics():
-            if federation.has_personal_models:
+        with federation.model.evaluation_statistics():
+            if federation.model.has_personal_models:
                 self._score_personal(batch, learners)
             else:
                 self._score_global(batch, learners)
 
     def _score_global(self, batch: EvaluationBatch, learners: Sequence[tuple[int | None, int]]) -> None:
         federation = self.federation
-        server = federation.state_tensors()
+        server = federation.model.state_tensors()
         model = federation.model_for(batch.task, server)
         for whose, owners in answering_alike(federation, batch.task, learners):
             scores = self.answers(batch, model, model is server, whose)

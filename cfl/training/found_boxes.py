@@ -34,7 +34,11 @@ def draw_boxes(client: Client, count: int) -> DrawnImages | None:
         None where nothing is detected, no image is wanted, or models are personal.
     """
     federation, network = client.require_federation(), client.network
-    if not isinstance(network, Network) or federation.measure.predicts != "boxes" or federation.has_personal_models:
+    if (
+        not isinstance(network, Network)
+        or federation.measure.predicts != "boxes"
+        or federation.model.has_personal_models
+    ):
         return None
     tasks = federation.data.evaluated[: min(ROWS, count)]
     if not tasks:
@@ -48,7 +52,7 @@ def draw_boxes(client: Client, count: int) -> DrawnImages | None:
         images, true = task.test.images[chosen], task.test.labels[chosen]
         if not len(chosen):
             continue
-        model = federation.model_for(number, federation.state_tensors())
+        model = federation.model_for(number, federation.model.state_tensors())
         asked = network.answering()
         named = {f"network.{name}": tensor for name, tensor in model.items()}
         found: Tensor = functional_call(asked, named, (task.transform(images.to(device)),)).cpu()

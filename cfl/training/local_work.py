@@ -19,7 +19,8 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
 from cfl.engines.scaled_steps import ScaledSteps
 from cfl.federation.channel import UPDATE
-from cfl.federation.federation import MODEL_TOPIC, Federation
+from cfl.federation.federated_model import MODEL_TOPIC
+from cfl.federation.federation import Federation
 from cfl.methods.capabilities import BatchExtension
 from cfl.methods.composition import Composition
 from cfl.randomness.generators import seed_device, seed_for
@@ -27,7 +28,7 @@ from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision, matmul_precision
 from cfl.training.blocks import steps_per_block
-from cfl.training.engine_choice import left_to_engine, step_at_once
+from cfl.training.left_to_engine import left_to_engine, step_at_once
 from cfl.training.round_losses import RoundLosses
 from cfl.training.same_model import check_same_model
 
@@ -110,7 +111,7 @@ class LocalWork:
                     self.methods.begin_task(part)
         receivers = sum(len(federation.own_clients(part.task, part.clients)) for part in plan.parts)
         federation.channel.ask(plan.clients)
-        federation.channel.downlink("model", federation.shared_tensors(), receivers)
+        federation.channel.downlink("model", federation.model.shared_tensors(), receivers)
 
     # A cohort opens.
 
@@ -128,7 +129,7 @@ class LocalWork:
         cohort, federation, plan = self.cohort, self.federation, self.require_plan()
         # Named by a client, because every process has a cohort number 0.
         seed_device(self._device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
-        tensors = federation.state_tensors()
+        tensors = federation.model.state_tensors()
         cohort.open(
             batch.clients,
             batch.sizes,
@@ -136,7 +137,7 @@ class LocalWork:
             plan.round,
             shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
             shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
-            own=federation.personal_state(batch.clients),
+            own=federation.model.personal_state(batch.clients),
             mixed=self.federation.data.by_global_index,
         )
         optimizer.state.clear()
@@ -152,7 +153,7 @@ class LocalWork:
         methods, buffer = self.methods, self.buffer
         optimizer = cast(Optimizer, self._optimizer)
         self._scaled_steps = ScaledSteps.of(methods.step_factors(), self.cohort.buffers)
-        self._frozen = self.federation.frozen | methods.frozen_parameters()
+        self._frozen = self.federation.model.frozen | methods.frozen_parameters()
         self._trains = not self._frozen >= self.cohort.parameters.keys()
         # In mixed precision the step is Lightning's, which scales losses and looks for overflows.
         mixed = torch.is_autocast_enabled(self._device.type)
@@ -336,7 +337,7 @@ class LocalWork:
         sound = positions
         if federation.buffer is not None or self.methods.collects:
             # If any tensor of a client is not finite, everything it sends this round is dropped.
-            judged = federation.trained_tensors(cohort, positions)
+            judged = federation.model.trained_tensors(cohort, positions)
             usable = federation.channel.usable(judged, [cohort.clients[p] for p in positions])
             sound = tuple(p for p, good in zip(positions, usable, strict=True) if good)
         if sound and federation.buffer is not None:
@@ -350,12 +351,12 @@ class LocalWork:
             self._used_outputs = used if seen is None else seen | used
         weights = [float(cohort.sizes[p]) if by_samples else 1.0 for p in positions]
         # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
-        update = {n: trained[n].sub_(cohort.global_parameters[n]) for n in federation.shared_parameters}
-        message = cohort.to_server({**update, **{n: trained[n] for n in federation.shared_buffers}})
+        update = {n: trained[n].sub_(cohort.global_parameters[n]) for n in federation.model.shared_parameters}
+        message = cohort.to_server({**update, **{n: trained[n] for n in federation.model.shared_buffers}})
         if (protection := self.methods.protection) is not None:
             message = protection.bounded_updates(message)
-        if federation.personal:
-            own = cohort.to_server({n: rows for n, rows in trained.items() if n in federation.personal})
+        if federation.model.personal:
+            own = cohort.to_server({n: rows for n, rows in trained.items() if n in federation.model.personal})
             usable = federation.channel.usable({**message, **own}, clients)
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             federation.clients.scatter(MODEL_TOPIC, clients, own, usable)
@@ -377,8 +378,8 @@ class LocalWork:
         mean = self._mean_update()
         if mean:
             federation.server.apply(
-                {n: mean[n] for n in federation.shared_parameters},
-                {n: mean[n] for n in federation.shared_buffers},
+                {n: mean[n] for n in federation.model.shared_parameters},
+                {n: mean[n] for n in federation.model.shared_buffers},
                 [*self.methods.step_transforms, self._hold_unused_outputs],
             )
         self._used_outputs = None
@@ -394,7 +395,7 @@ class LocalWork:
     def _mean_update(self) -> dict[str, Tensor]:
         """What the server moves the global model by; empty if nothing was sent."""
         federation, channel, protection = self.federation, self.federation.channel, self.methods.protection
-        if not (federation.shared_parameters or federation.shared_buffers):
+        if not (federation.model.shared_parameters or federation.model.shared_buffers):
             return {}
         if protection is None:
             return channel.mean(UPDATE) if self.require_plan().clients else {}
@@ -402,8 +403,8 @@ class LocalWork:
             return cast(dict[str, Tensor], protection.protected_mean(channel.sum(UPDATE)[0]))
         channel.sum_of_nobody(UPDATE)
         self._used_outputs = self._outputs_of_nobody()
-        tensors = federation.shared_tensors()
-        nothing = {name: torch.zeros_like(tensors[name]) for name in federation.shared_parameters}
+        tensors = federation.model.shared_tensors()
+        nothing = {name: torch.zeros_like(tensors[name]) for name in federation.model.shared_parameters}
         return cast(dict[str, Tensor], protection.protected_mean(nothing))
 
     def _outputs_of_nobody(self) -> Tensor | None:

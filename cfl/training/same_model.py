@@ -19,7 +19,7 @@ def check_same_model(federation: Federation) -> None:
     """
     if distributed.count() == 1:
         return
-    everyones = distributed.gather([_digest(t.detach()) for t in federation.shared_tensors().values()])
+    everyones = distributed.gather([_digest(t.detach()) for t in federation.model.shared_tensors().values()])
     for process, digests in enumerate(everyones):
         pairs = zip(digests, everyones[0], strict=True)
         if any(abs(a - b) > 1e-3 * first[0] for theirs, first in pairs for a, b in zip(theirs, first, strict=True)):

@@ -31,7 +31,7 @@ from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.methods import Method
 from cfl.methods.base import Report
-from cfl.metrics.accuracy import average_accuracy
+from cfl.metrics.transfer import average_accuracy
 from cfl.models import MLP
 from cfl.reporting import folder_lock
 from cfl.reporting.compare.groups import compare

@@ -38,6 +38,7 @@ from cfl.data.participation import Joining
 from cfl.data.round_loader import RoundLoader
 from cfl.data.schedule import BoundSchedule, RoundPlan, Schedule
 from cfl.data.sequences import FixedTasks
+from cfl.federation import matrix_rows
 from cfl.methods import (
     AGEM,
     DER,
@@ -53,7 +54,7 @@ from cfl.methods import (
     Method,
     PersonalLayers,
 )
-from cfl.metrics.accuracy import FORMULAS
+from cfl.metrics.measures.accuracy import ACCURACY
 from cfl.runtime.errors import ConfigError
 
 SPREAD = 0.67
@@ -360,9 +361,9 @@ def test_a_row_is_whole_when_all_have_been_evaluated(monkeypatch: pytest.MonkeyP
     class Asks(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
             federation = pl_module.federation
-            found.append((federation.last_whole_row(), federation.figures(federation.accuracy)))
+            found.append((matrix_rows.last_whole(federation), matrix_rows.figures(federation, federation.accuracy)))
             matrices.append(federation.accuracy.compute())
-            means.append(federation.means())
+            means.append(matrix_rows.means(federation))
             DashboardLog._log_matrix(DummyLogger(), federation, (), 0, 0)
 
     def drawn_curve(*given: Any) -> Any:
@@ -381,7 +382,7 @@ def test_a_row_is_whole_when_all_have_been_evaluated(monkeypatch: pytest.MonkeyP
         if whole:
             assert figures["acc"] == pytest.approx(matrix[:, whole[-1], : whole[-1] + 1].mean().item())
         else:
-            assert figures == dict.fromkeys(FORMULAS)
+            assert figures == dict.fromkeys(ACCURACY.formulas)
         ahead += any(ended[len(whole)]) if len(whole) < 3 else 0
         expected = [matrix[:, t, : t + 1].mean().item() for t in whole]
         assert means[number][: len(whole)] == pytest.approx(expected)

@@ -14,14 +14,16 @@ from support.tiny import fit, mlp, needs_onednn, tiny_client, tiny_data, weights
 
 import cfl.training.client
 from cfl.data.schedule import Schedule
-from cfl.engines import EngineChoice, EngineOptions, candidates, choice, trials
-from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, patch_bytes
+from cfl.engines import EngineChoice, EngineOptions, candidates, open_choices, trials
+from cfl.engines.choice import from_dict
+from cfl.engines.open_choices import MEMORY_ON_CPU, PATCHES_ON_CPU
 from cfl.engines.probe import TRAINER_SECONDS, probe
 from cfl.engines.products import WORTH_ONEDNN
+from cfl.engines.trial_pass import patch_bytes
 from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.models.dropout import convert_dropout
 from cfl.runtime.errors import ConfigError, EngineCannot
-from cfl.training.engine_choice import Chosen, choose_engine
+from cfl.training.engine_of_run import Chosen, choose_engine
 
 SMALL = MLP((1, 4, 4), 4, [8], 0.0)
 
@@ -83,7 +85,7 @@ def of_large(products: Any = None, stack: int | None = 1, network: Any = LARGE, 
 @pytest.mark.parametrize("faster", ["blas", "onednn"])
 def test_large_products_are_tried_with_both_libraries(monkeypatch: pytest.MonkeyPatch, faster: Any) -> None:
     """That which seems to be faster first; what the user says alone."""
-    monkeypatch.setattr(choice, "faster", lambda: faster)
+    monkeypatch.setattr(open_choices, "faster", lambda: faster)
     assert 784 * 300 * 4 < WORTH_ONEDNN <= 784 * 300 * 5
     both = {library: EngineChoice("workers", 6, 2, products=library) for library in ("blas", "onednn")}
     first, second = of_large()
@@ -97,7 +99,7 @@ def test_large_products_are_tried_with_both_libraries(monkeypatch: pytest.Monkey
 
 @needs_onednn
 def test_stacks_have_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "faster", lambda: "onednn")
+    monkeypatch.setattr(open_choices, "faster", lambda: "onednn")
     found = of_large(stack=None)
     assert {(c.stack, c.products) for c in found} == {(1, "onednn"), (1, "blas"), (3, "blas")}
     assert found[0].products == "onednn"
@@ -108,7 +110,7 @@ def test_stacks_have_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_onednn
 def test_the_other_library_is_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "faster", lambda: "onednn")
+    monkeypatch.setattr(open_choices, "faster", lambda: "onednn")
     cnn = convert_dropout(SmallCNN((1, 28, 28), 10))
     found = of(EngineOptions("auto", 2), 6, network=cnn, shape=(1, 28, 28), batch_size=32)
     kinds = [(c.kind, c.batch_last, c.products) for c in found]
@@ -150,7 +152,7 @@ def test_convolutions_are_worth_a_library_with_the_batch_last() -> None:
 
 
 def test_libraries_are_not_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "available", lambda: False)
+    monkeypatch.setattr(open_choices, "available", lambda: False)
     assert of_large() == [EngineChoice("workers", 6, 2)]
 
 

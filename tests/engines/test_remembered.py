@@ -14,7 +14,7 @@ from support.tiny import dropping, fit, mlp, tiny_client, tiny_data
 
 from cfl.engines import EngineChoice, EngineOptions, remembered
 from cfl.engines.probe import Measured
-from cfl.training import engine_choice
+from cfl.training import engine_of_run
 from cfl.training.client import Client
 
 FOUND = EngineChoice("vmap", 4)
@@ -37,7 +37,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert FOUND in choices
         return [Measured(FOUND, 0.001)]
 
-    monkeypatch.setattr(engine_choice, "probe", probe)
+    monkeypatch.setattr(engine_of_run, "probe", probe)
     return asked
 
 

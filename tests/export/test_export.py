@@ -60,7 +60,7 @@ def trained(
 def scores(client: Client, x: Tensor, owner: int | None = None, task: int = 0) -> Tensor:
     """What the run's own tests compute, by functional calls on the network as it was trained."""
     federation = client.require_federation()
-    model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
+    model = federation.model.state_tensors() if owner is None else federation.model_of(owner, task)
     batch = EvaluationBatch(task, 0, len(x), x, torch.zeros(len(x), dtype=torch.int64))
     return client.scoring.answers(batch, federation.methods.model_for(task, model), False)
 
@@ -286,7 +286,7 @@ def test_batch_statistics_are_no_model() -> None:
     client = trained(norm_net, federated={"batchnorm": "local"})
     with pytest.raises(ConfigError, match=r"or --client 0\.\.3"):
         answer_of(client, Choice())
-    own = client.require_federation().personal_state((2,))
+    own = client.require_federation().model.personal_state((2,))
     found = answer_of(client, Choice(client=2)).network.state_dict()
     assert own
     for name, values in own.items():

@@ -199,9 +199,9 @@ def test_statistics_and_modes_come_back_also_after_an_error(option: str) -> None
     federation, _, _ = run(option)
     federation.network.eval()
     before = copy.deepcopy(federation.network.state_dict())
-    with federation.evaluation_statistics():
+    with federation.model.evaluation_statistics():
         assert not list(federation.network.named_buffers())
-    with pytest.raises(KeyError), federation.evaluation_statistics():
+    with pytest.raises(KeyError), federation.model.evaluation_statistics():
         raise KeyError
     assert not any(module.training for module in federation.network.modules())
     assert all(torch.equal(value, before[name]) for name, value in federation.network.state_dict().items())
@@ -228,7 +228,7 @@ def test_dropped_statistics_are_nobodys_even_of_a_wholly_personal_model() -> Non
     data = data_of()
     client = tiny_client(data, norm_net, methods={"personal": PersonalLayers(["*"])})
     federation = fit(client, data, {"batchnorm": "drop"})
-    assert not any(statistics(name) for name in federation.personal)
+    assert not any(statistics(name) for name in federation.model.personal)
     assert federation.channel.total_uplink_bytes == 0
     network, final = plain_network(data, norm_net, weights(federation)), weights(federation)
     for number in range(5):

@@ -30,6 +30,7 @@ from cfl.engines import EngineOptions
 from cfl.engines.base import dropout_key
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel
+from cfl.federation.federated_model import FederatedModel
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer, Replayed
 from cfl.federation.replay_memory import RULES, slots, winners
@@ -494,8 +495,9 @@ def test_storage_in_bytes() -> None:
 def before_training(data: FederatedDataModule, methods: dict[str, Method], buffer: ReplayBuffer) -> Federation:
     data.setup("fit")
     client = replay_client(data, methods, mlp, buffer)
+    model = FederatedModel(client.network, client.methods.keeps_local)
     server = Server(dict(client.network.named_parameters()), dict(client.network.named_buffers()))
-    return Federation(client.network, data, client.methods, server, Channel(), buffer=buffer)
+    return Federation(model, data, client.methods, server, Channel(), buffer=buffer)
 
 
 def test_there_is_no_buffer_where_nobody_replays() -> None:

@@ -140,7 +140,7 @@ def test_nothing_moves_after_the_first_task(network: Any) -> None:
     assert distance(watch.models[0], watch.models[1]) > 1e-3
     assert all(torch.equal(first[name], last[name]) for name in names)
     x = data.tasks[0].transform(data.tasks[0].test.images)
-    found = method.classify(0, federation.state_tensors(), x)
+    found = method.classify(0, federation.model.state_tensors(), x)
     then = method.classify(0, watch.models[1], x)
     assert found is not None
     assert then is not None

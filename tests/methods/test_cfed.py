@@ -251,7 +251,7 @@ def assert_is_the_loop(width: int, scenario: str, epochs: int, batchnorm: str, o
     for name, value in weights(federation).items():
         expected = naive.network.state_dict()[name]
         torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, check_dtype=False)
-    model = sum(t.numel() * t.element_size() for t in federation.shared_tensors().values())
+    model = sum(t.numel() * t.element_size() for t in federation.model.shared_tensors().values())
     assert federation.channel.downlink_bytes["cfed old model"] == naive.late * model
     assert naive.late > 0
 

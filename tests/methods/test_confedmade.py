@@ -266,7 +266,7 @@ def test_a_whole_run_is_the_one_written_out(
     assert len(bases) == (5 if "direct" in network else 3), (
         "outputs, direct and conditioning weights are decomposed too"
     )
-    tensors = federation.state_tensors()
+    tensors = federation.model.state_tensors()
     layers = decomposed_layers(federation.network)
     expected = {f"server {x}": value for x, value in naive.server.items()}
     found = {f"server {x.name}": tensors[x.base] for x in layers}

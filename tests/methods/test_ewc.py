@@ -82,16 +82,16 @@ class After(Method):
         clients = list(plan.clients) if self.ewc.fisher_clients == "sampled" else members
         fishers, models = {}, {}
         for client in clients:
-            kept = {n: v[0] for n, v in federation.personal_state((client,)).items()}
-            models[client] = {n: t.detach().clone() for n, t in {**federation.state_tensors(), **kept}.items()}
+            kept = {n: v[0] for n, v in federation.model.personal_state((client,)).items()}
+            models[client] = {n: t.detach().clone() for n, t in {**federation.model.state_tensors(), **kept}.items()}
             fishers[client] = fisher_of(federation, plan.task, client, models[client])
         mean = {n: sum(fishers[c][n] for c in clients) / len(clients) for n, _ in federation.network.named_parameters()}
         for client in range(federation.data.num_clients):
             fisher = dict(fishers.get(client, {}))
             if self.ewc.scope == "server":
-                fisher |= {n: mean[n] for n in federation.shared_parameters}
+                fisher |= {n: mean[n] for n in federation.model.shared_parameters}
             if fisher:
-                model = models.get(client, {n: t.detach().clone() for n, t in federation.state_tensors().items()})
+                model = models.get(client, {n: t.detach().clone() for n, t in federation.model.state_tensors().items()})
                 self.terms.setdefault(client, []).append((fisher, model))
 
     def penalty_of(self, client: int, parameters: dict[str, Tensor]) -> Tensor:

@@ -42,6 +42,7 @@ from cfl.data.sources import Synthetic
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel
+from cfl.federation.federated_model import FederatedModel
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
 from cfl.federation.server import Server
@@ -540,8 +541,9 @@ def test_nobody_has_a_sample() -> None:
     data.setup("fit")
     fed = FedAGEM()
     client = replay_client(data, {"fed_agem": fed}, mlp)
+    model = FederatedModel(client.network, client.methods.keeps_local)
     server = Server(dict(client.network.named_parameters()), dict(client.network.named_buffers()))
-    federation = Federation(client.network, data, client.methods, server, Channel())
+    federation = Federation(model, data, client.methods, server, Channel())
     federation.round = 1  # once the first has ended
     fed.end_round(task_free_plan(data.rounds.round(0)))
     assert fed.reference == {}

@@ -69,7 +69,7 @@ def fisher_of(
     federation: Federation, task: int, client: int, model: Mapping[str, Tensor], reduction: str
 ) -> dict[str, Tensor]:
     """The mean or the sum over a client's samples, of what goes through the server."""
-    total, count = fisher_by_loop(federation, task, client, model, federation.shared_parameters)
+    total, count = fisher_by_loop(federation, task, client, model, federation.model.shared_parameters)
     return {n: value / count if reduction == "mean" else value for n, value in total.items()}
 
 
@@ -92,7 +92,7 @@ class After(Method):
         for row, position in enumerate(positions):
             client, end = cohort.clients[position], {n: t[row] for n, t in ends.items()}
             fisher = fisher_of(federation, cohort.task, client, end, self.fedcurv.reduction)
-            shared = {n: end[n] for n in federation.shared_parameters}
+            shared = {n: end[n] for n in federation.model.shared_parameters}
             share = fisher, shared
             self.shares.setdefault(cohort.round, {})[client] = share
 
@@ -477,7 +477,7 @@ def test_only_the_largest_entries_are_sent(keep: float) -> None:
     whole = run({"fedcurv": FedCurv(1e-9)}, **data)
     fedcurv = FedCurv(1e-9, keep=keep)
     sparse = run({"fedcurv": fedcurv}, **data)
-    names = whole.shared_parameters
+    names = whole.model.shared_parameters
     size = sum(p.numel() for p in whole.network.parameters())
     kept = math.ceil(round(keep * size, 9))
     union: set[int] = set()

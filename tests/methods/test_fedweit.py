@@ -331,8 +331,8 @@ class Freeze(Method):
 def effective(federation: Federation, method: FedWeIT, client: int, task: int) -> tuple[Tensor, Tensor]:
     """A client's logits for a task's test images, and the decomposed weight that gives them."""
     network, data = federation.network, federation.data
-    own = {n: v[0] for n, v in federation.personal_state((client,)).items()}
-    model = method.recall(client, task, {**federation.state_tensors(), **own})
+    own = {n: v[0] for n, v in federation.model.personal_state((client,)).items()}
+    model = method.recall(client, task, {**federation.model.state_tensors(), **own})
     x = data.tasks[task].transform(data.tasks[task].test.images)
     (layer,) = decomposed_layers(network)
     gates = torch.sigmoid(model[layer.mask]).view(-1, 1)

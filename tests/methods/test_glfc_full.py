@@ -221,7 +221,7 @@ def test_a_memory_smaller_than_the_classes_learned_holds_the_latest() -> None:
         table = method._empty
         for task in (0, 1):
             places = torch.from_numpy(data.global_index.of(task, data.indices[task][0]))
-            table = method._remember(table, federation.state_tensors(), places)
+            table = method._remember(table, federation.model.state_tensors(), places)
         outputs = table["output"][table["place"] >= 0].tolist()
         assert set(outputs) == held
         assert len(outputs) == len(held)
@@ -344,7 +344,7 @@ def test_what_a_client_stores() -> None:
     data, method = data_of(), GLFC(**QUICK)  # type: ignore[arg-type]
     federation = run(method, data)
     most = max(len(own) for task in data.indices for own in task.values())
-    model = sum(t.numel() * 8 for t in federation.shared_tensors().values())
+    model = sum(t.numel() * 8 for t in federation.model.shared_tensors().values())
     assert method.client_storage() == 12 * (16 + 2) + most * (16 + 1) + model + 8 + 6
 
 
@@ -646,7 +646,7 @@ def test_old_models_go_down_when_they_are_new_to_a_client() -> None:
             has[client] = old.version
             sent += 1
     assert sent > 3
-    size = sum(t.numel() * 8 for t in federation.shared_tensors().values())
+    size = sum(t.numel() * 8 for t in federation.model.shared_tensors().values())
     assert federation.channel.downlink_bytes["glfc old model"] == sent * size
 
 

@@ -267,7 +267,7 @@ def test_who_stays_away_from_a_task_sends_means_of_what_it_has() -> None:
     members = [set(data.members[task].tolist()) for task in range(3)]
     called = [set.union(*members[: task + 1]) for task in range(3)]
     assert any(called[task] - members[task] for task in (1, 2))
-    model, size = sum(t.numel() * 8 for t in federation.shared_tensors().values()), 6 * 24 * 8 + 6 * 8
+    model, size = sum(t.numel() * 8 for t in federation.model.shared_tensors().values()), 6 * 24 * 8 + 6 * 8
     assert federation.channel.uplink_bytes["icarl means"] == sum(map(len, called)) * size
     late = 0
     for task in (1, 2):
@@ -362,7 +362,7 @@ def test_the_network_as_classifier_asks_nobody_but_who_holds_the_task() -> None:
     members = [set(data.members[task].tolist()) for task in range(3)]
     called = {"network": members, "nearest_mean": [set.union(*members[: task + 1]) for task in range(3)]}
     assert sum(map(len, called["network"])) < sum(map(len, called["nearest_mean"]))
-    model = sum(t.numel() * 8 for t in federation.shared_tensors().values())
+    model = sum(t.numel() * 8 for t in federation.model.shared_tensors().values())
     for classifier, asked in called.items():
         late = 0
         for task in (1, 2):

@@ -34,6 +34,7 @@ from torch.func import functional_call
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining, RandomShare
 from cfl.engines.cohort import Cohort
+from cfl.federation import matrix_rows
 from cfl.methods import Method
 from cfl.methods.composition import Composition
 from cfl.methods.personal import PersonalLayers
@@ -159,7 +160,7 @@ def test_every_client_is_evaluated_with_its_own_model_on_the_tasks_it_holds(laye
     states = [(initial, {})] + [(shared.models[r], kept.rounds[r]) for r in (1, 3)]
     for row, (common, by_client) in enumerate(states):
         for c in range(5):
-            own = by_client.get(c) or {n: initial[n] for n in federation.personal}
+            own = by_client.get(c) or {n: initial[n] for n in federation.model.personal}
             for i, task in enumerate(data.tasks):
                 found = federation.accuracy.initial()[c, i] if row == 0 else matrix[c, row - 1, i]
                 if c not in data.members[i]:
@@ -187,10 +188,10 @@ def test_figures_are_of_whoever_holds_a_task() -> None:
     federation = fit(personal_client(data, ["head.*"]), data)
     matrix = federation.accuracy.compute()
     assert any(matrix[c, 1].isnan().all() for c in range(data.num_clients))
-    assert federation.last_whole_row() == data.num_tasks - 1
-    assert federation.figures(federation.accuracy) == federation.accuracy.summary()
+    assert matrix_rows.last_whole(federation) == data.num_tasks - 1
+    assert matrix_rows.figures(federation, federation.accuracy) == federation.accuracy.summary()
     known = matrix[~matrix[:, -1].isnan().all(-1)]
-    assert federation.means()[-1] == pytest.approx(known[:, -1].nanmean(-1).mean().item())
+    assert matrix_rows.means(federation)[-1] == pytest.approx(known[:, -1].nanmean(-1).mean().item())
 
 
 def held_by(data: FederatedDataModule, client: int) -> list[int]:

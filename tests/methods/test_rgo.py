@@ -348,7 +348,7 @@ def test_an_encoded_model_computes_what_permuted_features_give() -> None:
         explicit = copy.deepcopy(network)
         PlainRGO(data, layers).prepare(explicit, 2)
         x = torch.randn(6, *data.input_shape)
-        model = federation.methods.model_for(2, federation.state_tensors())
+        model = federation.methods.model_for(2, federation.model.state_tensors())
         with torch.no_grad():
             logits = torch.func.functional_call(network, model, (x,))
             torch.testing.assert_close(logits, explicit(x), rtol=0, atol=1e-12)
@@ -365,7 +365,7 @@ def test_evaluation_uses_every_tasks_own_order() -> None:
         with torch.no_grad():
             logits = torch.func.functional_call(
                 network,
-                federation.methods.model_for(task, federation.state_tensors()),
+                federation.methods.model_for(task, federation.model.state_tensors()),
                 (data.tasks[task].transform(test.images),),
             )
         correct = int((logits.argmax(1) == test.labels).sum())

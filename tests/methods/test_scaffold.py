@@ -206,7 +206,7 @@ def check(
     of_data = dict(of_data or {})
     naive.run(data_of(**copy.deepcopy(of_data)), network)
     federation = run(dict(methods), data_of(**of_data), network, **options)
-    shared = set(federation.shared_parameters) | set(federation.shared_buffers)
+    shared = set(federation.model.shared_parameters) | set(federation.model.shared_buffers)
     assert_close(
         {n: v for n, v in weights(federation).items() if n in shared},
         {n: v for n, v in naive.global_model.items() if n in shared},

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cfl.metrics.accuracy import (
-    FORMULAS,
-    AccuracyMatrix,
+from cfl.metrics.accuracy import AccuracyMatrix
+from cfl.metrics.measures.accuracy import ACCURACY
+from cfl.metrics.transfer import (
     average_accuracy,
     backward_transfer,
     forgetting,
@@ -213,8 +213,8 @@ def test_wrong_shapes_and_rows_are_refused() -> None:
 
 
 def test_formulas_are_named_like_the_summary() -> None:
-    assert set(AccuracyMatrix(2).summary()) == set(FORMULAS)
-    assert not any("%" in text for text in FORMULAS.values())  # argparse would expand it
+    assert set(AccuracyMatrix(2).summary()) == set(ACCURACY.formulas)
+    assert not any("%" in text for text in ACCURACY.formulas.values())  # argparse would expand it
 
 
 Counts = list[tuple[int, int, int, int, int | None]]

@@ -91,8 +91,8 @@ def run(engine: str = "vmap", methods: dict[str, Method] | None = None, rounds: 
 
 def test_engines_agree_and_widths_as_well() -> None:
     federations = [run("vmap"), run("workers")]
-    for name, tensor in federations[0].state_tensors().items():
-        torch.testing.assert_close(tensor, federations[1].state_tensors()[name], rtol=1e-3, atol=1e-4)
+    for name, tensor in federations[0].model.state_tensors().items():
+        torch.testing.assert_close(tensor, federations[1].model.state_tensors()[name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_detector_learns() -> None:

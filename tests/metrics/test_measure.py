@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from cfl.data.scenarios import Scenario
-from cfl.metrics.accuracy import average_accuracy, backward_transfer, forgetting, forward_transfer
 from cfl.metrics.measure import ACCURACY, MEASURES, NLL, Measure, called, giving, measure_of
-from cfl.metrics.transfer import transfers
+from cfl.metrics.transfer import average_accuracy, backward_transfer, forgetting, forward_transfer, transfers
 from cfl.reporting.measures import CURVES, FIGURES, PRINTED
 from cfl.reporting.measures import MEASURES as COMPARED
 from cfl.runtime.errors import ConfigError

@@ -98,7 +98,7 @@ def test_clients_descend_the_mean_squared_error(engine: str) -> None:
     lr = client.optimizer_for_its_options(None).param_groups[0]["lr"]
     federation = fit(client, data)
     for (name, before), gradient in zip(expected.items(), gradients, strict=True):
-        after = federation.state_tensors()[name]
+        after = federation.model.state_tensors()[name]
         torch.testing.assert_close(after, before.detach() - lr * gradient, rtol=1e-4, atol=1e-6)
 
 

@@ -65,7 +65,7 @@ def images_of(data: FederatedDataModule, task: int) -> Tensor:
 
 
 def model_of(federation: Federation) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in federation.state_tensors().items()}
+    return {name: tensor.detach() for name, tensor in federation.model.state_tensors().items()}
 
 
 def test_the_global_model_is_scored_under_every_members_masks() -> None:
@@ -100,7 +100,7 @@ def test_personal_models_answer_under_their_own_masks() -> None:
     network: Any = client.network
     found = federation.measured.compute()
     for owner in range(4):
-        own = {name: values[0] for name, values in federation.personal_state((owner,)).items()}
+        own = {name: values[0] for name, values in federation.model.personal_state((owner,)).items()}
         assert float(found[owner, 1, 1]) == pytest.approx(naive_nll(network, own, owner, images_of(data, 1)), abs=1e-9)
 
 

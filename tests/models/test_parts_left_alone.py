@@ -77,7 +77,7 @@ def test_frozen_parameters_stay_and_are_not_sent(name: str, engine: Any) -> None
     federation = fit(client, data)
     for parameter, tensor in federation.network.named_parameters():
         assert torch.equal(tensor, before[parameter]) == (parameter in FROZEN), parameter
-    assert set(federation.shared_parameters) == set(before) - FROZEN
+    assert set(federation.model.shared_parameters) == set(before) - FROZEN
     trained = 4 * sum(tensor.numel() for key, tensor in before.items() if key not in FROZEN)
     clients_rounds = 4 * 6
     topic = federation.channel.uplink_bytes
@@ -88,7 +88,7 @@ def test_frozen_parameters_stay_and_are_not_sent(name: str, engine: Any) -> None
 def test_no_fisher_is_kept_of_frozen_parameters(scope: Any) -> None:
     ewc, data = EWC(strength=5.0, scope=scope), tiny_data()
     federation = fit(tiny_client(data, Frozen, decayed, {"ewc": ewc}), data)
-    trained = set(federation.shared_parameters)
+    trained = set(federation.model.shared_parameters)
     if scope == "server":
         assert set(ewc.curvature) == set(ewc.anchor) == trained
         assert federation.clients.holders("ewc") == []
@@ -244,8 +244,8 @@ def test_constants_are_left_alone(batchnorm: str, engine: Any) -> None:
     assert federation.network.mask.tolist() == [0.0, 0.0, 0.0, -torch.inf, -torch.inf]
     assert federation.network.counts.tolist() == [2**40 + 1, 2**24 + 1]
     counts = {"average": ("counts",), "local": (), "drop": ()}[batchnorm]
-    assert federation.shared_buffers == counts
-    assert federation.personal == (frozenset({"counts"}) if batchnorm == "local" else frozenset())
+    assert federation.model.shared_buffers == counts
+    assert federation.model.personal == (frozenset({"counts"}) if batchnorm == "local" else frozenset())
 
 
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])

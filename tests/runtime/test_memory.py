@@ -7,7 +7,7 @@ import torch
 from support.tiny import mlp
 
 from cfl.engines import EngineOptions
-from cfl.engines.choice import candidates
+from cfl.engines.open_choices import candidates
 from cfl.runtime import memory
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import WithinMemory, free_memory, lack_of_memory, require_memory

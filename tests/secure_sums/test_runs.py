@@ -127,8 +127,8 @@ def test_resumed_equals_uninterrupted(aggregation: str, tmp_path: Path) -> None:
 
     whole = start([SaveAfter(2, tmp_path / "3.ckpt")])
     resumed = start([], tmp_path / "3.ckpt")
-    for name, tensor in whole.state_tensors().items():
-        assert torch.equal(tensor, resumed.state_tensors()[name])
+    for name, tensor in whole.model.state_tensors().items():
+        assert torch.equal(tensor, resumed.model.state_tensors()[name])
     assert resumed.channel.uplink_bytes == whole.channel.uplink_bytes
     assert whole.channel.integers is not None
     assert resumed.channel.integers is not None

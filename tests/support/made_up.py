@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import yaml
 
-from cfl.metrics.accuracy import (
+from cfl.metrics.transfer import (
     average_accuracy,
     backward_transfer,
     forgetting,

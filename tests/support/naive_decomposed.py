@@ -312,7 +312,7 @@ def written_out(
 
 def assert_the_same(federation: Federation, method: APD, naive: Naive) -> None:
     """What clients keep, what the server has, and every accuracy; of all clients that have been trained."""
-    tensors = federation.state_tensors()
+    tensors = federation.model.state_tensors()
     trained = [client for client, owner in naive.owners.items() if owner.at >= 0]
     assert federation.clients.holders("model") == trained
     expected: Tensors = {}

@@ -217,7 +217,7 @@ def test_clients_with_models_of_their_own_are_measured_each() -> None:
     found = federation.measured.compute()
     assert found.shape == (5, 2, 2)
     client = max(data.members[1].tolist())
-    own = {name: values[0] for name, values in federation.personal_state((client,)).items()}
+    own = {name: values[0] for name, values in federation.model.personal_state((client,)).items()}
     federation.network.load_state_dict(own)
     images = data.tasks[1].transform(data.tasks[1].test.images).double()
     assert float(found[client, 1, 1]) == pytest.approx(nll_of(federation, images), abs=1e-9)

@@ -86,7 +86,7 @@ def test_personal_models_have_a_row_each(synchronised: bool) -> None:
     assert found.images.shape == (4, 5, 1, 4, 4)
     assert found.row_names == [f"client {k}, task 1" for k in range(4)]
     for owner in range(4):
-        own = {name: values[0] for name, values in client.require_federation().personal_state((owner,)).items()}
+        own = {name: values[0] for name, values in client.require_federation().model.personal_state((owner,)).items()}
         client.network.load_state_dict(own)
         assert torch.equal(found.images[owner], drawn_by_hand(client, 5, 1, owner, whose=owner))
 

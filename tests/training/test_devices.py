@@ -35,4 +35,4 @@ def test_what_clients_keep_follows_the_network() -> None:
     client = tiny_client(data, mlp, sgd, {"personal": PersonalLayers(["head.*"])})
     federation = fit(client, data)
     client.network.to("meta")
-    assert {value.device.type for value in federation.personal_state((0, 3)).values()} == {"meta"}
+    assert {value.device.type for value in federation.model.personal_state((0, 3)).values()} == {"meta"}

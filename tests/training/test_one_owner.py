@@ -64,8 +64,8 @@ def test_the_module_reads_the_federations() -> None:
     federation = fit(client, data)
     assert client.methods is federation.methods is methods
     assert client.buffer is federation.buffer is buffer
-    assert client.frozen is federation.frozen
-    assert federation.frozen == frozen
+    assert client.frozen is federation.model.frozen
+    assert federation.model.frozen == frozen
     with pytest.raises(RuntimeError, match="methods: the federation has its own"):
         client.methods = Composition({"prox": FedProx()})
     with pytest.raises(RuntimeError, match="buffer: the federation has its own"):

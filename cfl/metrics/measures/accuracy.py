@@ -13,17 +13,6 @@ from cfl.metrics.base import Figure, Measure
 if TYPE_CHECKING:
     from cfl.metrics.accuracy import AccuracyMatrix
 
-FORMULAS: dict[str, str] = {
-    "acc": "mean over i <= t of a[t, i], in percent (higher is better)",
-    "fgt": "mean over i < t of a[i, i] - a[t, i], in points (lower is better)",
-    "fgt_max": "mean over i < t of (max over j < t of a[j, i]) - a[t, i], in points (lower is better)",
-    "fgt_max_last": "mean over i < t of (max over i <= j <= t of a[j, i]) - a[t, i], in points (lower is better)",
-    "bwt": "mean over i < t of a[t, i] - a[i, i], in points (higher is better)",
-    "fwt": "mean over 1 <= i <= t of a[i-1, i] - b[i], in points (higher is better)",
-}
-"""What each key of a summary means, as plain text for help pages and tables; ``a[t, i]`` is the
-accuracy on task i after learning task t, ``b[i]`` before any training, both counted from 0."""
-
 
 class Accuracy(Measure):
     """Classification: trained by the cross-entropy, measured by the share of right answers."""
@@ -35,7 +24,14 @@ class Accuracy(Measure):
     unit = "%"
     label = "accuracy (%)"
     task_label = "accuracy on task"
-    formulas = FORMULAS
+    formulas: ClassVar[dict[str, str]] = {
+        "acc": "mean over i <= t of a[t, i], in percent (higher is better)",
+        "fgt": "mean over i < t of a[i, i] - a[t, i], in points (lower is better)",
+        "fgt_max": "mean over i < t of (max over j < t of a[j, i]) - a[t, i], in points (lower is better)",
+        "fgt_max_last": "mean over i < t of (max over i <= j <= t of a[j, i]) - a[t, i], in points (lower is better)",
+        "bwt": "mean over i < t of a[t, i] - a[i, i], in points (higher is better)",
+        "fwt": "mean over 1 <= i <= t of a[i-1, i] - b[i], in points (higher is better)",
+    }
     bounds: ClassVar[tuple[float, float] | None] = (0.0, 100.0)
     lower_is_better = False
     columns = (

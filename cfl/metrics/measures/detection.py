@@ -14,16 +14,6 @@ from cfl.runtime.errors import ConfigError
 if TYPE_CHECKING:
     from cfl.metrics.detection import DetectionMatrix
 
-MAP_FORMULAS: dict[str, str] = {
-    "map": "mean over i <= t of a[t, i], in percent (higher is better)",
-    "map_fgt": "mean over i < t of a[i, i] - a[t, i], in points (lower is better)",
-    "map_bwt": "mean over i < t of a[t, i] - a[i, i], in points (higher is better)",
-    "map_fwt": "mean over 1 <= i <= t of a[i-1, i] - b[i], in points (higher is better)",
-    "map50": "the same mean as map, of the average precision at an overlap of 0.5 (higher is better)",
-}
-"""What each key of a summary means; ``a[t, i]`` is the mean average precision over classes and over overlaps from 0.5
-to 0.95 on task i after learning task t, ``b[i]`` before any training, both counted from 0."""
-
 
 class Detection(Measure):
     """Object detection: trained by the loss of a one-stage grid, measured by COCO's mean average precision."""
@@ -35,7 +25,13 @@ class Detection(Measure):
     unit = "%"
     label = "mAP 0.5:0.95 (%)"
     task_label = "mAP on task"
-    formulas = MAP_FORMULAS
+    formulas: ClassVar[dict[str, str]] = {
+        "map": "mean over i <= t of a[t, i], in percent (higher is better)",
+        "map_fgt": "mean over i < t of a[i, i] - a[t, i], in points (lower is better)",
+        "map_bwt": "mean over i < t of a[t, i] - a[i, i], in points (higher is better)",
+        "map_fwt": "mean over 1 <= i <= t of a[i-1, i] - b[i], in points (higher is better)",
+        "map50": "the same mean as map, of the average precision at an overlap of 0.5 (higher is better)",
+    }
     bounds: ClassVar[tuple[float, float] | None] = (0.0, 100.0)
     lower_is_better = False
     columns = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,15 +13,6 @@ from cfl.metrics.base import Figure, Measure
 
 if TYPE_CHECKING:
     from cfl.metrics.likelihood import NLLMatrix
-
-NLL_FORMULAS: dict[str, str] = {
-    "nll": "mean over i <= t of n[t, i], in nats (lower is better)",
-    "base_nll": "n[t, 0], the first task, in nats (lower is better)",
-    "new_nll": "n[t, t], the task just learned, in nats (lower is better)",
-    "nll_forgetting": "mean over i < t of max(0, n[t, i] - min over j < t of n[j, i]), in nats (lower is better)",
-}
-"""What each key of a summary means; ``n[t, i]`` is the mean negative log-likelihood of task i's test
-samples after learning task t, both counted from 0."""
 
 
 def negative_log_likelihoods(logits: Tensor, x: Tensor) -> Tensor:
@@ -44,7 +35,12 @@ class Likelihood(Measure):
     unit = "nats"
     label = "NLL (nats)"
     task_label = "NLL of task"
-    formulas = NLL_FORMULAS
+    formulas: ClassVar[dict[str, str]] = {
+        "nll": "mean over i <= t of n[t, i], in nats (lower is better)",
+        "base_nll": "n[t, 0], the first task, in nats (lower is better)",
+        "new_nll": "n[t, t], the task just learned, in nats (lower is better)",
+        "nll_forgetting": "mean over i < t of max(0, n[t, i] - min over j < t of n[j, i]), in nats (lower is better)",
+    }
     lower_is_better = True
     columns = (
         Figure("nll", "NLL", "mean negative log-likelihood over all tasks at the end", "lower", 4),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -10,16 +10,6 @@ from cfl.metrics.base import Figure, Measure
 
 if TYPE_CHECKING:
     from cfl.metrics.regression import ErrorMatrix
-
-RMSE_FORMULAS: dict[str, str] = {
-    "rmse": "mean over i <= t of a[t, i], in the targets' unit (lower is better)",
-    "rmse_fgt": "mean over i < t of a[t, i] - a[i, i], in the targets' unit (lower is better)",
-    "rmse_bwt": "mean over i < t of a[i, i] - a[t, i], in the targets' unit (higher is better)",
-    "rmse_fwt": "mean over 1 <= i <= t of b[i] - a[i-1, i], in the targets' unit (higher is better)",
-    "r2": "mean over i <= t of R2[t, i] (higher is better)",
-}
-"""What each key of a summary means; ``a[t, i]`` is the root mean squared error on task i after
-learning task t, ``b[i]`` before any training, both counted from 0."""
 
 
 class Regression(Measure):
@@ -32,7 +22,13 @@ class Regression(Measure):
     unit = "targets' unit"
     label = "RMSE (targets' unit)"
     task_label = "RMSE on task"
-    formulas = RMSE_FORMULAS
+    formulas: ClassVar[dict[str, str]] = {
+        "rmse": "mean over i <= t of a[t, i], in the targets' unit (lower is better)",
+        "rmse_fgt": "mean over i < t of a[t, i] - a[i, i], in the targets' unit (lower is better)",
+        "rmse_bwt": "mean over i < t of a[i, i] - a[t, i], in the targets' unit (higher is better)",
+        "rmse_fwt": "mean over 1 <= i <= t of b[i] - a[i-1, i], in the targets' unit (higher is better)",
+        "r2": "mean over i <= t of R2[t, i] (higher is better)",
+    }
     lower_is_better = True
     columns = (
         Figure("rmse", "RMSE", "mean root mean squared error over all tasks at the end", "lower", 4),

@@ -25,7 +25,7 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
         matrix: ``[T, T]`` in percent.
         measure: what the values are.
         means: ACC after each task, NaN where unknown, if it is not that of the matrix
-            (:meth:`cfl.federation.federation.Federation.means`).
+            (:func:`cfl.federation.matrix_rows.means`).
 
     Raises:
         ValueError: ``matrix`` is not ``[T, T]``.

@@ -43,7 +43,7 @@ def accuracy_curve(
         matrices: name of the run to ``[T, T]`` in percent; T may differ.
         measure: what the values are.
         means: name of the run to ACC after each task, NaN where unknown, of runs whose ACC is not that of the matrix
-            (:meth:`cfl.federation.federation.Federation.means`).
+            (:func:`cfl.federation.matrix_rows.means`).
         deviations: name of the run to the standard deviation of ACC after each task, drawn as a band.
         styles: name of the run to the look of its line; None gives the method of that name its own.
         width: in inches.

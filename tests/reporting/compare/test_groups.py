@@ -11,7 +11,7 @@ import pytest
 import yaml
 from support.made_up import make_run
 
-from cfl.metrics.accuracy import average_accuracy
+from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.groups import Comparison, Row, compare, figure_of, seen_mean
 from cfl.reporting.compare.reading import Reading, read
 from cfl.reporting.measures import FIGURES

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from cfl.metrics.accuracy import average_accuracy
+from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.matrix_table import matrix_table
 from cfl.reporting.figures import cell_colours
 from cfl.reporting.text_table import print_table

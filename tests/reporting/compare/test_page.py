@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.made_up import make_density_run, make_run
 
-from cfl.metrics.accuracy import average_accuracy
+from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.groups import Comparison, Row, compare
 from cfl.reporting.compare.page import PLOTLY, SIZE_LIMIT, page, page_of
 from cfl.reporting.compare.page_data import page_data

@@ -1,4 +1,4 @@
-"""Which engine computes a run's local steps, and what of a step it may do in the place of optimizer and methods."""
+"""The engine of a run: the one that settings, checkpoint or an earlier trial name, or the fastest in a new trial."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.optim import Optimizer
 
 from cfl.engines import remembered
 from cfl.engines.base import Engine, EngineOptions
-from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
+from cfl.engines.choice import EngineChoice, build_engine, from_dict
 from cfl.engines.objective import Objective
+from cfl.engines.open_choices import candidates
 from cfl.engines.probe import Measured, probe
 from cfl.engines.trials import Trials
-from cfl.engines.updates import plain_sgd
 from cfl.federation.federation import Federation
-from cfl.methods.composition import Composition, Factors, Pulls
+from cfl.methods.composition import Composition
 from cfl.runtime import distributed
+from cfl.training.left_to_engine import step_at_once
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def choose_engine(
         precision: the Trainer's.
         objective: what a client minimises.
         optimizer_of: the clients' optimizer for a cohort's parameters.
-        watched: see :func:`step_at_once`.
+        watched: see :func:`cfl.training.left_to_engine.step_at_once`.
         resumed: what a checkpoint says of its run's choice.
         blocks: whether local steps are taken several in one go.
     """
@@ -97,7 +96,7 @@ def choose_engine(
     return Chosen(distributed.from_first(measured[0].choice), measured)
 
 
-def chosen_engine(
+def settle_engine(
     chosen: Chosen,
     options: EngineOptions,
     federation: Federation,
@@ -113,39 +112,3 @@ def chosen_engine(
     return build_engine(
         choice, federation.network, input_shape, options, schedule.batch_size, by_hand=objective.of_logits
     )
-
-
-def gradients_are_watched(trainer: Trainer) -> bool:
-    """Whether clipping or a callback wants to see the gradients of local steps."""
-    settings: Any = trainer
-    looks = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
-    return bool(settings.gradient_clip_val) or any(
-        is_overridden(hook, callback) for callback in settings.callbacks for hook in looks
-    )
-
-
-def step_at_once(
-    optimizer: Optimizer, methods: Composition, engine: Engine | None, watched: Callable[[], bool]
-) -> tuple[float, float] | None:
-    """Learning rate and weight decay, if an engine may take the optimizer's step without leaving gradients.
-
-    That is so for plain SGD whose weight decay leaves something of the weights, unless a method or somebody else wants
-    to see the gradients.
-
-    Args:
-        optimizer: the clients'.
-        methods: the methods of the run.
-        engine: what computes the steps; None while one is being chosen.
-        watched: whether somebody else wants to see gradients.
-    """
-    pulls, factors = left_to_engine(methods, engine)
-    if (methods.changing_gradients() and not (pulls or factors)) or watched():
-        return None
-    plain = plain_sgd(optimizer)
-    return None if plain is not None and plain[0] * plain[1] >= 1 else plain
-
-
-def left_to_engine(methods: Composition, engine: Engine | None) -> tuple[Pulls, Factors]:
-    """What an engine does itself of a method, see :meth:`cfl.methods.composition.Composition.left_to_engine`; nothing
-    while one is being chosen."""
-    return methods.left_to_engine(engine is not None and engine.multiplies, engine is not None and engine.pulls)

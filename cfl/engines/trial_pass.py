@@ -1,0 +1,68 @@
+"""What one forward pass tells of a network: the sizes of its layers, and whether it draws random numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.runtime.errors import ConfigError
+
+
+@torch.no_grad()
+def draws_random_numbers(network: nn.Module, input_shape: tuple[int, int, int]) -> bool:
+    """Whether a training pass advances torch's random stream, counted dropout aside.
+
+    Raises:
+        ConfigError: if the network cannot take the data's images at all.
+    """
+    trial = copy.deepcopy(network)
+    some = next(trial.parameters())
+    try:
+        masks = DropoutMasks(trial, input_shape).draw(
+            torch.zeros(1, dtype=torch.int64, device=some.device), 2, some.dtype
+        )
+        with torch.random.fork_rng(devices=[]), dropout_masks(trial, {n: m[0] for n, m in masks.items()}):
+            before = torch.get_rng_state()
+            trial(torch.zeros(2, *input_shape, dtype=some.dtype, device=some.device))
+            return not torch.equal(before, torch.get_rng_state())
+    except Exception as error:  # whatever a user's forward pass may raise
+        what = f"{type(network).__name__} on images {list(input_shape)}: {type(error).__name__}: {error}"
+        raise ConfigError("model.network", what, "a network that takes the data's images") from error
+
+
+def patch_bytes(network: nn.Module, input_shape: tuple[int, int, int]) -> int:
+    """Bytes of the patches of one sample that a step with the batch last in memory holds at a time.
+
+    Those of all convolutions, and once more the largest of those that have weights before them, for their gradient.
+    """
+    size = next(network.parameters()).element_size()
+    found = [
+        weight[0].numel() * places * size
+        for kind, weight, places in weighted_layers(network, input_shape)
+        if kind is nn.Conv2d
+    ]
+    return sum(found) + max(found[1:], default=0)
+
+
+@torch.no_grad()
+def weighted_layers(
+    network: nn.Module, input_shape: tuple[int, int, int]
+) -> list[tuple[type[nn.Linear | nn.Conv2d], Tensor, int]]:
+    """Linear and convolutional layers in the order of their use: kind, weight, places of a sample that it works on."""
+    found: list[tuple[type[nn.Linear | nn.Conv2d], Tensor, int]] = []
+
+    def note(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        kind = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Linear
+        found.append((kind, module.weight, output[0].numel() // len(module.weight)))
+
+    trial = copy.deepcopy(network).eval()
+    for module in trial.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(note)
+    some = next(trial.parameters())
+    trial(torch.zeros(1, *input_shape, dtype=some.dtype, device=some.device))
+    return found

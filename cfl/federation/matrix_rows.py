@@ -1,0 +1,57 @@
+"""Which rows of a run's matrices an evaluation fills, which are whole, and the figures of the last whole one."""
+
+from __future__ import annotations
+
+import math
+
+from cfl.federation.federation import Federation
+from cfl.metrics.task_matrix import TaskMatrix
+from cfl.metrics.transfer import average_accuracy
+
+
+def due(federation: Federation, everyone: bool) -> dict[int | None, int]:
+    """Clients to evaluate, and the matrix row that each fills: the row of the client's current task.
+
+    Args:
+        everyone: all clients; otherwise, if clients have their own clocks, only those whose task has just ended.
+
+    Returns:
+        Client -> row; or None -> row if there is one matrix for all clients.
+    """
+    if not federation.measures_clients:
+        return {None: federation.last_task}
+    last = max(federation.round - 1, 0)
+    clients = list(range(federation.data.num_clients))
+    if federation.schedule.client_clocks:
+        clients = federation.members(0) if everyone else federation.schedule.due(federation.schedule.round(last))
+    return {client: federation.schedule.task_at(last, client) for client in clients}
+
+
+def last_whole(federation: Federation) -> int | None:
+    """The last task after which all clients have been evaluated, or None. Clients with their own clocks finish a
+    task in different rounds."""
+    evaluated = ~federation.measured.compute().isnan().all(-1)
+    if federation.schedule.client_clocks:
+        evaluated = evaluated[federation.members(0)].all(0)
+    elif federation.measures_clients:
+        evaluated = evaluated.any(0)
+    return max(evaluated.nonzero().flatten().tolist(), default=None)
+
+
+def figures(federation: Federation, matrix: TaskMatrix) -> dict[str, float | None]:
+    """ACC, FGT and the other figures of one of the federation's matrices after :func:`last_whole`; see
+    :meth:`cfl.metrics.task_matrix.TaskMatrix.summary`."""
+    row = last_whole(federation)
+    return dict.fromkeys(federation.measure.formulas) if row is None else matrix.summary(after=row)
+
+
+def means(federation: Federation) -> list[float]:
+    """Mean of the measure after each task, such as ACC, up to :func:`last_whole`, NaN where not evaluated.
+
+    With a matrix per client it is the mean over the clients for which the figure is defined. If some clients do not
+    hold every task, this differs from the figure of the mean matrix.
+    """
+    matrix, row = federation.measured.compute(), last_whole(federation)
+    known = range(0 if row is None else row + 1)
+    means = [average_accuracy(matrix, after=t).nanmean().item() for t in known]
+    return means + [math.nan] * (federation.data.num_tasks - len(means))
