@@ -17,27 +17,17 @@ from cfl.engines.right_factors import RightFactor, removing
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import BoundaryFinder, moves_model_after_round
-from cfl.methods.components.capacity import check_capacity, room_for
+from cfl.methods.components.basis_growth import BasisGrowth
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
-from cfl.methods.components.importance import accumulated_importance
-from cfl.methods.components.layer_inputs.covariance_message import CovarianceMessage
+from cfl.methods.components.layer_inputs.choose_message import choose_message
 from cfl.methods.components.layer_inputs.extraction import SubspaceExtraction
-from cfl.methods.components.layer_inputs.gpse_message import GpseMessage
-from cfl.methods.components.layer_inputs.sketch_message import SketchMessage
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
 from cfl.methods.components.newest_two import NewestTwo
-from cfl.methods.components.subspace import (
-    RankRule,
-    choose_rank,
-    grow_basis,
-    project,
-    project_with_bias,
-    used_share,
-)
+from cfl.methods.components.subspace import RankRule, project, project_with_bias, used_share
 from cfl.methods.context import Context
 from cfl.privacy.release import Noise
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
+from cfl.runtime.option_checks import check_choices, check_integers
 
 
 class FOT(Method):
@@ -154,68 +144,31 @@ class FOT(Method):
         freeze_first_layer: bool = False,
         mechanism: GaussianMechanism | None = None,
     ) -> None:
-        check_numbers(self.key, "(0, 1]", threshold=threshold)
-        check_numbers(self.key, "[0, 1)", threshold_increment=threshold_increment)
-        check_choices(self.key, ("sketch", "covariance"), message=message)
-        if message == "covariance":
-            for option, value, without in (
-                ("sketch_size", sketch_size, None),
-                ("sketch_sharing", sketch_sharing, 1),
-                ("residual_share", residual_share, "energy"),
-            ):
-                if value != without:
-                    raise ConfigError(
-                        f"{self.key}.{option}",
-                        value,
-                        f"{without} with message=covariance, where there are no sketches",
-                    )
-        elif importance_scale is not None:
+        key = self.key
+        self._growth = BasisGrowth(
+            threshold, threshold_increment, rank_rule, minimum_rank, capacity, importance_scale, key
+        )
+        self._message = choose_message(key, message, sketch_size, sketch_sharing, residual_share, mechanism)
+        if message == "sketch" and importance_scale is not None:
             valid = "null with message=sketch: the importance of old directions follows from message=covariance"
-            raise ConfigError(f"{self.key}.importance_scale", importance_scale, valid)
-        if importance_scale is not None:
-            check_numbers(self.key, "[0, inf)", importance_scale=importance_scale)
-        check_capacity(f"{self.key}.capacity", capacity)
-        multiple = 5.0 if sketch_size is None else sketch_size
-        sizes = multiple if isinstance(multiple, dict) else {"conv": multiple, "linear": multiple}
-        if set(sizes) != {"conv", "linear"} or not all(0 < size <= 1000 for size in sizes.values()):
-            valid = "a number in (0, 1000], or {conv: number, linear: number}"
-            raise ConfigError(f"{self.key}.sketch_size", sketch_size, valid)
-        check_choices(self.key, ("code", "gpm"), rank_rule=rank_rule)
-        check_choices(self.key, ("energy", "client_mean"), residual_share=residual_share)
-        check_choices(self.key, ("global", "local"), gpse_model=gpse_model)
-        check_choices(self.key, ("sampled", "all"), gpse_clients=gpse_clients)
-        check_choices(self.key, (0, 1), minimum_rank=minimum_rank)
-        check_integers(self.key, 1, gpse_batch_size=gpse_batch_size, sketch_sharing=sketch_sharing)
-        if gpse_dropout == "shared" and sketch_sharing == 1:
-            instead = "true or false, or methods.fot.sketch_sharing of at least 2: it says who shares masks"
-            raise ConfigError(f"{self.key}.gpse_dropout", gpse_dropout, instead)
+            raise ConfigError(f"{key}.importance_scale", importance_scale, valid)
+        check_choices(key, ("global", "local"), gpse_model=gpse_model)
+        check_choices(key, ("sampled", "all"), gpse_clients=gpse_clients)
+        check_integers(key, 1, gpse_batch_size=gpse_batch_size)
         if gpse_model == "local" and gpse_clients == "all":
-            raise ConfigError(
-                f"{self.key}.gpse_clients", gpse_clients, "sampled: with gpse_model=local only they have a local model"
-            )
-        self.threshold = threshold
-        self.threshold_increment = threshold_increment
-        self.message = message
-        self.sketch_size = sketch_size
-        self._multiples = sizes
-        self.rank_rule = rank_rule
-        self.minimum_rank = minimum_rank
-        self.project_clients = project_clients
+            valid = "sampled: with gpse_model=local only they have a local model"
+            raise ConfigError(f"{key}.gpse_clients", gpse_clients, valid)
+        if gpse_dropout == "shared" and sketch_sharing == 1:
+            valid = f"true or false, or {key}.sketch_sharing of at least 2: it says who shares masks"
+            raise ConfigError(f"{key}.gpse_dropout", gpse_dropout, valid)
+        self.message, self.capacity, self.mechanism = message, capacity, mechanism
+        self.gpse_model, self.gpse_batch_size, self.gpse_dropout = gpse_model, gpse_batch_size, gpse_dropout
+        self.gpse_clients: Literal["sampled", "all"] = gpse_clients
+        self._mask_sharing = sketch_sharing if gpse_dropout == "shared" else 1
+        self.last_extraction, self.layers = last_extraction, layers
+        self.protect_bias, self.freeze_first_layer = protect_bias, freeze_first_layer
         if project_clients:
             self.right_factors = self._right_factors
-        self.capacity = capacity
-        self.importance_scale = importance_scale
-        self.last_extraction = last_extraction
-        self.residual_share = residual_share
-        self.layers = layers
-        self.gpse_model = gpse_model
-        self.gpse_clients: Literal["sampled", "all"] = gpse_clients
-        self.gpse_batch_size = gpse_batch_size
-        self.gpse_dropout = gpse_dropout
-        self.sketch_sharing = sketch_sharing
-        self.protect_bias = protect_bias
-        self.freeze_first_layer = freeze_first_layer
-        self.mechanism = mechanism
         self._frozen: set[str] = set()
         self.bases: dict[str, Tensor] = {}
         self.importance: dict[str, Tensor] = {}
@@ -266,11 +219,6 @@ class FOT(Method):
                 raise ConfigError(f"{self.key}.layers", name, "layers whose weights are not kept local by a method")
         self._protected = chosen
         self._with_bias = {n: self.protect_bias and m.bias is not None for n, m in chosen.items()}
-        self._message: GpseMessage = (
-            CovarianceMessage(context.seed, self.mechanism)
-            if self.message == "covariance"
-            else SketchMessage(context.seed, self._multiples, self.sketch_sharing, self.residual_share, self.mechanism)
-        )
         self._extraction = SubspaceExtraction(
             context,
             chosen,
@@ -278,7 +226,7 @@ class FOT(Method):
             self._message,
             self.gpse_batch_size,
             bool(self.gpse_dropout),
-            self.sketch_sharing if self.gpse_dropout == "shared" else 1,
+            self._mask_sharing,
         )
         self._dims = self._extraction.dims
         self._remembered = NewestTwo(context, "fot")
@@ -445,35 +393,29 @@ class FOT(Method):
         self, sums: Mapping[str, Tensor], task: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Any]]]:
         """The grown bases, their directions' importance, and rows of the method's table without the seconds."""
-        threshold = min(1.0, self.threshold + task * self.threshold_increment)
         # Extractions to come, this one included. Only capacity: {total} uses it, which found boundaries refuse.
         left = 1 if self._finder else self.context.num_tasks - 1 - task + self.last_extraction
         rows, bases, importances = [], dict(self.bases), dict(self.importance)
         for name, d in self._dims.items():
             basis, importance = self._protection(name, sums[name].device)
             seen = self._message.spectrum(sums, name, d, basis)
-            size = 0 if basis is None else basis.shape[1]
-            room = room_for(self.capacity, d, size, left)
-            rank = choose_rank(seen.values, seen.rho, threshold, self.rank_rule, self.minimum_rank, room)
-            bases[name] = grow_basis(basis, seen.directions[:, :rank].to(sums[name].device))
-            new_size = bases[name].shape[1]
+            bases[name], weights = self._growth.grown(basis, importance, seen, task, left)
+            size = bases[name].shape[1]
             row = {
                 "task": task,
                 "layer": name,
                 "input_dim": d,
-                "basis_size": new_size,
-                "added": new_size - size,
+                "basis_size": size,
+                "added": size - (0 if basis is None else basis.shape[1]),
                 "used_space": 100 * used_share(bases[name], d),
                 "residual_share": seen.rho,
-                "threshold": threshold,
+                "threshold": self._growth.threshold_of(task),
                 "sketch_bytes": seen.message_bytes,
                 "basis_bytes": payload_bytes({name: bases[name]}),
             }
-            if self.importance_scale is not None and seen.moments is not None:
-                importances[name] = accumulated_importance(
-                    importance, bases[name], size, seen.moments, seen.values, self.importance_scale
-                )
-                row["importance"] = float(importances[name].sum()) / max(1, new_size)
+            if weights is not None:
+                importances[name] = weights
+                row["importance"] = float(weights.sum()) / max(1, size)
             rows.append(row)
         return bases, importances, rows
 

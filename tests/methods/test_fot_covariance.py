@@ -126,7 +126,7 @@ def test_float32_moments_keep_small_residuals(share: float) -> None:
     directions, moments = some_moments(energies * 1e4)
     basis = torch.from_numpy(directions[:, :old]).float()
     sums = {"layer": pack(torch.from_numpy(moments)).float()}
-    seen = CovarianceMessage(0, None).spectrum(sums, "layer", d, basis)
+    seen = CovarianceMessage(None).spectrum(sums, "layer", d, basis)
     assert seen.rho == pytest.approx(math.sqrt(share), rel=0.05)
     for threshold in (1 - share / 2, 1 - share / 10):
         exact = np.cumsum(energies[old:]) + energies[:old].sum()
@@ -140,7 +140,7 @@ def test_inputs_inside_the_basis_leave_nothing_behind() -> None:
     directions, moments = some_moments(np.concatenate([np.geomspace(1, 1e-3, old), np.zeros(d - old)]) * 1e4)
     basis = torch.from_numpy(directions[:, :old]).float()
     sums = {"layer": pack(torch.from_numpy(moments)).float()}
-    seen = CovarianceMessage(0, None).spectrum(sums, "layer", d, basis)
+    seen = CovarianceMessage(None).spectrum(sums, "layer", d, basis)
     assert choose_rank(seen.values, seen.rho, 1.0, "code", 1, d - old) == 0
 
 
@@ -206,7 +206,7 @@ def test_only_directions_that_stand_out_of_the_noise_count(signal: float) -> Non
     largest = float(torch.linalg.eigvalsh(moments).max())
     assert edge * 0.85 < largest < edge * 1.01
     message = pack(moments + signal * edge * torch.outer(direction, direction))
-    seen = CovarianceMessage(0, mechanism).spectrum({"layer": message}, "layer", d, None)
+    seen = CovarianceMessage(mechanism).spectrum({"layer": message}, "layer", d, None)
     assert int((seen.values > 0).sum()) == (1 if signal > 1 else 0)
     if signal > 1:
         assert float((seen.directions[:, 0] @ direction).square()) > 0.9

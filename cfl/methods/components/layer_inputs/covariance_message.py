@@ -14,7 +14,6 @@ from cfl.methods.components.layer_inputs.gpse_message import LayerOfClient
 from cfl.methods.components.layer_inputs.packed import pack, unpack
 from cfl.methods.components.layer_inputs.spectrum import Spectrum
 from cfl.methods.components.subspace import residual_share
-from cfl.randomness.generators import torch_generator
 
 # Float32 rounding of a sum of second moments: errors of its eigenvalues, relative to its Frobenius norm.
 _ROUNDING = 2**-24
@@ -38,15 +37,14 @@ class CovarianceMessage:
     noise, and take the room of later tasks.
 
     Args:
-        seed: of the experiment.
         mechanism: noise on the moments, or None.
     """
 
     needs_bases = False
     without_noise = ""
 
-    def __init__(self, seed: int, mechanism: GaussianMechanism | None) -> None:
-        self.seed, self.mechanism = seed, mechanism
+    def __init__(self, mechanism: GaussianMechanism | None) -> None:
+        self.mechanism = mechanism
 
     def collector(self, layer: nn.Module, of: LayerOfClient) -> InputCovariance:
         """Second moments to which the layer's inputs are added."""
@@ -56,8 +54,7 @@ class CovarianceMessage:
         """The packed moments ``[1, d (d + 1) / 2]`` under the layer's name."""
         packed = pack(collector.lower())
         if self.mechanism is not None:
-            noise = torch_generator(self.seed, "covariance noise", of.moment, of.client, of.number)
-            packed = self.mechanism.privatise(packed, noise, of.clients)
+            packed = self.mechanism.privatise(packed, of.generator("covariance noise"), of.clients)
         return {of.name: packed[None]}
 
     def spectrum(self, sums: Mapping[str, Tensor], name: str, d: int, basis: Tensor | None) -> Spectrum:

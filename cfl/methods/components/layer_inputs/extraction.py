@@ -129,6 +129,7 @@ class SubspaceExtraction:
                 with_bias=self._with_bias[name],
                 positions=self._positions[name],
                 basis=bases.get(name),
+                seed=context.seed,
                 moment=moment,
                 client=client,
                 samples=samples,

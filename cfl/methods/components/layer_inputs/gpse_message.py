@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from cfl.methods.components.layer_inputs.spectrum import Spectrum
+from cfl.randomness.generators import torch_generator
 
 
 class LayerOfClient(NamedTuple):
@@ -20,6 +22,7 @@ class LayerOfClient(NamedTuple):
         with_bias: whether a 1 is appended to its inputs.
         positions: input vectors per sample.
         basis: ``[d, k]`` of earlier tasks, or None.
+        seed: of the experiment.
         moment: keys random draws: the task, or the round where boundaries are found.
         client: the sender.
         samples: number of the client's samples.
@@ -33,11 +36,16 @@ class LayerOfClient(NamedTuple):
     with_bias: bool
     positions: int
     basis: Tensor | None
+    seed: int
     moment: int
     client: int
     samples: int
     position: int
     clients: int
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Of random draws that are the client's and the layer's own."""
+        return torch_generator(self.seed, purpose, self.moment, self.client, self.number)
 
 
 class Collector(Protocol):

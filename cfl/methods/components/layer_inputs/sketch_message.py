@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +16,27 @@ from cfl.methods.components.layer_inputs.spectrum import Spectrum
 from cfl.methods.components.layer_inputs.workers_in_step import stream_of
 from cfl.methods.components.subspace import principal_directions, project, residual_share
 from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers
+
+ResidualShare = Literal["energy", "client_mean"]
 
 
 class SketchMessage:
     """``A_i = (X_i - O O^T X_i) G_i`` (eq 8, 9) as ``[d, s]`` float32, and two float64 scalars.
 
     Args:
-        seed: of the experiment.
-        multiples: ``conv`` and ``linear`` -> columns s of a sketch as a multiple of the layer's input dimension d.
-        sharing: worker processes, at least 1, of which those with equally many clients draw the same Gaussian numbers
-            (:func:`cfl.methods.components.layer_inputs.workers_in_step.stream_of`).
-        scalars: ``energy``: summed squares of the inputs and of their part outside the basis; ``client_mean``: number
-            of samples, and that number times the client's own share outside.
+        key: of the method's options, for errors.
+        sketch_size: columns s of a sketch as a multiple of the layer's input dimension d, in (0, 1000]; or one multiple
+            each for the kinds ``conv`` and ``linear``; None: 5.
+        sketch_sharing: worker processes, at least 1, of which those with equally many clients draw the same Gaussian
+            numbers (:func:`cfl.methods.components.layer_inputs.workers_in_step.stream_of`).
+        residual_share: decides the scalars. ``energy``: summed squares of the inputs and of their part outside the
+            basis; ``client_mean``: number of samples, and that number times the client's own share outside.
         mechanism: noise on the sketches, or None.
+
+    Raises:
+        ConfigError: for other values.
     """
 
     needs_bases = True
@@ -36,14 +44,21 @@ class SketchMessage:
 
     def __init__(
         self,
-        seed: int,
-        multiples: Mapping[str, float],
-        sharing: int,
-        scalars: Literal["energy", "client_mean"],
+        key: str,
+        sketch_size: float | Mapping[str, float] | None,
+        sketch_sharing: int,
+        residual_share: ResidualShare,
         mechanism: GaussianMechanism | None,
     ) -> None:
-        self.seed, self.multiples, self.sharing = seed, multiples, sharing
-        self.scalars, self.mechanism = scalars, mechanism
+        size = 5.0 if sketch_size is None else sketch_size
+        multiples = size if isinstance(size, Mapping) else {"conv": size, "linear": size}
+        if set(multiples) != {"conv", "linear"} or not all(0 < multiple <= 1000 for multiple in multiples.values()):
+            valid = "a number in (0, 1000], or {conv: number, linear: number}"
+            raise ConfigError(f"{key}.sketch_size", sketch_size, valid)
+        check_integers(key, 1, sketch_sharing=sketch_sharing)
+        check_choices(key, get_args(ResidualShare), residual_share=residual_share)
+        self.multiples, self.sharing = multiples, sketch_sharing
+        self.scalars, self.mechanism = residual_share, mechanism
 
     def collector(self, layer: nn.Module, of: LayerOfClient) -> LayerSketch:
         """A sketch to which the layer's inputs are added."""
@@ -56,8 +71,7 @@ class SketchMessage:
         """The sketch ``[1, d, s]`` under the layer's name and the scalars ``[1, 2]`` under ``<name> energies``."""
         a, *both = collector.finish()
         if self.mechanism is not None:
-            noise = torch_generator(self.seed, "sketch noise", of.moment, of.client, of.number)
-            a = self.mechanism.privatise(a, noise, of.clients)
+            a = self.mechanism.privatise(a, of.generator("sketch noise"), of.clients)
         energies = torch.stack(both)
         if self.scalars == "client_mean":
             energies = energies.new_tensor([of.samples, of.samples * residual_share(energies[0], energies[1])])
@@ -78,6 +92,6 @@ class SketchMessage:
     def _generator(self, of: LayerOfClient) -> torch.Generator:
         """The generator of a client's Gaussian numbers for a layer."""
         if self.sharing == 1:
-            return torch_generator(self.seed, "sketch", of.moment, of.client, of.number)
+            return of.generator("sketch")
         stream = stream_of(of.position, of.clients, self.sharing)
-        return torch_generator(self.seed, "shared sketch", of.moment, stream, of.number)
+        return torch_generator(of.seed, "shared sketch", of.moment, stream, of.number)
