@@ -140,7 +140,8 @@ class Run:
 
         Args:
             images: ``[N, C, H, W]``: uint8 as the data set stores them, which are normalised; or floating-point
-                network input. Changes that tasks make to images, such as a permutation, are not made.
+                network input. Changes that tasks make to images, such as a permutation, are not made. Or rows of
+                numbers ``[N, D]`` as ``Features`` and ``CsvTable`` hold them, which are standardised.
             client: as for :meth:`model_for`.
             task: the task of the images, from 0, where models or the outputs to choose among differ by task.
 
@@ -151,6 +152,12 @@ class Run:
         """
         data = self._classifier.federation.data
         images = torch.as_tensor(images)
+        if images.ndim == 2 and data.input_shape[:2] == (1, 1):
+            try:
+                rows = self._classifier.source(client, task).images_of_array(images.numpy(), data.root)
+            except ValueError as error:
+                raise ConfigError("images", list(images.shape), f"rows as in the run's data set ({error})") from error
+            images = self._classifier.network_input(rows, client, task)
         if images.ndim != 4 or tuple(images.shape[1:]) != tuple(data.input_shape):
             raise ConfigError("images", list(images.shape), f"shape [N, {', '.join(map(str, data.input_shape))}]")
         if not images.is_floating_point():

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "group": (("--buffer", "3"), ("buffer = '3'", "its options, as those that begin with --buffer. in --help")),
     "class of another kind by its path": (
         ("--data.partition", "cfl.data.streams.Permuted"),
-        ("data.partition = 'cfl.data.streams.Permuted'", "valid: one of ClassesPerClient, Dirichlet"),
+        ("data.partition = 'cfl.data.streams.Permuted'", "valid: one of ClassesPerClient, Dirichlet", "is no subclass"),
     ),
     "methods without names": (("--methods", "fot"), ("methods = 'fot'", "--methods.fot FOT")),
     "option of no group": (("--unknown", "3"), ("unknown is no option", "data", "schedule", "trainer")),
@@ -158,6 +158,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "seconds below zero": (("--progress.plain_seconds", "-1"), ("progress.plain_seconds = -1.0", "at least 0")),
     "half precision": (("--trainer.precision", "16-mixed"), ("trainer.precision = '16-mixed'", "bf16-mixed")),
     "no such device": (("--trainer.accelerator", "tpu"), ("trainer = ", "Lightning's Trainer accepts")),
+    "no GPU": (("--trainer.accelerator", "gpu"), ("trainer.accelerator = 'gpu'", "auto or cpu")),
     "zero rounds": (("--schedule.rounds_per_task", "0"), ("schedule.rounds_per_task = 0", "at least 1 round")),
     "a zero among the rounds": (
         ("--schedule.rounds_per_task", "[2, 0]"),
@@ -319,6 +320,7 @@ YAML = {
         "buffer: 3",
         "buffer = 3 cannot work; valid: its options, as those that begin with --buffer.",
     ),
+    "methods without names": ("methods: fot", "methods = 'fot' cannot work; valid: names with classes, e.g. --m"),
     "nothing for a group": ("buffer:", "buffer = None cannot work; valid: its options"),
     "class of another kind by its path": (
         "data: {partition: {class_path: cfl.data.streams.Permuted}}",
@@ -496,6 +498,13 @@ def test_a_missing_file_is_looked_for_where_it_may_be(
     stream = {"class_path": "Permuted", "init_args": of_stream}
     assert tiny_cli.fit(tmp_path, "--data.stream", json.dumps(stream)) == 2
     assert ("data.root" in capsys.readouterr().err) is not path.startswith("/")
+
+
+def test_a_folder_to_count_classes_in_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = {"class_path": "ImageFolder", "init_args": {"path": "n", "shape": [1, 4, 4]}}
+    stream = {"class_path": "Permuted", "init_args": {"source": source, "num_tasks": 2}}
+    assert tiny_cli.fit(tmp_path, "--data.stream", json.dumps(stream)) == 2
+    assert "data.stream.source.path = 'n' cannot work; valid: a folder, or" in capsys.readouterr().err
 
 
 def test_a_checkpoint_whose_name_no_file_can_have_is_named() -> None:

@@ -20,6 +20,7 @@ from cfl.data.sources import Features, Synthetic
 from cfl.export.prediction import ImageClassifier
 from cfl.methods import FedWeIT
 from cfl.models import MLP
+from cfl.runtime.errors import ConfigError
 
 CLASSES = ("ant", "bee", "cat", "dog")
 COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200), (180, 180, 40))
@@ -118,6 +119,9 @@ def test_probabilities_by_hand(run: Path, pets: Path, tmp_path: Path, capsys: py
         ("flat.npy", np.zeros((2, 5, 4, 3), np.uint8), "flat.npy cannot be used: it is uint8 [2, 5, 4, 3], not uint8"),
         ("none.npy", np.zeros((0, 4, 4, 3), np.uint8), "none.npy cannot be used: it holds no image"),
         ("float.npy", np.zeros((2, 4, 4, 3), np.float32), "float.npy cannot be used: it is float32"),
+        ("no.npy", None, "no.npy: there is no such file"),
+        ("no.csv", None, "no.csv: there is no such file"),
+        ("objects.npy", np.array([None]), "objects.npy cannot be used: it is, or holds, a pickle, which is not read"),
         ("cut.npz", b"PK", "cut.npz cannot be used: it is no .npz archive"),
     ],
 )
@@ -228,12 +232,16 @@ def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
     )
     assert predict("--ckpt_path", str(folder), str(file), "--out", str(tmp_path / "p.csv")) == 0
     rows = table(tmp_path / "p.csv")
+    assert [row["row"] for row in rows[:2]] == [f"{file}[0]", f"{file}[1]"]
     _, test = Features(str(file)).load(Path())
     assert [row["class"] for row in rows] == [f"kind {k}" for k in run.predict(test.images).tolist()]
     assert run.acc is not None
     assert run.acc >= 50
 
     held = np.load(file)
+    assert torch.equal(run.predict(held["test_features"]), run.predict(test.images))  # rows as stored, standardised
+    with pytest.raises(ConfigError, match=r"images = \[2, 5\] .* rows as in the run's data set .*\[N, 6\]"):
+        run.predict(np.zeros((2, 5), np.float32))
     np.save(tmp_path / "new.npy", held["test_features"])
     file.unlink()
     without = tmp_path / "w.csv"
