@@ -133,7 +133,7 @@ class Run:
         return self._classifier.model_for(Choice(client, task))
 
     def predict(self, images: Any, client: int | None = None, task: int | None = None) -> Tensor:
-        """``[N]`` int64: the output with the highest score for each image.
+        """``[N]`` int64: the output with the highest score for each image; ``[N, D]`` of a run that predicts numbers.
 
         The choice is among the outputs that the run's tests choose among: in task-incremental runs, those of ``task``.
         A class-incremental run's outputs are the stream's classes, task after task.
@@ -148,7 +148,7 @@ class Run:
         Raises:
             RunFolderError: as for :attr:`model`.
             ConfigError: images of another shape or type, a task that is missing or that there is none of, a run that
-                estimates a density, or as for :attr:`model`.
+                estimates a density or finds boxes, or as for :attr:`model`.
         """
         data = self._classifier.federation.data
         images = torch.as_tensor(images)
@@ -165,7 +165,8 @@ class Run:
                 valid = "torch.uint8 as stored, or floating-point network input"
                 raise ConfigError("images", str(images.dtype), valid)
             images = self._classifier.network_input(images, client, task)
-        return self._classifier.scores(images.to(torch.float32), client, task).argmax(1)
+        scores = self._classifier.scores(images.to(torch.float32), client, task)
+        return scores.argmax(1) if self._measure.targets == "classes" else scores
 
     @cached_property
     def _classifier(self) -> ImageClassifier:

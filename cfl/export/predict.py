@@ -43,8 +43,9 @@ class Prediction(NamedTuple):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cfl predict",
-        description="Classify images or rows of numbers by a run's model, or find boxes in images. They are read as "
-        "the run's data set reads its own: size, channels, normalisation.",
+        description="Classify images or rows of numbers by a run's model, predict numbers of them, or find boxes in "
+        "images, as the run was trained to. They are read as its data set reads its own: size, channels, "
+        "normalisation.",
         epilog="Any other option is one of the configuration, as for cfl validate: --data.root, --config. "
         + ABOUT_ALLOW,
         allow_abbrev=False,
@@ -100,9 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if classifier.federation.measure.predicts == "boxes":
             source = classifier.source(choice.client, choice.task)
             table, text = _of_boxes(list(boxes_found(classifier, options.files, source, choice, options.top)))
+        elif classifier.federation.measure.targets == "numbers":
+            if options.top is not None:
+                raise ConfigError("--top", options.top, "unset: this run predicts numbers")
+            table, text = _of_numbers(classifier, options.files, choice)
         else:
             found = list(predictions(classifier, options.files, choice, options.top or 1))
-            sample = "row" if classifier.source(choice.client, choice.task).holds_rows else "image"
+            sample = _sample(classifier, choice)
             what = "probability" if classifier.gives_probabilities else "score"
             table, text = _table(found, sample, what), _csv(found, sample, what)
         if options.out is not None:
@@ -135,17 +140,25 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
         ConfigError: client or task cannot be, or are needed.
         cfl.runtime.errors.DataFilesMissing: naming a file that cannot be used.
     """
-    data = classifier.federation.data
-    owner, task = choice.client, choice.task
-    classifier.prepared(owner, task)  # refuses what it refuses before images are read
-    source = classifier.source(choice.client, choice.task)
-    names = output_names(classifier.federation, owner, task)
-    for files, stored in _batches(read_images(places, source, data.root)):
-        scores = classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
+    names = output_names(classifier.federation, choice.client, choice.task)
+    for files, scores in _scores(classifier, places, choice):
         values = scores.softmax(1) if classifier.gives_probabilities else scores
         best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
         for file, of_image, row, allowed in zip(files, best.tolist(), values, scores.isfinite(), strict=True):
             yield Prediction(file, [(names[k], float(row[k])) for k in of_image if allowed[k]])
+
+
+def _scores(classifier: ImageClassifier, places: Sequence[Path], choice: Choice) -> Iterator[tuple[list[str], Tensor]]:
+    """Names of samples and their scores ``[n, O]``, float64, a file at a time."""
+    owner, task = choice.client, choice.task
+    classifier.prepared(owner, task)  # refuses what it refuses before files are read
+    source = classifier.source(owner, task)
+    for files, stored in _batches(read_images(places, source, classifier.federation.data.root)):
+        yield files, classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
+
+
+def _sample(classifier: ImageClassifier, choice: Choice) -> str:
+    return "row" if classifier.source(choice.client, choice.task).holds_rows else "image"
 
 
 def _batches(read: Iterator[tuple[list[str], Tensor]]) -> Iterator[tuple[list[str], Tensor]]:
@@ -193,6 +206,18 @@ def _table(found: Sequence[Prediction], sample: str, what: str) -> TextTable:
         headings += [f"class {number}", what]
     rows = [[one.place, *(text for name, value in one.best for text in (name, f"{value:.4f}"))] for one in found]
     return TextTable(headings, rows, "l" + "lr" * _columns(found))
+
+
+def _of_numbers(classifier: ImageClassifier, places: Sequence[Path], choice: Choice) -> tuple[TextTable, str]:
+    found = [
+        (file, row)
+        for files, scores in _scores(classifier, places, choice)
+        for file, row in zip(files, scores.tolist(), strict=True)
+    ]
+    names = classifier.source(choice.client, choice.task).names(classifier.federation.data.root)
+    headings = [_sample(classifier, choice), *names]
+    rows = [[file, *(f"{number:.6g}" for number in row)] for file, row in found]
+    return TextTable(headings, rows, "l" + "r" * len(names)), csv_text(headings, [[file, *row] for file, row in found])
 
 
 def _of_boxes(found: Sequence[Box]) -> tuple[TextTable, str]:

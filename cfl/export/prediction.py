@@ -49,8 +49,8 @@ class ImageClassifier:
             task: of the images, from 0; with a client, of the client's own.
 
         Raises:
-            ConfigError: a task that is missing or that there is none of, a run that does not classify, or as for
-                :meth:`model_for`.
+            ConfigError: a task that is missing or that there is none of, a run that neither classifies nor predicts
+                numbers, or as for :meth:`model_for`.
         """
         model, allowed = self.prepared(client, task)
         scores = torch.cat([model(part) for part in x.split(self.federation.data.eval_batch_size)])
@@ -64,8 +64,9 @@ class ImageClassifier:
         """
         data = self.federation.data
         measure = self.federation.measure
-        if measure.targets != "classes":
-            raise ConfigError("predict", data.stream.name, f"a run that classifies; this one measures {measure.words}")
+        if measure.targets not in ("classes", "numbers"):
+            valid = f"a run that classifies or predicts numbers; this one measures {measure.words}"
+            raise ConfigError("predict", data.stream.name, valid)
         self.check_task(client, task)
         allowed = data.outputs.test_after(last_task(self.federation))
         if allowed is not None and task is None and not allowed.eq(allowed[0]).all():
