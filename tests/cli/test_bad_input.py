@@ -55,7 +55,11 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "group": (("--buffer", "3"), ("buffer = '3'", "its options, as those that begin with --buffer. in --help")),
     "class of another kind by its path": (
         ("--data.partition", "cfl.data.streams.Permuted"),
-        ("data.partition = 'cfl.data.streams.Permuted'", "valid: one of ClassesPerClient, Dirichlet", "is no subclass"),
+        ("data.partition = 'cfl.data.streams.Permuted'", "valid: one of ClassesPerClient, Dirichlet"),
+    ),
+    "network of another kind": (
+        ("--model.network", "cfl.data.streams.Permuted"),
+        ("model.network = 'cfl.data.streams.Permuted'", "(cfl.data.streams.Permuted is no subclass of Network)"),
     ),
     "methods without names": (("--methods", "fot"), ("methods = 'fot'", "--methods.fot FOT")),
     "option of no group": (("--unknown", "3"), ("unknown is no option", "data", "schedule", "trainer")),
@@ -502,7 +506,7 @@ def test_a_missing_file_is_looked_for_where_it_may_be(
 
 def test_a_folder_to_count_classes_in_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = {"class_path": "ImageFolder", "init_args": {"path": "n", "shape": [1, 4, 4]}}
-    stream = {"class_path": "Permuted", "init_args": {"source": source, "num_tasks": 2}}
+    stream = {"class_path": "ClassSplit", "init_args": {"source": source, "num_tasks": 2}}
     assert tiny_cli.fit(tmp_path, "--data.stream", json.dumps(stream)) == 2
     assert "data.stream.source.path = 'n' cannot work; valid: a folder, or" in capsys.readouterr().err
 
