@@ -48,11 +48,11 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         ConfigError: ``--allow`` is given where it has no effect.
     """
     given, allowed = _without_allowed(arguments)
-    place = _value(given, _CHECKPOINT)
-    if place and place != "last" and isdir(place):
-        given.append(f"{_CHECKPOINT}={Path(place) / CHECKPOINT}")
+    named = _value(given, _CHECKPOINT)
+    if named and named != "last" and isdir(named):
+        given.append(f"{_CHECKPOINT}={Path(named) / CHECKPOINT}")
     configured = _is_configured(given)
-    if allowed and (configured or place is None):
+    if allowed and (configured or named is None):
         valid = "beside --ckpt_path only, and without --config: what is named so may name any class"
         raise ConfigError(ALLOW, " ".join(allowed), valid)
     if given[:1] and given[0] in _COMMANDS and not configured:
