@@ -133,24 +133,31 @@ class Run:
         return self._classifier.model_for(Choice(client, task))
 
     def predict(self, images: Any, client: int | None = None, task: int | None = None) -> Tensor:
-        """``[N]`` int64: the output with the highest score for each image.
+        """``[N]`` int64: the output with the highest score for each image; ``[N, D]`` of a run that predicts numbers.
 
         The choice is among the outputs that the run's tests choose among: in task-incremental runs, those of ``task``.
         A class-incremental run's outputs are the stream's classes, task after task.
 
         Args:
             images: ``[N, C, H, W]``: uint8 as the data set stores them, which are normalised; or floating-point
-                network input. Changes that tasks make to images, such as a permutation, are not made.
+                network input. Changes that tasks make to images, such as a permutation, are not made. Or rows of
+                numbers ``[N, D]`` as ``Features`` and ``CsvTable`` hold them, which are standardised.
             client: as for :meth:`model_for`.
             task: the task of the images, from 0, where models or the outputs to choose among differ by task.
 
         Raises:
             RunFolderError: as for :attr:`model`.
             ConfigError: images of another shape or type, a task that is missing or that there is none of, a run that
-                estimates a density, or as for :attr:`model`.
+                estimates a density or finds boxes, or as for :attr:`model`.
         """
         data = self._classifier.federation.data
         images = torch.as_tensor(images)
+        if images.ndim == 2 and data.input_shape[:2] == (1, 1):
+            try:
+                rows = self._classifier.source(client, task).images_of_array(images.numpy(), data.root)
+            except ValueError as error:
+                raise ConfigError("images", list(images.shape), f"rows as in the run's data set ({error})") from error
+            images = self._classifier.network_input(rows, client, task)
         if images.ndim != 4 or tuple(images.shape[1:]) != tuple(data.input_shape):
             raise ConfigError("images", list(images.shape), f"shape [N, {', '.join(map(str, data.input_shape))}]")
         if not images.is_floating_point():
@@ -158,7 +165,8 @@ class Run:
                 valid = "torch.uint8 as stored, or floating-point network input"
                 raise ConfigError("images", str(images.dtype), valid)
             images = self._classifier.network_input(images, client, task)
-        return self._classifier.scores(images.to(torch.float32), client, task).argmax(1)
+        scores = self._classifier.scores(images.to(torch.float32), client, task)
+        return scores.argmax(1) if self._measure.targets == "classes" else scores
 
     @cached_property
     def _classifier(self) -> ImageClassifier:

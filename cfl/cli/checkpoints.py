@@ -46,7 +46,7 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
         ConfigError: naming the keys that differ.
     """
     if not os.path.isfile(path):
-        valid = f"an existing checkpoint file (looked for {path.absolute()}), or last for the run folder's own"
+        valid = f"an existing checkpoint file (looked for {path.absolute()}), a run's folder, or last for run.dir's"
         raise ConfigError("ckpt_path", str(path), valid)
     checkpoint = read_checkpoint(path)
     held = checkpoint.get("experiment")

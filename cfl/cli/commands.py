@@ -13,7 +13,7 @@ OTHERS = {
     "sweep": ("cfl.running.command", "Run every combination of methods, values and seeds, and compare them."),
     "compare": ("cfl.reporting.compare.command", "Make tables and a page of charts of finished runs."),
     "export": ("cfl.export.command", "Write a run's model as a file for other programs."),
-    "predict": ("cfl.export.predict", "Classify image files by a run's model."),
+    "predict": ("cfl.export.predict", "Classify images or rows of numbers by a run's model."),
     "dashboard": ("cfl.reporting.dashboard.command", "Set up panels at wandb."),
     "configs": ("cfl.cli.installed_configs", "List or show the configurations that come along."),
 }

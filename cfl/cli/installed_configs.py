@@ -39,7 +39,10 @@ def find_config(key: str, name: str) -> Path:
         if isfile(installed) and CONFIGS in installed.parents:
             return installed
     looked = path.parent.resolve() if path.is_absolute() else f"{Path.cwd()} and {CONFIGS}"
-    raise ConfigError(key, name, f"an existing file (looked in {looked}; cfl configs lists those that come along)")
+    near = get_close_matches(name.removeprefix("configs/"), _names(), 1, cutoff=0.8)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    valid = f"an existing file (looked in {looked}; cfl configs lists those that come along){meant}"
+    raise ConfigError(key, name, valid)
 
 
 def is_installed(name: str) -> bool:
@@ -50,6 +53,11 @@ def is_installed(name: str) -> bool:
 def _installed(path: Path) -> Path:
     """Where a relative path leads among the files that come along."""
     return (CONFIGS / (path.relative_to("configs") if path.parts[:1] == ("configs",) else path)).resolve()
+
+
+def _names() -> list[str]:
+    """All files that come along, as ``methods/fot.yaml``, sorted by their parts."""
+    return [str(path) for path in sorted(path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,10 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if place.is_file() and CONFIGS in place.parents:
         print(place.read_text(encoding="utf-8"), end="")
         return 0
-    files = sorted(path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))
+    files = [Path(name) for name in _names()]
     found = [path for path in files if name is None or place in (CONFIGS / path).parents]
     if not found:
-        near = get_close_matches(name or "", [str(path) for path in files])
+        near = get_close_matches(name or "", _names())
         valid = ", ".join(near) or "one of those that cfl configs lists"
         print(f"error: {ConfigError('NAME', name, valid)}", file=sys.stderr)
         return 2

@@ -33,6 +33,9 @@ _SOURCES = {
 }
 
 
+NAMED_METHODS = "names with classes, e.g. --methods.fot FOT"
+
+
 def check_given(given: Iterable[Given], groups: Collection[str] = ()) -> None:
     """Refuse what sets a key that nobody sets.
 
@@ -48,7 +51,8 @@ def check_given(given: Iterable[Given], groups: Collection[str] = ()) -> None:
         if source and value is not None:
             raise ConfigError(key, value, f"unset: it follows from {source}")
         if key in groups:
-            raise ConfigError(key, value, f"its options, as those that begin with --{key}. in --help")
+            options = f"its options, as those that begin with --{key}. in --help"
+            raise ConfigError(key, value, NAMED_METHODS if key == "methods" else options)
         if isinstance(value, str) and "\0" in value:
             raise ConfigError(key, value, "a text without the character NUL")
         if isinstance(value, str) and _is_pipe(value):  # the parser would wait for what comes out of it

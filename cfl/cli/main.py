@@ -132,8 +132,8 @@ def build(
                 "description": "Train and compare methods of continual federated learning.",
                 "epilog": "Further commands, each with --help: cfl sweep trains every combination of methods, values "
                 "and seeds, cfl compare RUN... makes tables and a page of charts of finished runs, cfl export a file "
-                "of a run's model, cfl predict a table of images' classes, cfl dashboard panels at wandb, cfl configs "
-                "the configurations that come along.",
+                "of a run's model, cfl predict a table of classes of images or rows, cfl dashboard panels at wandb, "
+                "cfl configs the configurations that come along.",
                 **{
                     name: {
                         "default_config_files": [str(DEFAULT_CONFIG)],

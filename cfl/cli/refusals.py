@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cfl.cli.given import Given, value_of
-from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
+from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, NAMED_METHODS
 from cfl.cli.plugins import offered
 from cfl.runtime.class_paths import PACKAGE
 from cfl.runtime.command_line import ALLOW
@@ -31,11 +31,12 @@ _KEY = re.compile(r'Parser key "([^"]+)"')
 _UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized arguments: --)([\w.]+)")
 _LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
 _DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
+_OTHER_CLASS = re.compile(r"([\w.]+\.\w+)'? (?:to be|does not correspond to) a subclass of (?:<class ')?(\w+)")
 _WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
 _LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger", "LitLogger"}))  # the latter's options need its package
 _BY_HAND = {
-    "methods": "names with classes, e.g. --methods.fot FOT",
+    "methods": NAMED_METHODS,
     "seed_everything": "an integer from 0 to 4294967295",  # Lightning's type allows true, for a seed that nobody knows
     "trainer.logger": f"false, or a logger's class, one of {_LOGGERS}, e.g. {_LOGGER}",
 }
@@ -147,6 +148,8 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
     told = isinstance(ex, AttributeError | ModuleNotFoundError) or "is abstract" in str(ex)
     if isinstance(ex, ModuleNotFoundError):
         ex = ModuleNotFoundError(f"{ex}; its folder is found in PYTHONPATH, and by python -m cfl if current")
+    if other := _OTHER_CLASS.search(text):
+        ex, told = TypeError(f"{other[1]} is no subclass of {other[2]}"), True
     words = list(dict.fromkeys(_in_words(get_args(kind)[-1] if key == "methods" else kind)))
     return " or ".join(words or [" ".join(str(ex).split())]) + (f" ({ex})" if told and words else "")
 

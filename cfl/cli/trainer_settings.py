@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from cfl.runtime.errors import ConfigError
 
 _MOST_PROCESSES = 4096
@@ -56,6 +58,8 @@ def check_settings(settings: Any, rounds: int) -> None:
         count = settings[key]
         if str(count).isdecimal() and int(count) > _MOST_PROCESSES:
             raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
+    if settings.accelerator == "gpu" and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        raise ConfigError("trainer.accelerator", "gpu", "auto or cpu: torch finds no GPU here")
     if str(settings.precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
         raise ConfigError("trainer.precision", settings.precision, "32-true or bf16-mixed")
     if settings.max_epochs not in (None, rounds):

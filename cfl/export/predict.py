@@ -1,9 +1,8 @@
-"""``cfl predict --ckpt_path RUN/last.ckpt IMAGE... [--task T] [--top K] [--out FILE.csv]``."""
+"""``cfl predict --ckpt_path RUN/last.ckpt FILE... [--task T] [--top K] [--out FILE.csv]``."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from cfl.cli.main import restored
 from cfl.cli.parsing import debugging, reason_for_user
-from cfl.data.sources.base import Source
 from cfl.export.answer import Choice
 from cfl.export.box_prediction import Box, boxes_found
 from cfl.export.prediction import ImageClassifier, output_names
@@ -26,38 +24,39 @@ from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.command_line import ABOUT_ALLOW
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import printable
-from cfl.runtime.run_files import CHECKPOINT
 
 _AT_ONCE = 256
 
 
 class Prediction(NamedTuple):
-    """What a model says of one image.
+    """What a model says of one sample.
 
     Attributes:
-        image: the file, of an array with the row.
+        place: the file, of an array or a table with the row.
         best: names and probabilities of the best outputs, best first.
     """
 
-    image: str
+    place: str
     best: list[tuple[str, float]]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cfl predict",
-        description="Classify images by a run's model, or find boxes in them. They are read as the run's data set "
-        "reads its own: size, channels, normalisation.",
+        description="Classify images or rows of numbers by a run's model, predict numbers of them, or find boxes in "
+        "images, as the run was trained to. They are read as its data set reads its own: size, channels, "
+        "normalisation.",
         epilog="Any other option is one of the configuration, as for cfl validate: --data.root, --config. "
         + ABOUT_ALLOW,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "images",
+        "files",
         nargs="+",
         type=Path,
-        metavar="IMAGE",
-        help="image files, folders of them, or .npy and .npz files with arrays like those of the data set",
+        metavar="FILE",
+        help="image files, folders of them, .npy and .npz files with arrays like those of the data set, or .csv files "
+        "with the columns of a table",
     )
     parser.add_argument(
         "--ckpt_path",
@@ -77,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
         "--task",
         type=int,
         metavar="T",
-        help="the images' task (from 0; with --client, of the client's own), where the model, its outputs or the "
-        "reading of images depend on it; a task's permutation or rotation of pixels is not made",
+        help="the task of what is classified (from 0; with --client, of the client's own), where the model, its "
+        "outputs or the reading of files depend on it; a task's permutation or rotation of pixels is not made",
     )
     return parser
 
@@ -97,18 +96,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, others = parser.parse_known_intermixed_args(list(_in_one_word(words, parser)))
     try:
         _check(options)
-        place = options.ckpt_path
-        if os.path.isdir(place):
-            place = str(Path(place) / CHECKPOINT)
-        client, _, _ = restored(["--ckpt_path", place, *others])
+        client, _, _ = restored(["--ckpt_path", options.ckpt_path, *others])
         classifier, choice = ImageClassifier(client), Choice(options.client, options.task)
         if classifier.federation.measure.predicts == "boxes":
-            source = _source(classifier, choice)
-            table, text = _of_boxes(list(boxes_found(classifier, options.images, source, choice, options.top)))
+            source = classifier.source(choice.client, choice.task)
+            table, text = _of_boxes(list(boxes_found(classifier, options.files, source, choice, options.top)))
+        elif classifier.federation.measure.targets == "numbers":
+            if options.top is not None:
+                raise ConfigError("--top", options.top, "unset: this run predicts numbers")
+            table, text = _of_numbers(classifier, options.files, choice)
         else:
-            found = list(predictions(classifier, options.images, choice, options.top or 1))
+            found = list(predictions(classifier, options.files, choice, options.top or 1))
+            sample = _sample(classifier, choice)
             what = "probability" if classifier.gives_probabilities else "score"
-            table, text = _table(found, what), _csv(found, what)
+            table, text = _table(found, sample, what), _csv(found, sample, what)
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             write_whole(options.out, printable(text))
@@ -127,48 +128,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Choice, top: int) -> Iterator[Prediction]:
-    """Classify images, a file at a time.
+    """Classify images or rows of numbers, a file at a time.
 
     Args:
         classifier: of the run.
         places: as for :func:`cfl.export.reading.read_images`.
-        choice: whose model, and the images' task.
+        choice: whose model, and the samples' task.
         top: how many of the best classes to tell, at most as many as there are to choose among.
 
     Raises:
         ConfigError: client or task cannot be, or are needed.
         cfl.runtime.errors.DataFilesMissing: naming a file that cannot be used.
     """
-    data = classifier.federation.data
-    owner, task = choice.client, choice.task
-    classifier.prepared(owner, task)  # refuses what it refuses before images are read
-    source = _source(classifier, choice)
-    names = output_names(classifier.federation, owner, task)
-    for files, stored in _batches(read_images(places, source, data.root)):
-        scores = classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
+    names = output_names(classifier.federation, choice.client, choice.task)
+    for files, scores in _scores(classifier, places, choice):
         values = scores.softmax(1) if classifier.gives_probabilities else scores
         best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
         for file, of_image, row, allowed in zip(files, best.tolist(), values, scores.isfinite(), strict=True):
             yield Prediction(file, [(names[k], float(row[k])) for k in of_image if allowed[k]])
 
 
-def _source(classifier: ImageClassifier, choice: Choice) -> Source:
-    """The data set as whose images files are read.
-
-    Raises:
-        ConfigError: the stream does not tell it, or it depends on a task that was not given.
-    """
-    data = classifier.federation.data
+def _scores(classifier: ImageClassifier, places: Sequence[Path], choice: Choice) -> Iterator[tuple[list[str], Tensor]]:
+    """Names of samples and their scores ``[n, O]``, float64, a file at a time."""
     owner, task = choice.client, choice.task
-    classifier.check_task(owner, task)
-    stream_task = (task or 0) if owner is None else data.stream_task(task or 0, owner)
-    source = data.stream.source_of(stream_task)
-    if source is None:
-        raise ConfigError("data.stream", data.stream.name, "a stream that tells the data set of each task")
-    if task is None and any(data.stream.source_of(other) is not source for other in range(data.stream.num_tasks)):
-        valid = f"an integer between 0 and {data.num_tasks - 1}: images are read as the data set of their task"
-        raise ConfigError("task", None, valid)
-    return source
+    classifier.prepared(owner, task)  # refuses what it refuses before files are read
+    source = classifier.source(owner, task)
+    for files, stored in _batches(read_images(places, source, classifier.federation.data.root)):
+        yield files, classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
+
+
+def _sample(classifier: ImageClassifier, choice: Choice) -> str:
+    return "row" if classifier.source(choice.client, choice.task).holds_rows else "image"
 
 
 def _batches(read: Iterator[tuple[list[str], Tensor]]) -> Iterator[tuple[list[str], Tensor]]:
@@ -193,7 +183,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _in_one_word(words: Sequence[str], parser: argparse.ArgumentParser) -> Iterator[str]:
-    """``--key=value`` for ``--key value`` of options that the parser does not know, which would be images else."""
+    """``--key=value`` for ``--key value`` of options that the parser does not know, which would be files else."""
     own = parser._option_string_actions
     skip = False
     for word, following in zip_longest(words, words[1:]):
@@ -210,12 +200,24 @@ def _columns(found: Sequence[Prediction]) -> int:
     return max(len(one.best) for one in found)
 
 
-def _table(found: Sequence[Prediction], what: str) -> TextTable:
-    headings = ["image", "class", what]
+def _table(found: Sequence[Prediction], sample: str, what: str) -> TextTable:
+    headings = [sample, "class", what]
     for number in range(2, _columns(found) + 1):
         headings += [f"class {number}", what]
-    rows = [[one.image, *(text for name, value in one.best for text in (name, f"{value:.4f}"))] for one in found]
+    rows = [[one.place, *(text for name, value in one.best for text in (name, f"{value:.4f}"))] for one in found]
     return TextTable(headings, rows, "l" + "lr" * _columns(found))
+
+
+def _of_numbers(classifier: ImageClassifier, places: Sequence[Path], choice: Choice) -> tuple[TextTable, str]:
+    found = [
+        (file, row)
+        for files, scores in _scores(classifier, places, choice)
+        for file, row in zip(files, scores.tolist(), strict=True)
+    ]
+    names = classifier.source(choice.client, choice.task).names(classifier.federation.data.root)
+    headings = [_sample(classifier, choice), *names]
+    rows = [[file, *(f"{number:.6g}" for number in row)] for file, row in found]
+    return TextTable(headings, rows, "l" + "r" * len(names)), csv_text(headings, [[file, *row] for file, row in found])
 
 
 def _of_boxes(found: Sequence[Box]) -> tuple[TextTable, str]:
@@ -233,8 +235,8 @@ def _of_boxes(found: Sequence[Box]) -> tuple[TextTable, str]:
     return TextTable(headings, rows, "llrrrrr"), csv_text(headings, exact)
 
 
-def _csv(found: Sequence[Prediction], what: str) -> str:
-    header = ["image", "class", what]
+def _csv(found: Sequence[Prediction], sample: str, what: str) -> str:
+    header = [sample, "class", what]
     for number in range(2, _columns(found) + 1):
         header += [f"class_{number}", f"{what}_{number}"]
-    return csv_text(header, [[one.image, *(part for pair in one.best for part in pair)] for one in found])
+    return csv_text(header, [[one.place, *(part for pair in one.best for part in pair)] for one in found])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cfl.data.sources.base import Source
 from cfl.data.streams.sequence import enlarge, repeat_channels
 from cfl.data.types import ImageSet
 from cfl.export.answer import Answer, Choice, answer_of
@@ -48,8 +49,8 @@ class ImageClassifier:
             task: of the images, from 0; with a client, of the client's own.
 
         Raises:
-            ConfigError: a task that is missing or that there is none of, a run that does not classify, or as for
-                :meth:`model_for`.
+            ConfigError: a task that is missing or that there is none of, a run that neither classifies nor predicts
+                numbers, or as for :meth:`model_for`.
         """
         model, allowed = self.prepared(client, task)
         scores = torch.cat([model(part) for part in x.split(self.federation.data.eval_batch_size)])
@@ -63,12 +64,13 @@ class ImageClassifier:
         """
         data = self.federation.data
         measure = self.federation.measure
-        if measure.targets != "classes":
-            raise ConfigError("predict", data.stream.name, f"a run that classifies; this one measures {measure.words}")
+        if measure.targets not in ("classes", "numbers"):
+            valid = f"a run that classifies or predicts numbers; this one measures {measure.words}"
+            raise ConfigError("predict", data.stream.name, valid)
         self.check_task(client, task)
         allowed = data.outputs.test_after(last_task(self.federation))
         if allowed is not None and task is None and not allowed.eq(allowed[0]).all():
-            raise ConfigError("task", None, f"an integer between 0 and {data.num_tasks - 1}, the images' task")
+            raise ConfigError("task", None, f"an integer between 0 and {data.num_tasks - 1}, the task of the samples")
         model = self.model_for(Choice(client, task if self._differs_by_task(client) else None))
         return model, None if allowed is None else allowed[self._stream_task(client, task)]
 
@@ -97,6 +99,26 @@ class ImageClassifier:
         transform = repeat_channels(transforms[self._stream_task(client, task)], data.input_shape[0])
         images = ImageSet(stored, torch.zeros(len(stored), dtype=torch.int64))
         return transform.normalised(enlarge(images, data.input_shape).images)
+
+    def source(self, client: int | None = None, task: int | None = None) -> Source:
+        """The data set as whose samples files and rows of numbers are read.
+
+        Args:
+            client: as for :meth:`scores`.
+            task: of the samples; needed where data sets differ.
+
+        Raises:
+            ConfigError: the stream does not tell it, or it depends on a task that was not given.
+        """
+        data = self.federation.data
+        self.check_task(client, task)
+        source = data.stream.source_of(self._stream_task(client, task))
+        if source is None:
+            raise ConfigError("data.stream", data.stream.name, "a stream that tells the data set of each task")
+        if task is None and any(data.stream.source_of(other) is not source for other in range(data.stream.num_tasks)):
+            valid = f"an integer between 0 and {data.num_tasks - 1}: samples are read as the data set of their task"
+            raise ConfigError("task", None, valid)
+        return source
 
     def check_task(self, client: int | None, task: int | None) -> None:
         """Refuse a task that there is none of.

@@ -20,6 +20,9 @@ _KEYS = ("images", "features", "test_images", "test_features")
 """Arrays of an ``.npz`` file, of which the first that is there is read."""
 
 
+_TABLES = (".npy", ".npz", ".csv")
+
+
 def read_images(places: Sequence[Path], source: Source, root: Path) -> Iterator[tuple[list[str], Tensor]]:
     """Read image files, folders of them, and arrays.
 
@@ -38,6 +41,8 @@ def read_images(places: Sequence[Path], source: Source, root: Path) -> Iterator[
         DataFilesMissing: naming a file that cannot be read so.
     """
     for place in places:
+        if place.suffix in _TABLES and not os.path.exists(place):
+            raise DataFilesMissing(f"{place}: there is no such file")
         if os.path.isdir(place):
             for file in image_files(place):
                 yield [str(file)], source.image_of_file(file, root)[None]
@@ -45,7 +50,7 @@ def read_images(places: Sequence[Path], source: Source, root: Path) -> Iterator[
             try:
                 images = source.images_of_array(_array(place), root)
                 if not len(images):
-                    raise ValueError("it holds no image")
+                    raise ValueError(f"it holds no {'row' if source.holds_rows else 'image'}")
             except ValueError as error:
                 raise DataFilesMissing(f"{place} cannot be used: {error}") from error
             yield [f"{place}[{row}]" for row in range(len(images))], images
@@ -57,8 +62,6 @@ def read_images(places: Sequence[Path], source: Source, root: Path) -> Iterator[
 
 
 def _array(file: Path) -> NDArray[Any]:
-    if not os.path.isfile(file):
-        raise DataFilesMissing(f"{file}: there is no such file")
     if file.suffix == ".npy":
         return read_array(file)
     with opened_npz(file) as held:

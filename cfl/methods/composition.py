@@ -247,7 +247,10 @@ class Composition(MethodComposition):
         for method in self.values():
             method.start_clients(self.shown(method))
         for method in self.with_capability(Regularizer).values():
-            self._pulls[method] = method.pulls(self.shown(method))
+            cohort = self.shown(method)
+            self._pulls[method] = pulls = method.pulls(cohort)
+            if unknown := sorted(set(pulls).difference(cohort.parameters, cohort.buffers)):
+                raise ValueError(f"{type(method).__name__}.pulls names {unknown[0]}, no parameter of the network")
         for method in self.with_capability(RightMultiplication).values():
             self._factors[method] = method.right_factors(self.shown(method))
 

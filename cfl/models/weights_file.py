@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cfl.runtime.checkpoint_file import why_unread
 from cfl.runtime.errors import ConfigError
 
 KEY = "model.network.weights"
@@ -35,5 +36,4 @@ def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], obje
             raise ValueError(f"{unusable[0]} holds NaN or infinity")
         take(tensors)
     except Exception as error:  # any error of unpickling or of torch's checks
-        reason = " ".join(str(error).split())
-        raise ConfigError(KEY, f"{path} ({reason[:300]})", valid) from error
+        raise ConfigError(KEY, f"{path} ({why_unread(error)})", valid) from error

@@ -91,6 +91,33 @@ class NoTarget:
 
 
 @dataclass(frozen=True)
+class Note:
+    """A sentence below a table.
+
+    Attributes:
+        text: the sentence.
+        when: points that it is about; empty: all.
+    """
+
+    text: str
+    when: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, entry: str | Mapping[str, Any], where: str) -> Note:
+        """From a data file's entry: the sentence, or ``text`` and ``when``.
+
+        Raises:
+            ConfigError: a key is unknown, or there is no sentence.
+        """
+        if isinstance(entry, str):
+            return cls(entry)
+        refuse_unknown(entry, cls.__dataclass_fields__, f"{where}, notes")
+        if not isinstance(entry.get("text"), str):
+            raise ConfigError(f"{where}, notes.text", entry.get("text"), "a sentence")
+        return cls(**entry)
+
+
+@dataclass(frozen=True)
 class Order:
     """What is compared where numbers cannot be: the order along an axis, by one figure or by several, each for itself.
 
@@ -172,7 +199,7 @@ class Table:
     lines: str | None
     implied: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]
     cannot: Sequence[tuple[Mapping[str, Any], str]]
-    notes: Sequence[str]
+    notes: Sequence[Note]
     over: Over = "tasks"
     seeds: int = 1
     no_targets: Sequence[NoTarget] = ()
@@ -310,7 +337,7 @@ class Paper:
     labels: Mapping[str, Mapping[str, str]]
     rules: Sequence[Rule]
     seeds: int
-    notes: Sequence[str]
+    notes: Sequence[Note]
 
     @property
     def published_scale(self) -> str:
@@ -380,7 +407,7 @@ def read_paper(folder: Path) -> Paper:
         labels=_labels(entry),
         rules=[Rule.read(rule, str(path)) for rule in entry["rules"]],
         seeds=count(entry.get("seeds"), f"{path}, seeds"),
-        notes=entry.get("notes", []),
+        notes=[Note.read(note, str(path)) for note in entry.get("notes", [])],
     )
 
 
@@ -428,7 +455,7 @@ def read_table(paper: Paper, path: Path) -> Table:
         lines=lines,
         implied=[(part["when"], part["axes"]) for part in entry.get("implied", [])],
         cannot=[(part["when"], part["why"]) for part in entry.get("cannot", [])],
-        notes=entry.get("notes", []),
+        notes=[Note.read(note, where) for note in entry.get("notes", [])],
         over=over,
         seeds=count(entry.get("seeds", paper.seeds), f"{where}, seeds"),
         no_targets=[NoTarget.read(part, figures, where) for part in entry.get("no_targets", [])],

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cfl.papers.cells import Cell, Experiments
-from cfl.papers.definition import SCALE, Table
+from cfl.papers.definition import SCALE, Note, Table
 from cfl.papers.orders import OrderComparison, compare_orders
 from cfl.papers.pictures import spreads, table_picture
+from cfl.papers.recipes import matches
 from cfl.reporting.csv_file import csv_text
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import TextTable
@@ -104,8 +105,7 @@ def markdown(table: Table, scale: str, cells: Sequence[Cell], picture: str | Non
     lines += tolerances(table, cells) if scale == paper.published_scale else []
     lines += order_table(table, compare_orders(table, cells))
     lines += note_list(notes)
-    if table.notes or paper.notes:
-        lines += ["", *(f"- {note}" for note in (*table.notes, *paper.notes))]
+    lines += remarks([*table.notes, *paper.notes], cells)
     if picture:
         lines += ["", f"![{table.title}]({picture})"]
     return "\n".join(lines) + "\n"
@@ -139,6 +139,12 @@ def note_list(notes: Sequence[str]) -> list[str]:
         return []
     numbered = [f"{number}. {note}" for number, note in enumerate(notes, start=1)]
     return ["", "Chosen by us, because the paper does not say, or says otherwise:", "", *numbered]
+
+
+def remarks(notes: Sequence[Note], cells: Sequence[Cell]) -> list[str]:
+    """Those notes that are about any of the cells, as lines of Markdown; empty without any."""
+    found = [f"- {note.text}" for note in notes if any(matches(note.when, cell.point) for cell in cells)]
+    return ["", *found] if found else []
 
 
 def tolerances(table: Table, cells: Sequence[Cell]) -> list[str]:

@@ -10,7 +10,7 @@ from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import Paper, Table
 from cfl.papers.kept import RESULTS, read_kept
 from cfl.papers.orders import compare_orders
-from cfl.papers.report import cell_table, counts, note_list, order_table, tolerances
+from cfl.papers.report import cell_table, counts, note_list, order_table, remarks, tolerances
 from cfl.papers.results import Result, Results
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import TextTable
@@ -47,7 +47,7 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
         lines += _counted("table", [[name, str(len(of)), counts(of)] for name, of in cells.items()])
         every = [*itertools.chain.from_iterable(cells.values())]
         overview.append([paper.title, str(len(every)), counts(every)])
-        lines += ["", *(f"- {note}" for note in paper.notes)] if paper.notes else []
+        lines += remarks(paper.notes, every)
         for table, by_scale in tables:
             lines += _section(table, by_scale)
         lines += _runs(paper, kept)
@@ -103,8 +103,7 @@ def _section(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[str]:
     for scale, cells in by_scale.items():  # all of a scale's runs, also where the table shows one of another scale
         order = order_table(table, compare_orders(table, cells))
         lines += ["", f"Scale `{scale}`:", *order] if order else []
-    lines += note_list(notes)
-    return lines + (["", *(f"- {note}" for note in table.notes)] if table.notes else [])
+    return lines + note_list(notes) + remarks(table.notes, shown)
 
 
 def _runs(paper: Paper, kept: Mapping[str, Sequence[Result]]) -> list[str]:

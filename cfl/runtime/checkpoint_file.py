@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,8 +102,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         carries_digest = _is_as_written(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch may raise any error for a damaged file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError("ckpt_path", str(path), f"a whole checkpoint written by cfl fit ({reason})") from error
+        valid = f"a whole checkpoint written by cfl fit ({why_unread(error)})"
+        raise ConfigError("ckpt_path", str(path), valid) from error
     if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
         raise ConfigError("ckpt_path", str(path), "a checkpoint written by cfl fit")
     if not carries_digest and checkpoint.get(_MARK):
@@ -113,6 +114,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if tensor.is_floating_point() and not all(bool(part.isfinite().all()) for part in tensor.split(_AT_A_TIME)):
             raise ConfigError("ckpt_path", str(path), f"a checkpoint with finite weights; {name} holds NaN or infinity")
     return checkpoint
+
+
+def why_unread(error: Exception) -> str:
+    """Why ``torch.load`` with ``weights_only`` could not read a file; its own words advise to run the file's code."""
+    if isinstance(error, UnpicklingError):
+        return "it holds more than tensors and plain values; other objects could run code, and are not read"
+    if "PytorchStreamReader" in str(error):
+        return "it is damaged, or cut off"
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _is_as_written(path: Path) -> bool:

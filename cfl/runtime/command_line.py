@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import zip_longest
-from os.path import isfile
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import NamedTuple
 
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.run_files import CONFIG
+from cfl.runtime.run_files import CHECKPOINT, CONFIG
 
 ALLOW = "--allow"
 ABOUT_ALLOW = (
@@ -19,6 +19,7 @@ ABOUT_ALLOW = (
     "package's."
 )
 _COMMANDS = ("fit", "validate", "test")
+_CHECKPOINT = "--ckpt_path"
 
 
 class CommandLine(NamedTuple):
@@ -38,6 +39,8 @@ class CommandLine(NamedTuple):
 def read_command_line(arguments: Sequence[str]) -> CommandLine:
     """Add the configuration and the folder of a checkpoint's run, if the command line names no configuration.
 
+    A run folder as ``--ckpt_path`` stands for the checkpoint in it.
+
     Args:
         arguments: the command line without the program's name.
 
@@ -45,12 +48,15 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         ConfigError: ``--allow`` is given where it has no effect.
     """
     given, allowed = _without_allowed(arguments)
+    named = _value(given, _CHECKPOINT)
+    if named and named != "last" and isdir(named):
+        given.append(f"{_CHECKPOINT}={Path(named) / CHECKPOINT}")
     configured = _is_configured(given)
-    if allowed and (configured or _value(given, "--ckpt_path") is None):
+    if allowed and (configured or named is None):
         valid = "beside --ckpt_path only, and without --config: what is named so may name any class"
         raise ConfigError(ALLOW, " ".join(allowed), valid)
     if given[:1] and given[0] in _COMMANDS and not configured:
-        checkpoint, folder = (_value(given, option) for option in ("--ckpt_path", "--run.dir"))
+        checkpoint, folder = (_value(given, option) for option in (_CHECKPOINT, "--run.dir"))
         if checkpoint != "last":
             folder = checkpoint and str(Path(checkpoint).parent)
         if folder and checkpoint and isfile(Path(folder) / CONFIG):
@@ -73,7 +79,7 @@ def place_of_current_folder(arguments: Sequence[str]) -> int | None:
         The position, or None.
     """
     given, allowed = _without_allowed(arguments)
-    reads_run = given[:1] == ["compare"] or _value(given, "--ckpt_path") is not None
+    reads_run = given[:1] == ["compare"] or _value(given, _CHECKPOINT) is not None
     if not reads_run or (given[0] != "compare" and _is_configured(given)):
         return 0
     return len(sys.path) if allowed else None

@@ -321,8 +321,16 @@ def test_checkpoint_cannot_run_code(tmp_path: Path, capsys: pytest.CaptureFixtur
             return os.mkdir, (str(tmp_path / "trap"),)
 
     torch.save({"federation": Trap(), "experiment": {}}, tmp_path / "trap.ckpt")
-    refused(capsys, tmp_path / "trap.ckpt", tmp_path / "run")
+    said = refused(capsys, tmp_path / "trap.ckpt", tmp_path / "run")
+    assert "other objects could run code, and are not read" in said
+    assert "weights_only" not in said  # torch advises to set it to False
     assert not (tmp_path / "trap").exists()
+
+
+def test_a_checkpoint_that_is_cut_off_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"federation": {}, "a": torch.zeros(1000)}, tmp_path / "whole.ckpt")
+    (tmp_path / "cut.ckpt").write_bytes((tmp_path / "whole.ckpt").read_bytes()[:2000])
+    assert "(it is damaged, or cut off)" in refused(capsys, tmp_path / "cut.ckpt", tmp_path / "run")
 
 
 def test_a_checkpoint_older_than_an_option_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from cfl.cli.checkpoints import check_checkpoint
 from cfl.cli.given import on_command_line
 from cfl.cli.linked_defaults import check_given
 from cfl.cli.main import main
-from cfl.data.sources import Arrays
+from cfl.data.sources import Arrays, ImageFolder
 from cfl.data.streams import ClassSplit
 from cfl.engines import EngineOptions
 from cfl.methods import Method
@@ -56,6 +56,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "class of another kind by its path": (
         ("--data.partition", "cfl.data.streams.Permuted"),
         ("data.partition = 'cfl.data.streams.Permuted'", "valid: one of ClassesPerClient, Dirichlet"),
+    ),
+    "network of another kind": (
+        ("--model.network", "cfl.data.streams.Permuted"),
+        ("model.network = 'cfl.data.streams.Permuted'", "(cfl.data.streams.Permuted is no subclass of Network)"),
     ),
     "methods without names": (("--methods", "fot"), ("methods = 'fot'", "--methods.fot FOT")),
     "option of no group": (("--unknown", "3"), ("unknown is no option", "data", "schedule", "trainer")),
@@ -158,6 +162,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "seconds below zero": (("--progress.plain_seconds", "-1"), ("progress.plain_seconds = -1.0", "at least 0")),
     "half precision": (("--trainer.precision", "16-mixed"), ("trainer.precision = '16-mixed'", "bf16-mixed")),
     "no such device": (("--trainer.accelerator", "tpu"), ("trainer = ", "Lightning's Trainer accepts")),
+    "no GPU": (("--trainer.accelerator", "gpu"), ("trainer.accelerator = 'gpu'", "auto or cpu")),
     "zero rounds": (("--schedule.rounds_per_task", "0"), ("schedule.rounds_per_task = 0", "at least 1 round")),
     "a zero among the rounds": (
         ("--schedule.rounds_per_task", "[2, 0]"),
@@ -319,6 +324,7 @@ YAML = {
         "buffer: 3",
         "buffer = 3 cannot work; valid: its options, as those that begin with --buffer.",
     ),
+    "methods without names": ("methods: fot", "methods = 'fot' cannot work; valid: names with classes, e.g. --m"),
     "nothing for a group": ("buffer:", "buffer = None cannot work; valid: its options"),
     "class of another kind by its path": (
         "data: {partition: {class_path: cfl.data.streams.Permuted}}",
@@ -496,6 +502,11 @@ def test_a_missing_file_is_looked_for_where_it_may_be(
     stream = {"class_path": "Permuted", "init_args": of_stream}
     assert tiny_cli.fit(tmp_path, "--data.stream", json.dumps(stream)) == 2
     assert ("data.root" in capsys.readouterr().err) is not path.startswith("/")
+
+
+def test_a_folder_to_count_classes_in_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"source\.path = '/n' cannot work; valid: a folder, or .*n/train"):
+        _ = ImageFolder("/n", [1, 4, 4]).num_classes
 
 
 def test_a_checkpoint_whose_name_no_file_can_have_is_named() -> None:

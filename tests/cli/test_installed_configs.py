@@ -41,6 +41,12 @@ def test_what_is_not_there_is_refused_with_the_places_looked_in(name: str, elsew
     assert f"config = {name!r} cannot work; valid: an existing file" in str(caught.value)
     assert str(elsewhere) in str(caught.value)
     assert str(CONFIGS) in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_a_name_near_that_of_a_file_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"that come along\); did you mean methods/fot\.yaml\?$"):
+        find_config("config", "configs/methods/fot.yml")
 
 
 def test_an_absolute_path_is_looked_for_there_alone(elsewhere: Path) -> None:

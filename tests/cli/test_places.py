@@ -37,6 +37,17 @@ def test_a_source_is_found_under_the_data_root(data: Path, capsys: pytest.Captur
     assert "data.root" in message
 
 
+def test_a_run_folder_stands_for_its_checkpoint(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.fit(Path("run")) == 0
+    acc = tiny_cli.summary(Path("run"))["acc"]
+    capsys.readouterr()
+    for command in ("fit", "validate"):
+        assert tiny_cli.run(command, "--ckpt_path", "run") == 0
+        assert f"{acc:.3f}" in capsys.readouterr().out
+    assert tiny_cli.run("validate", "--ckpt_path", str(data)) == 2
+    assert f"looked for {data}/last.ckpt), a run's folder, or last" in capsys.readouterr().err
+
+
 def test_what_is_missing_is_named_with_the_place_that_was_tried(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     current = data.parent / "current"
     assert tiny_cli.fit(Path("run"), "--ckpt_path", "old/last.ckpt") == 2

@@ -126,6 +126,13 @@ class Named(Pairs):
         return super().__getitem__(index)[0], "ant"
 
 
+class Keyed(Pairs):
+    """Its samples are mappings."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": super().__getitem__(index)[0]}
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "said"),
     [
@@ -133,6 +140,7 @@ class Named(Pairs):
         (Broken, DataFilesMissing, r"Broken\[2\] cannot be used: the disk is gone"),
         (Noisy, ConfigError, r"Noisy, whose sample 0 is another one when it is read again.*without random transforms"),
         (Unequal, DataFilesMissing, r"train\[5\] is torch\.uint8 \[3, 4, 5\], the first training image"),
+        (Keyed, DataFilesMissing, r"Keyed\[0\] cannot be used: it is a dict, not a pair \(image, label\)"),
         (Named, DataFilesMissing, r"Named\[0\] cannot be used: its label is 'ant', not an integer from 0"),
     ],
 )

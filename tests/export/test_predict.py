@@ -20,6 +20,7 @@ from cfl.data.sources import Features, Synthetic
 from cfl.export.prediction import ImageClassifier
 from cfl.methods import FedWeIT
 from cfl.models import MLP
+from cfl.runtime.errors import ConfigError
 
 CLASSES = ("ant", "bee", "cat", "dog")
 COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200), (180, 180, 40))
@@ -118,6 +119,9 @@ def test_probabilities_by_hand(run: Path, pets: Path, tmp_path: Path, capsys: py
         ("flat.npy", np.zeros((2, 5, 4, 3), np.uint8), "flat.npy cannot be used: it is uint8 [2, 5, 4, 3], not uint8"),
         ("none.npy", np.zeros((0, 4, 4, 3), np.uint8), "none.npy cannot be used: it holds no image"),
         ("float.npy", np.zeros((2, 4, 4, 3), np.float32), "float.npy cannot be used: it is float32"),
+        ("no.npy", None, "no.npy: there is no such file"),
+        ("no.csv", None, "no.csv: there is no such file"),
+        ("objects.npy", np.array([None]), "objects.npy cannot be used: it is, or holds, a pickle, which is not read"),
         ("cut.npz", b"PK", "cut.npz cannot be used: it is no .npz archive"),
     ],
 )
@@ -228,18 +232,48 @@ def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
     )
     assert predict("--ckpt_path", str(folder), str(file), "--out", str(tmp_path / "p.csv")) == 0
     rows = table(tmp_path / "p.csv")
+    assert [row["row"] for row in rows[:2]] == [f"{file}[0]", f"{file}[1]"]
     _, test = Features(str(file)).load(Path())
     assert [row["class"] for row in rows] == [f"kind {k}" for k in run.predict(test.images).tolist()]
     assert run.acc is not None
     assert run.acc >= 50
 
     held = np.load(file)
+    assert torch.equal(run.predict(held["test_features"]), run.predict(test.images))  # rows as stored, standardised
+    with pytest.raises(ConfigError, match=r"images = \[2, 5\] .* rows as in the run's data set .*\[N, 6\]"):
+        run.predict(np.zeros((2, 5), np.float32))
     np.save(tmp_path / "new.npy", held["test_features"])
     file.unlink()
     without = tmp_path / "w.csv"
     assert predict("--ckpt_path", str(folder), str(tmp_path / "new.npy"), "--out", str(without)) == 0
     found = table(without)
     assert [(row["class"], row["probability"]) for row in found] == [(row["class"], row["probability"]) for row in rows]
+
+
+def test_numbers_are_predicted_for_the_rows_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the network, of rows standardised by the mean and deviation of the training rows."""
+    x = np.random.default_rng(0).normal(5.0, 3.0, (80, 2)).astype(np.float32)
+    lines = [f"{a},{b},{(a - b) / 3},{'train' if row < 60 else 'test'}" for row, (a, b) in enumerate(x)]
+    (tmp_path / "doses.csv").write_text("\n".join(["age,weight,dose,part", *lines]))
+    options = {"path": str(tmp_path / "doses.csv"), "label": "dose", "part": "part", "numbers": True}
+    source = {"class_path": "CsvTable", "init_args": options}
+    run = cfl.fit(
+        tiny_cli.TINY,
+        {"data.stream": {"class_path": "Permuted", "init_args": {"source": source, "num_tasks": 1}}},
+        {"data.partition": "IID", "data.scenario": "regression", "run.dir": tmp_path / "run"},
+    )
+    new = np.array([[2.0, 1.0], [5.5, 3.0]], dtype=np.float32)
+    (tmp_path / "new.csv").write_text("weight,age\n1,2\n3,5.5\n")
+    given = ("--ckpt_path", str(tmp_path / "run"), str(tmp_path / "new.csv"))
+    assert predict(*given, "--out", str(tmp_path / "p.csv")) == 0
+    rows = table(tmp_path / "p.csv")
+    assert [row["row"] for row in rows] == [f"{tmp_path}/new.csv[0]", f"{tmp_path}/new.csv[1]"]
+    standardised = torch.from_numpy((new - x[:60].mean(0)) / x[:60].std(0))[:, None, None]
+    expected = run.model(standardised).flatten().tolist()
+    assert [float(row["dose"]) for row in rows] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert run.predict(new).flatten().tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert predict(*given, "--top", "2") == 2
+    assert "--top = 2 cannot work; valid: unset: this run predicts numbers" in capsys.readouterr().err
 
 
 def test_a_model_is_used_where_its_training_data_are_not(run: Path, pets: Path, tmp_path: Path) -> None:

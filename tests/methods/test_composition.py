@@ -129,6 +129,16 @@ def test_gradients_are_multiplied_once(taken: bool) -> None:
     assert bool((found[..., 1:] == 1.0).all())
 
 
+def test_a_pull_of_no_parameter_is_refused() -> None:
+    class Misspelt(Method):
+        def pulls(self, cohort: Cohort) -> dict[str, Pull]:
+            return {"wieght": Pull(1.0, torch.zeros(1))}
+
+    data = tiny_data()
+    with pytest.raises(RuntimeError, match=r"Misspelt\.pulls names wieght, no parameter of the network"):
+        fit(tiny_client(data, methods={"m": Misspelt()}), data)
+
+
 def test_nothing_is_left_of_a_rounds_pulls() -> None:
     composition = started(a=Pulls(), b=Multiplies())
     assert len(composition.changing_gradients()) == 2

@@ -447,6 +447,15 @@ def test_a_report_of_some_methods_leaves_the_others(tmp_path: Path) -> None:
     assert names == {"table1-paper.md", "table1-paper.csv", "table1-paper.png"}
 
 
+def test_notes_of_a_report_are_of_its_cells(tmp_path: Path) -> None:
+    about = ["- Permuted MNIST: all 60,000", "- 5-Datasets: in"]
+    whole = write_report(experiments(tmp_path), fot()["table1"], "paper", {"benchmark": ["pmnist"]}, tmp_path)
+    assert [note in whole.text for note in about] == [True, False]
+    assert "- Weight decay 1e-5" in whole.text
+    assert "- Both figures in percent" in whole.text
+    assert all(note in whole.files[0].read_text() for note in about)
+
+
 def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:
     for method, acc in (("fedavg", 80.06), ("gpm", 72.17), ("fot", 85.21)):  # the paper's very numbers
         write_run(tmp_path / method, arguments(scale="short", method=method), 0, acc)

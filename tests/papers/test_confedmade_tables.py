@@ -54,7 +54,7 @@ def test_published_numbers_that_notes_call_no_targets_are_none(name: str) -> Non
     assert order
     axis = order.axis
     targets = {(p.place[axis], p.figure) for p in table(name).published if not table(name).no_target(p.place, p.figure)}
-    assert any("not targets" in note for note in table(name).notes)
+    assert any("not targets" in note.text for note in table(name).notes)
     assert (
         targets
         == {

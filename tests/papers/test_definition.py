@@ -201,6 +201,8 @@ def test_selection_keeps_the_tables_order() -> None:
         ({"no_targets": [{"when": {"method": "fot"}}]}, "no_targets.why = None .* a text"),
         ({"no_targets": [{"why": "so", "figures": ["FTG"]}]}, "no_targets.figures = 'FTG' .* one of ACC, FGT"),
         ({"no_targets": [{"why": "so", "figure": "ACC"}]}, "no_targets, figure = .* one of why, when, figures"),
+        ({"notes": [{"text": "so", "wen": {}}]}, "notes, wen = .* one of text, when"),
+        ({"notes": [{"when": {"method": "fot"}}]}, "notes.text = None .* a sentence"),
         ({"order": {**ORDER, "figure": "FTG"}}, r"order.figure = 'FTG' cannot work; valid: .* figures ACC, FGT"),
         ({"order": {**ORDER, "figure": ["ACC", "FTG"]}}, r"order.figure = \['ACC', 'FTG'\] cannot work"),
         ({"order": {**ORDER, "figure": ["ACC", "ACC"]}}, "each once"),

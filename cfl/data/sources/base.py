@@ -56,6 +56,11 @@ class Source(ABC):
         return False
 
     @property
+    def holds_rows(self) -> bool:
+        """Whether samples are rows of numbers, ``[1, 1, D]``, instead of images."""
+        return self.shape[:2] == (1, 1)
+
+    @property
     def reads(self) -> str:
         """How image files that are none of the data set's are read, in sentences; empty if they have to be like it."""
         return ""

@@ -76,6 +76,7 @@ class CsvTable(Features):
         lambda dtype: dtype.kind == "f",
         (2,),
     )
+    _tables = ".csv files with the columns of its features, "
 
     def __init__(
         self,

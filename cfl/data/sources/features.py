@@ -59,6 +59,7 @@ class Features(NpzSource):
     """
 
     layout = FEATURES
+    _tables = ""
     scale = 1.0
     mean = (0.0,)
     std = (1.0,)
@@ -141,7 +142,7 @@ class Features(NpzSource):
 
     def image_of_file(self, path: Path, root: Path) -> Tensor:
         """See :meth:`Source.image_of_file`; refuses every file."""
-        expected = f".npy and .npz files with features [N, {self.shape[2]}]"
+        expected = f"{self._tables}.npy and .npz files with features [N, {self.shape[2]}]"
         raise DataFilesMissing(f"{path} cannot be used; expected: {expected}, as the run's data set holds them")
 
     def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:

@@ -153,9 +153,9 @@ class ImageFolder(StandardSource):
             return self.num_classes
         if not os.path.isdir(folder):
             raise ConfigError(
-                f"{KEY}.num_classes",
-                None,
-                f"a value, or a folder to count in: {folder.absolute()} does not exist. "
+                f"{KEY}.path",
+                self.path,
+                f"a folder, or {KEY}.num_classes beside it: {folder.absolute()} does not exist. "
                 "An absolute path or CFL_DATA_ROOT names another place, and so does data.root of cfl fit",
             )
         self.num_classes = len(class_names(folder))

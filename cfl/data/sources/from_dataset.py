@@ -199,7 +199,10 @@ def _names(dataset: Any) -> tuple[str, ...]:
 def _sample(dataset: Any, part: str, index: int, numbers: bool) -> tuple[Tensor, Tensor]:
     """One sample: ``[C, H, W]`` uint8 or float32, and its label, ``[]`` int64 or ``[D]`` float32."""
     try:
-        image, label = dataset[index]
+        sample = dataset[index]
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise ValueError(f"it is a {type(sample).__name__}, not a pair (image, label)")
+        image, label = sample
         return _image(image), _numbers(label) if numbers else _class(label)
     except Exception as error:  # of code that is not ours
         name = type(dataset).__name__
