@@ -159,7 +159,8 @@ class FOT(Method):
             valid = "sampled: with gpse_model=local only they have a local model"
             raise ConfigError(f"{key}.gpse_clients", gpse_clients, valid)
         if gpse_dropout == "shared" and sketch_sharing == 1:
-            valid = f"true or false, or {key}.sketch_sharing of at least 2: it says who shares masks"
+            more = f", or {key}.sketch_sharing of at least 2: it says who shares masks" if message == "sketch" else ""
+            valid = f"true or false{more}"
             raise ConfigError(f"{key}.gpse_dropout", gpse_dropout, valid)
         self.message, self.capacity, self.mechanism = message, capacity, mechanism
         self.gpse_model, self.gpse_batch_size, self.gpse_dropout = gpse_model, gpse_batch_size, gpse_dropout

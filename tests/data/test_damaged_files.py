@@ -264,7 +264,7 @@ LONG = "n" * 300
     [
         (lambda: Arrays(f"{LONG}.npz").num_classes, "path = 'nnn.*does not exist"),
         (lambda: Arrays(f"{LONG}.npz", [1, 4, 4], 4).load(Path()), "nnn.* is missing"),
-        (lambda: ImageFolder(LONG, [1, 4, 4]).num_classes, "num_classes = None .*does not exist"),
+        (lambda: ImageFolder(LONG, [1, 4, 4]).num_classes, "path = .nnn.*does not exist"),
         (lambda: ImageFolder(LONG, [1, 4, 4], 2).load(Path()), "nnn.*: missing"),
         (lambda: ImageFolder("a\0b", [1, 4, 4], 2).load(Path()), "missing"),
         (lambda: BinarySet(LONG, 3).load(Path()), "expected .*nnn"),
@@ -536,7 +536,7 @@ def test_a_split_needs_samples() -> None:
         (header((2**40, 4, 4, 3)) + b"x", None, "x.npy is damaged"),
         (header((2**70, 4, 4, 3)) + b"x", None, "x.npy is damaged"),
         (header((-1, 4, 4, 3)) + b"x", None, "x.npy is damaged"),
-        (b"no array", None, "x.npy is damaged"),
+        (b"no array", None, "x.npy cannot be used: it is damaged"),
         (None, np.array([0, 2**63 + 1], np.uint64), "y.npy cannot be used: labels run from 0 to 9223372036854775809"),
         (None, np.array([0, -1]), "y.npy cannot be used: labels run from -1 to 0"),
     ],

@@ -121,7 +121,11 @@ def test_probabilities_by_hand(run: Path, pets: Path, tmp_path: Path, capsys: py
         ("float.npy", np.zeros((2, 4, 4, 3), np.float32), "float.npy cannot be used: it is float32"),
         ("no.npy", None, "no.npy: there is no such file"),
         ("no.csv", None, "no.csv: there is no such file"),
-        ("objects.npy", np.array([None]), "objects.npy cannot be used: it is, or holds, a pickle, which is not read"),
+        (
+            "objects.npy",
+            np.array([None]),
+            "objects.npy cannot be used: it is damaged or another kind",
+        ),
         ("cut.npz", b"PK", "cut.npz cannot be used: it is no .npz archive"),
     ],
 )
