@@ -52,9 +52,8 @@ def read_array(file: Path) -> NDArray[Any]:
         stored: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # numpy raises whatever it trips over
         if any(words in str(error) for words in ("Python objects", "pickled")):  # advice to load it unsafely follows
-            raise DataFilesMissing(
-                f"{file} cannot be used: it is damaged or another kind of file, or holds Python objects, which are not read"
-            ) from error
+            why = "it is damaged or another kind of file, or holds Python objects, which are not read"
+            raise DataFilesMissing(f"{file} cannot be used: {why}") from error
         raise DataFilesMissing(f"{file} is damaged: {' '.join(str(error).split()):.300}") from error
     return stored
 
