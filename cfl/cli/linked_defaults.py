@@ -34,6 +34,7 @@ _SOURCES = {
 
 
 NAMED_METHODS = "names with classes, e.g. --methods.fot FOT"
+"""What ``methods`` may be."""
 
 
 def check_given(given: Iterable[Given], groups: Collection[str] = ()) -> None:

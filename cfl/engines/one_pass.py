@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 
@@ -13,16 +15,14 @@ def step_in_one_pass(optimizer: Optimizer) -> None:
 
     Torch's default there is one pass over memory per operation: Adam has about ten, in place of one. The fused update
     is the same up to rounding. Torch has it for SGD, Adam, AdamW and Adagrad; others are left as they are. On other
-    devices torch's own default is left.
+    devices torch's own default is left. Gradients have to go through :func:`lay_gradients_out`.
 
     Args:
         optimizer: before its first step.
     """
-    groups = [group for group in optimizer.param_groups if _may_be_fused(group)]
-    for group in groups:
-        group["fused"] = True
-    if groups:
-        optimizer.register_step_pre_hook(_lay_gradients_out)
+    for group in optimizer.param_groups:
+        if _may_be_fused(group):
+            group["fused"] = True
 
 
 def _may_be_fused(group: dict[str, Any]) -> bool:
@@ -40,9 +40,14 @@ def _may_be_fused(group: dict[str, Any]) -> bool:
 
 
 @torch.no_grad()
-def _lay_gradients_out(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Give every gradient the strides of its parameter, which torch's fused updates expect and do not check."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if p.grad is not None and p.grad.stride() != p.stride():
-                p.grad = torch.empty_like(p).copy_(p.grad)
+def lay_gradients_out(parameters: Iterable[nn.Parameter]) -> None:
+    """Give every gradient the strides of its parameter, which torch's fused updates expect and do not check.
+
+    No hook of the optimizer can do it: one runs before the closure in which the gradients are computed.
+
+    Args:
+        parameters: with the gradients of the step to be taken; those without one are left.
+    """
+    for p in parameters:
+        if p.grad is not None and p.grad.stride() != p.stride():
+            p.grad = torch.empty_like(p).copy_(p.grad)

@@ -17,6 +17,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.base import Engine, StepContext
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
+from cfl.engines.one_pass import lay_gradients_out
 from cfl.engines.scaled_steps import ScaledSteps
 from cfl.federation.channel import UPDATE
 from cfl.federation.federated_model import MODEL_TOPIC
@@ -288,6 +289,7 @@ class LocalWork:
             return
         with self._located:
             self.methods.adjust_gradients()
+            lay_gradients_out(self.cohort.parameters.values())
             if self._scaled_steps is not None:
                 self._scaled_steps.remember(self.cohort.parameters)
 

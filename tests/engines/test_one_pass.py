@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
+from support.tiny import double, fit, mlp, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from cfl.engines.one_pass import step_in_one_pass
+from cfl.engines.cohort import Cohort
+from cfl.engines.one_pass import lay_gradients_out, step_in_one_pass
+from cfl.methods import Method
+from cfl.testing.tiny_runs import OneStepAtATime
 
 FUSED: dict[str, Callable[..., Optimizer]] = {
     "SGD": partial(SGD, lr=0.1, weight_decay=0.01),
@@ -38,6 +43,8 @@ def after_steps(
     for of_step in gradients:
         for weight, gradient in zip(weights, of_step, strict=True):
             weight.grad = gradient
+        if in_one_pass:
+            lay_gradients_out(weights)
         optimizer.step()
     return [weight.detach() for weight in weights]
 
@@ -75,3 +82,29 @@ def test_what_is_said_or_cannot_be_is_left(make: Any) -> None:
     before = {**optimizer.param_groups[0]}
     step_in_one_pass(optimizer)
     assert {**optimizer.param_groups[0]} == before
+
+
+class LaidOutOtherwise(Method):
+    """Gives gradients of matrices other strides, and no other values."""
+
+    adjusted = 0
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for parameter in cohort.parameters.values():
+            if parameter.ndim == 3:
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad.transpose(1, 2).contiguous().transpose(1, 2)
+                self.adjusted += parameter.grad.stride() != parameter.stride()
+
+
+@pytest.mark.parametrize("callbacks", [[], [OneStepAtATime()]], ids=["blocks", "single steps"])
+def test_a_run_does_not_depend_on_how_gradients_lie_in_memory(callbacks: list[Callback]) -> None:
+    """Local steps compute gradients in the optimizer's closure, and methods change them there."""
+    otherwise, runs = LaidOutOtherwise(), []
+    for methods in ({}, {"otherwise": otherwise}):
+        data = tiny_data()
+        client = tiny_client(data, double(mlp), partial(Adam, lr=0.02), dict[str, Method](methods))
+        runs.append(weights(fit(client, data, callbacks=callbacks)))
+    assert otherwise.adjusted
+    for name, value in runs[0].items():
+        torch.testing.assert_close(runs[1][name], value, rtol=0, atol=1e-12)

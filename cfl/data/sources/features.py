@@ -59,7 +59,7 @@ class Features(NpzSource):
     """
 
     layout = FEATURES
-    _tables = ""
+    _tables = ""  # other files that hold such rows, as a refusal names them
     scale = 1.0
     mean = (0.0,)
     std = (1.0,)
