@@ -142,6 +142,11 @@ class FedWeIT(APD):
         """As for APD; all clients will receive the whole initial base."""
         super().setup(context)
         self._sent = {x.name: torch.ones(len(x.weight), dtype=torch.bool) for x in self._layers}
+        if self.borrows and context.num_tasks > 1:
+            # For the trial of engines: all tasks but the first have a knowledge base, and most of their time is its.
+            for layer in self._layers:
+                room = layer.weight.new_empty(self._knowledge_entries(), *layer.weight.shape)
+                layer.parts.knowledge.entries = room.zero_()
 
     def _knowledge_entries(self) -> int:
         """As many entries as clients take part in a round; with clocks of their own, as many as there are clients."""
@@ -432,6 +437,8 @@ class FedWeIT(APD):
         super().load_state_dict(state)
         for held in self._knowledge:
             held["layers"] = {name: SparseRows(**rows) for name, rows in held["layers"].items()}
+        for layer in self._layers:
+            layer.parts.knowledge.entries = None
         self._lends = None
 
 

@@ -66,24 +66,28 @@ def message_bytes(entries: int, size: int, value_bytes: int) -> int:
 
 
 class SparseRows:
-    """Rows ``[J, n]`` with few entries that are not zero; only these are stored.
+    """Rows ``[J, n]`` with many zeros; their other entries are stored, or whole rows where these take less memory.
 
     Args:
-        row: ``[e]`` int32, the row of each entry.
-        column: ``[e]`` int32 (int64 where n asks for it).
-        values: ``[e]``.
+        row: ``[e]`` int32, the row of each entry, in ascending order; None for whole rows.
+        column: ``[e]`` int32 (int64 where n asks for it); None for whole rows.
+        values: ``[e]``, or ``[J, n]``.
         size: n.
     """
 
-    def __init__(self, row: Tensor, column: Tensor, values: Tensor, size: int) -> None:
+    def __init__(self, row: Tensor | None, column: Tensor | None, values: Tensor, size: int) -> None:
         self.row, self.column, self.values, self.size = row, column, values, size
 
     @classmethod
     def of(cls, rows: Sequence[Tensor]) -> SparseRows:
         """Make sparse rows of at least one dense row ``[n]``; all of one size and dtype, on one device."""
         size = rows[0].numel()
+        value_bytes, place_bytes = rows[0].element_size(), index_bytes(size)
+        entries = sum(int(torch.count_nonzero(values)) for values in rows)
+        if entries * (value_bytes + place_bytes + 4) >= len(rows) * size * value_bytes:
+            return cls(None, None, torch.stack(list(rows)), size)
         places = [values.nonzero().squeeze(1) for values in rows]
-        index = torch.int32 if index_bytes(size) == 4 else torch.int64
+        index = torch.int32 if place_bytes == 4 else torch.int64
         row = torch.cat([torch.full_like(p, number, dtype=torch.int32) for number, p in enumerate(places)])
         values = torch.cat([values[p] for values, p in zip(rows, places, strict=True)])
         return cls(row, torch.cat(places).to(index), values, size)
@@ -91,13 +95,25 @@ class SparseRows:
     def dense(self, rows: int) -> Tensor:
         """``[rows, n]``; further rows than those held are zeros."""
         whole = self.values.new_zeros(rows, self.size)
-        whole[self.row.long(), self.column.long()] = self.values
+        if self.row is None or self.column is None:
+            whole[: len(self.values)] = self.values
+        else:
+            whole[self.row.long(), self.column.long()] = self.values
         return whole
 
     def combined(self, weights: Tensor) -> Tensor:
         """``sum_j weights_j row_j``, ``[n]``, on the device of the ``[J]`` weights."""
-        row, column, values = (part.to(weights.device) for part in (self.row, self.column, self.values))
-        return weights.new_zeros(self.size).index_add_(0, column.long(), values * weights[row.long()])
+        values = self.values.to(weights.device)
+        if self.row is None or self.column is None:
+            return weights @ values
+        column = self.column.to(weights.device)
+        counts = torch.bincount(self.row, minlength=len(weights)).tolist()
+        total = weights.new_zeros(self.size)
+        for weight, its_columns, its_values in zip(
+            weights.tolist(), column.split(counts), values.split(counts), strict=True
+        ):
+            total.index_add_(0, its_columns, its_values, alpha=weight)
+        return total
 
     def state_dict(self) -> dict[str, Any]:
         """The constructor's arguments."""

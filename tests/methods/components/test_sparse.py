@@ -47,14 +47,17 @@ def test_bytes_of_a_message() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sparse_rows_are_the_dense_ones(dtype: torch.dtype) -> None:
-    dense = torch.randn(3, 40, dtype=dtype)
-    dense[torch.rand(3, 40) < 0.8] = 0
-    dense[1] = 0
+@pytest.mark.parametrize(("zeros", "whole"), [(0.8, False), (0.3, True), (0.0, True)])
+def test_sparse_rows_are_the_dense_ones(dtype: torch.dtype, zeros: float, whole: bool) -> None:
+    generator = torch_generator(0, "rows")
+    dense = torch.randn(3, 40, dtype=dtype, generator=generator)
+    dense[torch.rand(3, 40, generator=generator) < zeros] = 0
+    dense[1] *= float(whole)
     rows = SparseRows.of(list(dense))
-    assert len(rows.values) == int(torch.count_nonzero(dense))
+    assert rows.values.numel() == (dense.numel() if whole else int(torch.count_nonzero(dense)))
     assert torch.equal(rows.dense(5), torch.cat([dense, torch.zeros(2, 40, dtype=dtype)]))
-    weights = torch.randn(3, dtype=dtype)
+    weights = torch.randn(3, dtype=dtype, generator=generator)
     torch.testing.assert_close(rows.combined(weights), weights @ dense)
     again = SparseRows(**rows.state_dict())
     assert torch.equal(again.dense(3), dense)
+    assert torch.equal(again.combined(weights), rows.combined(weights))
