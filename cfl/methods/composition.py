@@ -47,6 +47,7 @@ from cfl.methods.capabilities import (
 )
 from cfl.methods.combinations import check_data, check_losses, check_protection, passes_forward
 from cfl.methods.context import Context
+from cfl.methods.member_names import check_names
 from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
 from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.privacy.release import Noise
@@ -124,9 +125,10 @@ class Composition(MethodComposition):
         """Refuse methods that cannot work with the data or beside each other.
 
         Raises:
-            ConfigError: see :func:`cfl.methods.combinations.check_data` and
-                :func:`cfl.methods.combinations.check_protection`.
+            ConfigError: see :func:`cfl.methods.combinations.check_data`,
+                :func:`cfl.methods.combinations.check_protection` and :func:`cfl.methods.member_names.check_names`.
         """
+        check_names(self)
         check_data(self, data)
         check_protection(self)
 

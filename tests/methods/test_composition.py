@@ -200,3 +200,17 @@ def test_a_capability_may_be_switched_off() -> None:
         found.append(federation.network.head.weight.detach().clone())
     assert torch.equal(found[0], found[1])
     assert not torch.allclose(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("end_rounds", "end_round"), ("start_client", "start_clients"), ("adjust_gradient", "adjust_gradients")],
+)
+def test_a_misspelt_name_is_refused(written: str, meant: str) -> None:
+    """In a class, in one that it extends, and as a property; not with an underscore."""
+    base: Any = type("Base", (Method,), {written: lambda self, *arguments: None})
+    for kind in (base, type("Extended", (base,), {}), type("Base", (Method,), {written: property(lambda self: True)})):
+        with pytest.raises(ConfigError, match=rf"methods\.mine = 'Base\.{written}' .*valid: {meant}, or a name with"):
+            Composition({"mine": kind()}).check(tiny_data())
+    free: Any = type("Free", (Method,), {f"_{written}": lambda self: None, "sum_of_all": lambda self: None})
+    Composition({"mine": free()}).check(tiny_data())

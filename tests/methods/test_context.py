@@ -19,7 +19,7 @@ from cfl.methods import Method
 from cfl.methods.context import Context
 
 FOLDER = Path(cfl.methods.__file__).parent
-THEIR_OWN = ("context.py", "composition.py", "combinations.py", "task_free.py")
+THEIR_OWN = ("context.py", "composition.py", "combinations.py", "member_names.py", "task_free.py")
 METHODS = [path for path in FOLDER.rglob("*.py") if path.name not in THEIR_OWN]
 BEHIND = (Federation, FederatedDataModule, BoundSchedule, Schedule, Server)
 
