@@ -26,17 +26,10 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 
 install: $(BIN)/.installed  ## create .venv with the pinned dependencies
 
-# Fixed, so that the demo's figures do not depend on a trial's outcome.
-DEMO := --schedule.cohort_width 10 --engine.kind workers --engine.stack 5
-
-FIT_DEMO = $(BIN)/cfl fit --seed_everything $(SEED) $(DEMO) --config configs/methods/$(1).yaml --run.dir $(RUNS)/$(1) --run.overwrite true
-
 demo: $(BIN)/.installed  ## train FedAvg and FOT on real digits, side by side; print one table, draw the curves
-	@mkdir -p $(RUNS)
-	@$(call FIT_DEMO,fedavg) > $(RUNS)/fedavg.txt 2>&1 & fedavg=$$!; \
-		$(call FIT_DEMO,fot); fot=$$?; \
-		wait $$fedavg || { cat $(RUNS)/fedavg.txt; exit 1; }; exit $$fot
-	@$(BIN)/cfl compare $(RUNS)/fedavg $(RUNS)/fot --out $(RUNS) --pictures
+	@# The engine is fixed, so that figures do not depend on a trial's outcome.
+	@$(BIN)/cfl sweep --methods fedavg,fot --seeds $(SEED)-$(SEED) --jobs 2 --out $(RUNS) --pictures \
+		--schedule.cohort_width 10 --engine.kind workers --engine.stack 5
 
 bench: $(BIN)/.installed  ## measure speed and memory into runs/bench: WORKS=W1,W2 ROUNDS=10 ENGINES=loop,cfl
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks --works "$(WORKS)" --engines "$(ENGINES)" --rounds "$(ROUNDS)" --out "$(BENCH)"

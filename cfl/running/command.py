@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cfl.reporting.compare.picture_formats import add_pictures
 from cfl.running.grid import seeds_in
 from cfl.running.launcher import Launcher, environment_for
 from cfl.runtime.errors import ConfigError, NotUnderstood
@@ -19,7 +20,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cfl sweep",
         usage="cfl sweep [--methods NAME,...] [--seeds N|A-B] [--set KEY=VALUE,...] [--jobs N] [--out FOLDER] "
-        "[--dry-run] [--config FILE] [--KEY VALUE]",
+        "[--pictures [FORMAT,...]] [--dry-run] [--config FILE] [--KEY VALUE]",
         description="Run every combination of methods, values and seeds, several at a time, and compare them as cfl "
         "compare does. The same command goes on where it was interrupted, and repeats no run that is finished.",
         epilog="Every other option is one of cfl fit and holds for all runs. cfl fit --help lists them.",
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", metavar="FOLDER", type=Path, default=OUT, help=f"for runs, tables and page (default: {OUT})"
     )
+    add_pictures(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
     return parser
 

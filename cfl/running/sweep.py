@@ -77,7 +77,8 @@ def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int],
         return 128 + runner.interrupted_by
     after = lacking(every, seeds, resolver, read_results(out, read_finished))
     folders, lost = [str(found.folder) for found in after.finished], {job.folder for job in after.jobs}
-    status = comparing.main([*folders, "--out", str(out)]) if folders else 1
+    drawn = ["--pictures", ",".join(options.pictures)] if options.pictures else []
+    status = comparing.main([*folders, "--out", str(out), *drawn]) if folders else 1
     without = [_reason(outcome) for outcome in outcomes if outcome.state != "finished"]
     without += [
         f"{outcome.job.name}: {outcome.job.folder / CONFIG} is not of the experiment that was asked for"

@@ -181,6 +181,18 @@ def test_bad_options_are_named_before_anything_runs(
 
 
 @pytest.mark.usefixtures("nothing_runs")
+def test_pictures_of_an_unknown_format_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        swept(tmp_path, *TINY, "--pictures", "svg,gif")
+    assert capsys.readouterr().err.endswith(
+        "'svg,gif' cannot work; valid: some of png, pdf, svg, with commas between them\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("nothing_runs")
 def test_a_run_folder_is_no_place_for_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "out", TINY)
     assert swept(tmp_path, *TINY) == 2
@@ -190,7 +202,7 @@ def test_a_run_folder_is_no_place_for_a_sweep(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.usefixtures("one_launcher")
 def test_runs_are_made_compared_and_not_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One fails, which ends no other; the table has the others, and the last lines name it."""
-    short = [*TINY, "--schedule.rounds_per_task=1", "--methods", "fedavg,fot", "--jobs", "2"]
+    short = [*TINY, "--schedule.rounds_per_task=1", "--methods", "fedavg,fot", "--jobs", "2", "--pictures", "svg"]
     options = [*short, "--set", "model.optimizer.lr=0.1,1e30"]
     assert swept(tmp_path, *options) == 1
     said = capsys.readouterr().out
@@ -201,6 +213,7 @@ def test_runs_are_made_compared_and_not_made_again(tmp_path: Path, capsys: pytes
     ]
     assert all("NaN or infinity" in line for line in lost)
     page = tmp_path / "out" / "report.html"
+    assert (tmp_path / "out" / "accuracy_curve.svg").exists()
     assert page.is_file()
     assert {row["row"] for row in tiny_cli.rows(tmp_path / "out" / "means.csv")} == {"FedAvg", "FOT"}
     for method, words in {"fedavg": [], "fot": ["--config", "methods/fot.yaml"]}.items():

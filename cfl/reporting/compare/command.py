@@ -13,6 +13,7 @@ from textwrap import wrap
 from cfl.reporting.compare.groups import DEFAULT_KEYS, Comparison, Row, compare
 from cfl.reporting.compare.latex import check_columns, latex_report
 from cfl.reporting.compare.page import page_of
+from cfl.reporting.compare.picture_formats import FORMATS, add_pictures
 from cfl.reporting.compare.reading import LeftOut, find_runs, is_run, read_all
 from cfl.reporting.compare.tables import caption, differences_table, means_table
 from cfl.reporting.compare.writing import (
@@ -28,8 +29,7 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
 
 Compared = Sequence[tuple[Comparison, Row | None]]
-_FORMATS = ("png", "pdf", "svg")
-_PICTURE = re.compile(rf"({'|'.join(CURVES)})_(curve|heatmaps|rounds)(_[1-9]\d*)?\.({'|'.join(_FORMATS)})")
+_PICTURE = re.compile(rf"({'|'.join(CURVES)})_(curve|heatmaps|rounds)(_[1-9]\d*)?\.({'|'.join(FORMATS)})")
 """Names that :mod:`cfl.reporting.compare.pictures` gives its files."""
 
 
@@ -138,29 +138,12 @@ def _parser() -> argparse.ArgumentParser:
         f"{', '.join(figure.key for figure in FIGURES)}, rounds_to_90 (a target of the runs), seeds, rank; "
         "unless given: acc,fgt,bwt, of densities nll,nll_task_aware,nll_forgetting",
     )
-    parser.add_argument(
-        "--pictures",
-        metavar="FORMAT,...",
-        nargs="?",
-        const=("png",),
-        default=(),
-        type=_formats,
-        help="with --out, also draw curves and heatmaps, as wide as a column or a page of an article: as png (unless "
-        "given), pdf or svg, or several with commas between",
-    )
+    add_pictures(parser, "with --out, ", "; a RUN stands before this option")
     return parser
 
 
 def _listed(text: str) -> list[str]:
     return [part for part in (part.strip() for part in text.split(",")) if part]
-
-
-def _formats(text: str) -> list[str]:
-    formats = _listed(text)
-    if not formats or not {*formats} <= {*_FORMATS}:
-        valid = f"some of {', '.join(_FORMATS)}, with commas between them; a RUN stands before this option"
-        raise argparse.ArgumentTypeError(f"{text!r} cannot work; valid: {valid}")
-    return formats
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
