@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -437,6 +438,36 @@ def test_methods_are_measured_in_a_scenario_they_are_made_for(monkeypatch: pytes
     assert scenario_for({"fot": fot}) == "domain"
     assert scenario_for({"fot": fot, "other": tasks}) == "task"
     assert scenario_for({"a": tasks, "b": classes}) == "class"
+
+
+class Named(Bench):
+    """Starts nothing, and notes with which engine it would have."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        peak: Any = SimpleNamespace(flops_per_second=1e9)
+        super().__init__(folder, 2, 1, [], peak, lambda line: None, device)
+        self.started: list[Engine] = []
+
+    def data(self, work: Work) -> Path:
+        return self.folder / "images.npz"
+
+    def fit(self, work: Work, engine: Engine, *rest: Any, **more: Any) -> Callable[[], Any]:
+        self.started.append(engine)
+        return lambda: None
+
+    def interleave(self, start: Mapping[str, Callable[[], Any]]) -> dict[str, Measured]:
+        return {name: Measured(failure="not here") for name in start}
+
+
+@pytest.mark.parametrize("measure", [added_by_methods, extraction, fisher, personal])
+def test_works_that_compare_no_engines_are_measured_on_the_device(
+    measure: Callable[[Bench], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    for device, options in (("cpu", ()), ("gpu", ("--trainer.accelerator", "gpu"))):
+        bench = Named(tmp_path, device)
+        rows = measure(bench)
+        assert {engine.options for engine in bench.started} == {options}
+        assert {row["engine"] for row in rows} == {bench.cfl.name}
 
 
 # Results.

@@ -14,7 +14,6 @@ import cfl.methods
 from benchmarks.bench import Bench
 from benchmarks.config import config_of
 from benchmarks.counted import counted_flops
-from benchmarks.engines import CFL
 from benchmarks.flops import round_flops
 from benchmarks.rounds import Measured
 from benchmarks.rows import Row, add_floor, add_rates, row_of
@@ -46,11 +45,11 @@ def added_by_methods(bench: Bench, work: Work = WORK, files: Sequence[Path] | No
         bench.say(f"{work.name} {file.stem}")
         measured = bench.interleave(
             {
-                "federated averaging": bench.fit(work, CFL, config, name=f"{file.stem}-base"),
-                file.stem: bench.fit(work, CFL, config, [file], name=file.stem),
+                "federated averaging": bench.fit(work, bench.cfl, config, name=f"{file.stem}-base"),
+                file.stem: bench.fit(work, bench.cfl, config, [file], name=file.stem),
             }
         )
-        row = row_of(work.name, file.stem, CFL.name, measured[file.stem])
+        row = row_of(work.name, file.stem, bench.cfl.name, measured[file.stem])
         row["not_run"] = row["not_run"] or measured["federated averaging"].failure
         add_rates(row, work.client_steps, work.sampled)
         add_floor(row, round_flops(work), bench.peak.flops_per_second)

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.arrays import data_file
 from benchmarks.config import config_of, write_config
-from benchmarks.engines import Engine, fit_command, loop_command
+from benchmarks.engines import CFL, CFL_GPU, Engine, fit_command, loop_command
 from benchmarks.rounds import Measured, interleave
 from benchmarks.running import Running
 from benchmarks.works import Work
@@ -54,6 +54,7 @@ class Bench:
         engines: to be compared.
         peak: the machine's.
         say: prints a line.
+        device: ``cpu`` or ``gpu``, of works that do not compare engines.
     """
 
     folder: Path
@@ -62,6 +63,12 @@ class Bench:
     engines: Sequence[Engine]
     peak: Peak
     say: Callable[[str], None]
+    device: str = "cpu"
+
+    @property
+    def cfl(self) -> Engine:
+        """``cfl fit`` as it comes, on the device."""
+        return CFL_GPU if self.device == "gpu" else CFL
 
     def data(self, work: Work) -> Path:
         """The work's data file."""

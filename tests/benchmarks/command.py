@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks import ENVIRONMENT
 from benchmarks.accelerator import NOTED_ROUND
-from benchmarks.engines import CFL, LOOP, chosen_engines
+from benchmarks.engines import CFL, CFL_GPU, LOOP, LOOP_GPU, chosen_engines
 from benchmarks.suite import TITLES, chosen_works, run_suite
 from benchmarks.table import show
 from cfl.runtime.errors import ConfigError
@@ -54,5 +54,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     show(rows, TITLES, console)
     say(f"results: {given.out / 'bench.json'}")
-    needed = [row for row in rows if row["engine"] in (LOOP.name, CFL.name)]
+    needed = [row for row in rows if row["engine"] in {e.name for e in (LOOP, CFL, LOOP_GPU, CFL_GPU)}]
     return 1 if any(row["not_run"] for row in needed) else 0

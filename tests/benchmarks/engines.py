@@ -71,11 +71,14 @@ def _on_gpu(name: str, *options: str) -> Engine:
     return Engine(name, options=("--trainer.accelerator", "gpu", *options))
 
 
+LOOP_GPU = Engine("loop-gpu", bare=True, device="cuda")
+CFL_GPU = _on_gpu("cfl-gpu")
+
 GPU_ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("loop-gpu", bare=True, device="cuda"),
-        _on_gpu("cfl-gpu"),
+        LOOP_GPU,
+        CFL_GPU,
         _on_gpu("cfl-gpu-k1", "--schedule.cohort_width", "1"),
         _on_gpu("cfl-gpu-k16", "--schedule.cohort_width", "16"),
         _on_gpu("cfl-gpu-k64", "--schedule.cohort_width", "64"),

@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.bench import Bench
 from benchmarks.config import config_of
-from benchmarks.engines import CFL
 from benchmarks.rows import Row, row_of
 from benchmarks.wire import Report
 from benchmarks.works import W1, W2, Work
@@ -78,12 +77,12 @@ def extraction(bench: Bench, cases: Sequence[Extraction] = EXTRACTIONS) -> list[
         options: dict[str, Any] = {"threshold": THRESHOLD, "sketch_size": case.sketch_size}
         options["message"] = "sketch" if case.sketch_size else "covariance"
         config["methods"] = {"fot": {"class_path": "FOT", "init_args": options}}
-        start[case.work.variant] = bench.fit(case.work, CFL, config)
+        start[case.work.variant] = bench.fit(case.work, bench.cfl, config)
     measured = bench.interleave(start)
     rows = []
     for case in cases:
         found = measured[case.work.variant]
-        row = row_of(case.work.name, case.work.variant, CFL.name, found)
+        row = row_of(case.work.name, case.work.variant, bench.cfl.name, found)
         row["paper_ratio_to_local_epoch"] = case.paper_ratio
         if row["not_run"] is None:
             row |= extraction_figures(found.rounds)

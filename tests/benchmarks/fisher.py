@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmarks.bench import Bench
 from benchmarks.config import config_of
-from benchmarks.engines import CFL
 from benchmarks.rows import Row, row_of
 from benchmarks.wire import Report
 from benchmarks.works import Work
@@ -41,12 +40,12 @@ def fisher(bench: Bench, work: Work = WORK) -> list[Row]:
     config = base | {"methods": {"fedcurv": {"class_path": "FedCurv", "init_args": options}}}
     measured = bench.interleave(
         {
-            "federated averaging": bench.fit(work, CFL, base, name="base"),
-            "fedcurv": bench.fit(work, CFL, config, name="fedcurv"),
+            "federated averaging": bench.fit(work, bench.cfl, base, name="base"),
+            "fedcurv": bench.fit(work, bench.cfl, config, name="fedcurv"),
         }
     )
     plain, found = measured["federated averaging"], measured["fedcurv"]
-    row = row_of(work.name, "fedcurv", CFL.name, found)
+    row = row_of(work.name, "fedcurv", bench.cfl.name, found)
     row["not_run"] = row["not_run"] or plain.failure
     if row["not_run"] is None:
         row |= fisher_figures(found.rounds, plain.rounds)

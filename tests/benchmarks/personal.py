@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.bench import Bench
 from benchmarks.config import config_of
-from benchmarks.engines import CFL
 from benchmarks.rows import Row, add_memory_beyond_data, ran, row_of
 from benchmarks.works import Work
 
@@ -51,17 +50,17 @@ def personal(
     start, data_bytes = {}, {}
     for name, of in works.items():
         config = config_of(of, bench.data(of), "second task")
-        start[name] = bench.fit(of, CFL, _with_fedweit(config, True, state_memory_mb))
+        start[name] = bench.fit(of, bench.cfl, _with_fedweit(config, True, state_memory_mb))
         data_bytes[name] = of.data_bytes(floats=False)
     for name, retroactive in TASKS.items():
         of = replace(work, variant=name)
         config = config_of(of, bench.data(of), "a task per round", bench.warmup + bench.rounds + 1)
-        start[name] = bench.fit(of, CFL, _with_fedweit(config, retroactive, state_memory_mb))
+        start[name] = bench.fit(of, bench.cfl, _with_fedweit(config, retroactive, state_memory_mb))
         data_bytes[name] = of.data_bytes(floats=False)
     measured = bench.interleave(start)
     rows = []
     for name, found in measured.items():
-        row = row_of(work.name, name, CFL.name, found)
+        row = row_of(work.name, name, bench.cfl.name, found)
         add_memory_beyond_data(row, data_bytes[name])
         if ran(row) and name in TASKS:
             row["ratio_of_last_to_first_tasks"] = late_over_early(row["seconds_of_rounds"])

@@ -72,7 +72,7 @@ def run_suite(
         warmup: rounds before those, at least 1.
         folder: gets ``bench.json`` and everything else.
         say: prints a line.
-        device: ``cpu`` or ``gpu``, whose peak is measured.
+        device: ``cpu`` or ``gpu``: whose peak is measured, and where works that do not compare engines are.
 
     Returns:
         The rows of this invocation.
@@ -88,7 +88,7 @@ def run_suite(
     stored_rows(results)  # a file that is none is refused now, not after the first work
     rows: list[Row] = []
     with Peak(folder / "peak.log", "cuda" if device == "gpu" else "cpu") as peak:
-        bench = Bench(folder, rounds, warmup, engines, peak, say)
+        bench = Bench(folder, rounds, warmup, engines, peak, say, device)
         for name, measure in works.items():
             say(f"{name} {TITLES.get(name, '')}".rstrip())
             about = {"machine": machine(), "versions": versions(), "measured_at": time.strftime("%Y-%m-%dT%H:%M:%S")}
