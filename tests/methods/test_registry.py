@@ -275,8 +275,9 @@ FEDWEIT_STATE = APD_STATE | {
     "sent": ("_sent", MODEL),
     "knowledge": (
         "_knowledge",
+        # Whole rows, which are smaller here; else rows, columns and values of entries.
         "list[{task: int, round: int, clients: list[int], bytes: list[int], "
-        "layers: dict[str, {row: Tensor, column: Tensor, values: Tensor, size: int}]}]",
+        "layers: dict[str, {row: None, column: None, values: Tensor, size: int}]}]",
     ),
     "bytes": ("_bytes", "list[list[int]]"),
 }
