@@ -10,7 +10,7 @@ from cfl.methods import capabilities
 from cfl.methods.base import Method
 from cfl.runtime.errors import ConfigError
 
-ALIKE = 0.8
+ALIKE = 0.85
 """Likeness from which on two names are taken for one, as of :class:`difflib.SequenceMatcher`."""
 
 
