@@ -143,7 +143,8 @@ class FedWeIT(APD):
         super().setup(context)
         self._sent = {x.name: torch.ones(len(x.weight), dtype=torch.bool) for x in self._layers}
         if self.borrows and context.num_tasks > 1:
-            # For the trial of engines: all tasks but the first have a knowledge base, and most of their time is its.
+            # For the trial of engines: reading the knowledge base takes most of the time in all tasks but the first, in
+            # which the first cohort removes these zeros. They are written, since memory that never was is read faster.
             for layer in self._layers:
                 room = layer.weight.new_empty(self._knowledge_entries(), *layer.weight.shape)
                 layer.parts.knowledge.entries = room.zero_()
@@ -438,7 +439,7 @@ class FedWeIT(APD):
         for held in self._knowledge:
             held["layers"] = {name: SparseRows(**rows) for name, rows in held["layers"].items()}
         for layer in self._layers:
-            layer.parts.knowledge.entries = None
+            layer.parts.knowledge.entries = None  # the next cohort loads that of its task
         self._lends = None
 
 

@@ -124,7 +124,8 @@ def test_probabilities_by_hand(run: Path, pets: Path, tmp_path: Path, capsys: py
         (
             "objects.npy",
             np.array([None]),
-            "objects.npy cannot be used: it is damaged or another kind",
+            "objects.npy cannot be used: it is damaged or another kind of file, or holds Python objects, "
+            "which are not read",
         ),
         ("cut.npz", b"PK", "cut.npz cannot be used: it is no .npz archive"),
     ],

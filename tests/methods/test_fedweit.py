@@ -18,7 +18,10 @@ from cfl.data.client_clocks import rounds_of_clients
 from cfl.data.schedule import RoundPlan
 from cfl.data.sequences import FixedTasks
 from cfl.engines import EngineOptions
+from cfl.engines.choice import EngineChoice
 from cfl.engines.cohort import Cohort
+from cfl.engines.probe import Trial
+from cfl.engines.trials import Trials
 from cfl.federation.federation import Federation
 from cfl.methods import FedProx, FedWeIT, Method
 from cfl.models.decomposition import decomposed_layers
@@ -227,6 +230,26 @@ class Ends(Method):
         (layer,) = decomposed_layers(self.context.network)
         kept = {c: self.context.clients.get("model", c) or {} for c in plan.clients}
         self.values[plan.task] = {c: own[layer.adaptive] for c, own in kept.items()}
+
+
+def test_engines_are_tried_with_a_knowledge_base_that_the_first_task_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, looks, of = [], Looks(), Trials.of
+
+    def noting(trials: Trials, choice: EngineChoice) -> Trial:
+        (layer,) = decomposed_layers(trials.network)
+        tried.append((layer.parts.knowledge.entries, layer.weight.shape))
+        return of(trials, choice)
+
+    monkeypatch.setattr(Trials, "of", noting)
+    data = tiny_data(permuted(2), schedule={"cohort_width": "auto"})
+    fit(tiny_client(data, mlp, sgd, {"fedweit": FedWeIT(), "looks": looks}, EngineOptions("auto")), data)
+    assert tried
+    for entries, shape in tried:
+        assert entries is not None
+        assert entries.shape == (data.rounds.most_clients, *shape)
+        assert not entries.any()
+    assert looks.lent[0] is None
+    assert looks.lent[1] is not None
 
 
 def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> None:
