@@ -50,7 +50,7 @@ def round_figures(client: Client, plan: RoundPlan, evaluated: bool) -> dict[str,
 
 
 def run_figures(
-    federation: Federation, benchmark: str, config_hash: str, versions: Mapping[str, str]
+    federation: Federation, benchmark: str, config_hash: str, versions: Mapping[str, str], device: torch.device
 ) -> dict[str, Any]:
     """The figures of a run by their names in ``summary.json``, without those of callbacks and methods.
 
@@ -59,6 +59,7 @@ def run_figures(
         benchmark: its name.
         config_hash: of the experiment.
         versions: of the program and its libraries.
+        device: on which it trained; Lightning has moved the network back to the CPU.
     """
     data, channel = federation.data, federation.channel
     figures: dict[str, Any] = {
@@ -92,7 +93,7 @@ def run_figures(
         "extra_local_computation": federation.computes_more_locally,
         "used_space": None,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        "device": str(next(federation.network.parameters()).device),
+        "device": str(device),
         "versions": versions,
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }

@@ -273,9 +273,9 @@ class RunRecord(Callback):
             if rows:
                 write_whole(self.folder / file, csv_of(rows))
 
-    def _summary(self, federation: Federation) -> dict[str, Any]:
+    def _summary(self, federation: Federation, device: torch.device) -> dict[str, Any]:
         """All figures of the run by their names in ``summary.json``."""
-        figures = run_figures(federation, self.name_of(federation.data), self.config_hash, self.versions)
+        figures = run_figures(federation, self.name_of(federation.data), self.config_hash, self.versions, device)
         if self.targets.accuracies:
             figures["rounds_to_accuracy"] = self.targets.rounds(federation.curve)
         if self.targets.accuracies or self.privacy.budget is not None:
@@ -296,7 +296,7 @@ class RunRecord(Callback):
         benchmark = self.name_of(client.require_federation().data)
         return save_samples(self.folder, client, benchmark, self.samples)
 
-    def _finish(self, client: Client) -> None:
+    def _finish(self, client: Client, device: torch.device) -> None:
         """Write the summary of a finished run, after everything else, including the last checkpoint.
 
         A run killed between its last checkpoint and its summary is finished by resuming it.
@@ -307,7 +307,7 @@ class RunRecord(Callback):
         if not self._drawn:
             self._write_tables(federation)
             self._draw(client)
-        text = json.dumps(_finite(self._summary(federation)), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(_finite(self._summary(federation, device)), indent=2, allow_nan=False) + "\n"
         tables = [self.folder / f"{name}.csv" for name in (*TABLES, *federation.methods)]
         tables += [*(self.folder / CLIENTS).glob(matrix_file(federation.measure.name, "_*")), self.folder / CONFIG]
         names = [str(table.relative_to(self.folder)) for table in tables if table.is_file()]
@@ -330,7 +330,7 @@ class RunRecord(Callback):
         """Write and print the figures of a finished run."""
         federation = federation_of(pl_module)
         if federation.finished and trainer.is_global_zero:
-            self._finish(client_of(pl_module))
+            self._finish(client_of(pl_module), trainer.strategy.root_device)
             print_figures(federation, self.targets, self.privacy)
             print(f"run folder: {self.folder}")
             print(f"to compare all runs there: cfl compare {shlex.quote(str(self.folder.parent))}", flush=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from PIL import Image
 from support import tiny_cli
 
@@ -101,6 +102,19 @@ def test_summary_keeps_the_contract(run: Path) -> None:
     assert summary["used_space"] is None
     assert summary["model_bytes"] == 4 * 4 * tiny_cli.PARAMETERS, "of four clients, in float32"
     assert summary["downlink_bytes_by_topic"] == {"model": ROUNDS * SAMPLED * 4 * tiny_cli.PARAMETERS}
+
+
+def test_summary_names_the_device_that_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a GPU's run the network is back on the CPU when the summary is written, and the strategy knows the device."""
+    end = SingleDeviceStrategy.teardown
+
+    def end_of_a_gpu(self: SingleDeviceStrategy) -> None:
+        end(self)
+        self._root_device = torch.device("cuda:0")
+
+    monkeypatch.setattr(SingleDeviceStrategy, "teardown", end_of_a_gpu)
+    assert tiny_cli.fit(tmp_path) == 0
+    assert tiny_cli.summary(tmp_path)["device"] == "cuda:0"
 
 
 BREAKS = """

@@ -117,6 +117,22 @@ def test_a_packed_matrix_has_its_norm_and_comes_back() -> None:
     np.testing.assert_allclose(unpack(packed, 9).numpy(), matrix, rtol=1e-14)
 
 
+def test_directions_have_signs_that_no_device_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eigenvectors are unique up to their signs, which differ between LAPACK and a GPU's library."""
+    _, moments = some_moments(np.linspace(0.1, 5, 9))
+    sums = {"layer": pack(torch.from_numpy(moments))}
+    expected = CovarianceMessage(None).spectrum(sums, "layer", 9, None).directions
+    signs = torch.tensor([-1.0, 1, 1, -1, 1, -1, 1, 1, -1], dtype=torch.float64)
+    decompose = torch.linalg.eigh
+
+    def on_another_device(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        energies, directions = decompose(matrix)
+        return energies, directions * signs
+
+    monkeypatch.setattr(torch.linalg, "eigh", on_another_device)
+    assert torch.equal(CovarianceMessage(None).spectrum(sums, "layer", 9, None).directions, expected)
+
+
 @pytest.mark.parametrize("share", [1e-2, 1e-4, 1e-5])
 def test_float32_moments_keep_small_residuals(share: float) -> None:
     """Raw moments sent in float32: ranks behind a basis that leaves ``share`` of the energy are those of float64."""

@@ -297,8 +297,13 @@ def principal_directions(A: Tensor) -> tuple[Tensor, Tensor]:
         directions, values = vectors.flip(1), energies.flip(0).clamp(min=0).sqrt()
     else:
         directions, values, _ = torch.linalg.svd(wide, full_matrices=False)
+    return with_fixed_signs(directions), values
+
+
+def with_fixed_signs(directions: Tensor) -> Tensor:
+    """``[d, m]`` columns whose entry of largest magnitude is positive; a decomposition's signs depend on the device."""
     peak = directions.gather(0, directions.abs().argmax(0, keepdim=True))
-    return torch.where(peak < 0, -directions, directions), values
+    return torch.where(peak < 0, -directions, directions)
 
 
 def grow_basis(basis: Tensor | None, directions: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from cfl.methods.components.layer_inputs.covariance import InputCovariance, cova
 from cfl.methods.components.layer_inputs.gpse_message import LayerOfClient
 from cfl.methods.components.layer_inputs.packed import pack, unpack
 from cfl.methods.components.layer_inputs.spectrum import Spectrum
-from cfl.methods.components.subspace import residual_share
+from cfl.methods.components.subspace import residual_share, with_fixed_signs
 
 # Float32 rounding of a sum of second moments: errors of its eigenvalues, relative to its Frobenius norm.
 _ROUNDING = 2**-24
@@ -67,7 +67,8 @@ class CovarianceMessage:
         floor = max(noise, _ROUNDING * float(torch.linalg.matrix_norm(moments)))
         values = torch.where(energies > floor, energies, 0).flip(0).sqrt()
         rho = residual_share(moments.trace(), values.square().sum())
-        return Spectrum(directions.flip(1), values, rho, moments, sums[name].numel() * sums[name].element_size())
+        directions = with_fixed_signs(directions.flip(1))
+        return Spectrum(directions, values, rho, moments, sums[name].numel() * sums[name].element_size())
 
 
 def _above(matrix: Tensor, floor: float) -> Tensor:
