@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from matplotlib.figure import Figure
-from matplotlib.image import imread
 
 from cfl.callbacks.checkpoint import record_of
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.experiment import flatten, method_name, setting_hash
-from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.reporting.method_names import printed_methods
 from cfl.runtime.run_files import PARTITION_PICTURE, SAMPLES
 from cfl.training.access import client_of, federation_of
 from cfl.training.evaluation import mean_matrix
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class DashboardLog(Callback):
@@ -68,7 +68,7 @@ class DashboardLog(Callback):
                 record.draw_partition(federation.data)
                 picture = record.folder / PARTITION_PICTURE
                 if _is_written(picture):
-                    _log_picture(logger, "data/partition", imread(picture), {"round": 0, "task": 0})
+                    _log_picture(logger, "data/partition", picture, {"round": 0, "task": 0})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the figures of the round."""
@@ -102,7 +102,7 @@ class DashboardLog(Callback):
         samples = record_of(trainer).folder / SAMPLES
         if federation.finished and _is_written(samples):
             for logger in trainer.loggers:
-                _log_picture(logger, "cl/samples", imread(samples), {"round": plan.round, "task": plan.task})
+                _log_picture(logger, "cl/samples", samples, {"round": plan.round, "task": plan.task})
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End wandb's run, so that another fit in this process does not write into it."""
@@ -114,6 +114,12 @@ class DashboardLog(Callback):
 
     @staticmethod
     def _log_matrix(logger: Logger, federation: Federation, targets: Sequence[float], round: int, task: int) -> None:
+        from cfl.reporting.figures import (
+            accuracy_curve,
+            accuracy_heatmap,
+            learning_curves,
+        )  # matplotlib is slow to import
+
         matrix, name = mean_matrix(federation), printed_methods(federation.methods)
         place = {"round": round, "task": task}
         kind = "matrix" if isinstance(logger, TensorBoardLogger) else "heatmap"
@@ -141,8 +147,8 @@ def _end_wandb_run(trainer: Trainer, exit_code: int) -> None:
         wandb.finish(exit_code=exit_code)
 
 
-def _log_picture(logger: Logger, name: str, picture: Figure | np.ndarray, place: Mapping[str, int]) -> None:
-    """Log a figure, or an image ``[height, width, channels]`` of values 0 .. 1, if the logger supports it.
+def _log_picture(logger: Logger, name: str, picture: Figure | Path, place: Mapping[str, int]) -> None:
+    """Log a figure, or an image's file, if the logger supports it.
 
     Args:
         logger: TensorBoard's or wandb's; others ignore pictures.
@@ -150,15 +156,18 @@ def _log_picture(logger: Logger, name: str, picture: Figure | np.ndarray, place:
         picture: the picture.
         place: the values of ``round`` and ``task``.
     """
+    from matplotlib.image import imread
+
     if isinstance(logger, TensorBoardLogger):
-        if isinstance(picture, Figure):
-            logger.experiment.add_figure(name, picture, global_step=place["round"])
+        if isinstance(picture, Path):
+            logger.experiment.add_image(name, imread(picture), global_step=place["round"], dataformats="HWC")
         else:
-            logger.experiment.add_image(name, picture, global_step=place["round"], dataformats="HWC")
+            logger.experiment.add_figure(name, picture, global_step=place["round"])
     elif isinstance(logger, WandbLogger):
+        import matplotlib.pyplot  # noqa: F401 - wandb uses it without importing it
         import wandb
 
-        image = wandb.Image(picture if isinstance(picture, Figure) else (255 * picture).astype(np.uint8))
+        image = wandb.Image((255 * imread(picture)).astype(np.uint8) if isinstance(picture, Path) else picture)
         logger.experiment.log({name: image, **place})
 
 

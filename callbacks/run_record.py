@@ -23,7 +23,6 @@ from cfl.callbacks.printed_figures import print_figures
 from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.callbacks.rounds_table import RoundsTable
 from cfl.callbacks.run_figures import known_tasks, methods_figures, round_figures, run_figures
-from cfl.callbacks.run_pictures import save_curves, save_samples
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.report import save_partition_figure, write_partition_csv
 from cfl.federation.federation import Federation
@@ -285,6 +284,8 @@ class RunRecord(Callback):
 
     def _draw(self, client: Client) -> None:
         """Draw a finished run's pictures. Those that cannot be written are left out, with a warning."""
+        from cfl.callbacks.run_pictures import save_curves  # matplotlib is slow to import
+
         federation = client.require_federation()
         with if_possible():
             self.draw_partition(federation.data)
@@ -293,6 +294,8 @@ class RunRecord(Callback):
         self._drawn = True
 
     def _save_samples(self, client: Client) -> Path | None:
+        from cfl.callbacks.run_pictures import save_samples
+
         benchmark = self.name_of(client.require_federation().data)
         return save_samples(self.folder, client, benchmark, self.samples)
 

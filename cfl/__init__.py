@@ -17,10 +17,11 @@ if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.getcwd()] != [os.path.dirname(
 # whose cores are also used by others, spinning made small networks several times slower. A value of the user's stands.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from cfl.runtime import quick_torchmetrics, torchvision_ops  # before anything that imports these two: see the modules
+from cfl.runtime import quick_dynamo, quick_torchmetrics, torchvision_ops  # before anything that imports these packages
 
 torchvision_ops.declare_when_imported()
 quick_torchmetrics.serve_when_imported()
+quick_dynamo.serve_when_imported()
 
 from typing import TYPE_CHECKING  # noqa: E402 - not from the current folder: see above
 

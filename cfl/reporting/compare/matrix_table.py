@@ -11,7 +11,6 @@ from torch import Tensor
 
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.metrics.transfer import average_accuracy
-from cfl.reporting.figures import cell_colours, colour_scale, require_square
 from cfl.reporting.rounding import rounded
 
 
@@ -30,6 +29,8 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
     Raises:
         ValueError: ``matrix`` is not ``[T, T]``.
     """
+    from cfl.reporting.figures import cell_colours, colour_scale, require_square  # matplotlib is slow to import
+
     require_square(matrix, f"{measure.label} on each task")
     tasks = len(matrix)
     decimals = 1 if tasks <= 10 else 0

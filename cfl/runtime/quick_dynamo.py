@@ -1,0 +1,63 @@
+"""Lets commands do without torch._dynamo, a third of the time that ``import lightning`` takes, if they do not compile.
+
+Lightning takes a class from it, only to ask whether a model is compiled. It and torch's optimizers mark what is not to
+be compiled. These names are served alone; whatever else is asked of the package, as by ``torch.compile``, completes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cfl.runtime import incomplete_package
+
+_PACKAGE = "torch._dynamo"
+
+
+class _AsTheRealOne(type):
+    """Answers whether something is a compiled module: nothing is before torch._dynamo's own code has run."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _real())
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _real())
+
+
+def _real() -> type | tuple[()]:
+    found: type | tuple[()] = vars(sys.modules[_PACKAGE]).get("OptimizedModule", ())
+    return found
+
+
+class OptimizedModule(metaclass=_AsTheRealOne):
+    """In place of ``torch._dynamo.OptimizedModule`` for those who import it early."""
+
+
+def _disable(function: Callable[..., Any] | None = None, *arguments: Any, **options: Any) -> Callable[..., Any]:
+    """In place of ``torch._dynamo.disable``: nothing is compiled before torch._dynamo's own code has run."""
+    if function is None:
+        return functools.partial(_disable, *arguments, **options)
+    disabled: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        if not disabled:
+            if incomplete_package.is_incomplete(_PACKAGE):
+                return function(*given, **named)
+            disabled.append(incomplete_package.completed(_PACKAGE).disable(function, *arguments, **options))
+        return disabled[0](*given, **named)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # so that it is not traced either
+    return call
+
+
+def _graph_break(*_: Any, **__: Any) -> None:
+    """In place of ``torch._dynamo.graph_break``, which ends a trace."""
+
+
+def serve_when_imported() -> None:
+    """Serve torch._dynamo as described when it is about to be imported for the first time."""
+    served = {"OptimizedModule": OptimizedModule, "disable": _disable, "graph_break": _graph_break}
+    incomplete_package.serve_when_imported(_PACKAGE, served, served.__getitem__, submodules=False)
