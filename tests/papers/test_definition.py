@@ -63,9 +63,12 @@ def test_settings_of_a_participation_arrive() -> None:
 
 @pytest.mark.parametrize("scale", ["short", "smoke"])
 def test_scales_change_what_they_say(scale: str) -> None:
-    """A short run is the published one but for rounds, clients of a round and the learning rate."""
-    changed = {"pmnist": ([64, 16], [0.01, 0.05]), "cifar100": ([25, 5], [0.01, 0.05])}
-    for benchmark, (clients, rates) in changed.items():
+    """A short run is the published one but for rounds, clients of a round, the learning rate, and TF32 on GPUs."""
+    changed = {
+        "pmnist": ([64, 16], [0.01, 0.05], [None, None]),
+        "cifar100": ([25, 5], [0.01, 0.05], ["high", None]),
+    }
+    for benchmark, (clients, rates, precisions) in changed.items():
         configs = [
             resolver().experiment(fot()["table1"].recipe(point(s, benchmark=benchmark, method="fot")).arguments)
             for s in ("paper", scale)
@@ -75,6 +78,7 @@ def test_scales_change_what_they_say(scale: str) -> None:
         if scale == "short":
             assert [config["schedule"].pop("clients_per_round") for config in configs] == clients
             assert [config["model"]["optimizer"]["init_args"].pop("lr") for config in configs] == rates
+            assert [config.pop("matmul_precision", None) for config in configs] == precisions
             assert configs[0] == configs[1]
 
 
