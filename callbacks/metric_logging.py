@@ -114,11 +114,8 @@ class DashboardLog(Callback):
 
     @staticmethod
     def _log_matrix(logger: Logger, federation: Federation, targets: Sequence[float], round: int, task: int) -> None:
-        from cfl.reporting.figures import (
-            accuracy_curve,
-            accuracy_heatmap,
-            learning_curves,
-        )  # matplotlib is slow to import
+        # Here, because matplotlib is slow to import.
+        from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
 
         matrix, name = mean_matrix(federation), printed_methods(federation.methods)
         place = {"round": round, "task": task}

@@ -7,6 +7,7 @@ be compiled. These names are served alone; whatever else is asked of the package
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,8 @@ def _disable(function: Callable[..., Any] | None = None, *arguments: Any, **opti
     """In place of ``torch._dynamo.disable``: nothing is compiled before torch._dynamo's own code has run."""
     if function is None:
         return functools.partial(_disable, *arguments, **options)
+    if not inspect.isroutine(function):  # a module or a class, which must stay one
+        return incomplete_package.completed(_PACKAGE).disable(function, *arguments, **options)
     disabled: list[Callable[..., Any]] = []
 
     @functools.wraps(function)

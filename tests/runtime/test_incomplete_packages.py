@@ -128,6 +128,12 @@ def test_a_function_marked_early_is_not_compiled() -> None:
     assert found.splitlines() == ["(tensor([2.]), False) False", "(tensor([4.]), False)", "(tensor([2.]), False)"]
 
 
+def test_a_module_marked_early_stays_a_module() -> None:
+    marked = "torch.compiler.disable(torch.nn.Linear(2, 1))"
+    code = f"import cfl, torch, lightning.pytorch; print(isinstance({marked}, torch.nn.Module))"
+    assert said_by(code) == "True"
+
+
 def test_training_needs_it_only_to_compile() -> None:
     """Optimizers take the same steps; what they mark is left alone by a compiler that comes later."""
     found = said_by(
