@@ -321,7 +321,7 @@ class APD(Method):
                 gradients[layer.base].addcmul_(strength, moved, value=self.consolidation)
 
     def _counted(self, cohort: Cohort) -> Tensors:
-        """Layer -> ``[*shape]`` bool, the entries of adaptive weights that count in the L1 norm of the current step.
+        """Layer -> ``[*shape]``, 1 for entries of adaptive weights that are in the L1 norm of this step, else 0.
 
         For layers that are not listed, all entries count."""
         return {}
@@ -330,9 +330,10 @@ class APD(Method):
     def _add_decay(gradient: Tensor, values: Tensor, l1: float, l2: float, where: Tensor | None = None) -> None:
         if l2:
             gradient.add_(values, alpha=l2)
-        if l1:
-            signs = values.sign()
-            gradient.add_(signs if where is None else signs.mul_(where), alpha=l1)
+        if l1 and where is None:
+            gradient.add_(values.sign(), alpha=l1)
+        elif l1:
+            gradient.addcmul_(values.sign(), where, value=l1)
 
     def _hold_retroactively(
         self, cohort: Cohort, layer: DecomposedLayer, of_base: Tensor, where: Tensor | None
@@ -347,10 +348,9 @@ class APD(Method):
         room[:, cohort.task : self._earlier_written.get(layer.name, 0)] = 0
         self._earlier_written[layer.name] = cohort.task
         moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"] if self._anchor else None
+        l1 = self.sparsity if where is None else self.sparsity * where
         for task in range(cohort.task):
-            torch.sign(parameter[:, task], out=gradient[:, task]).mul_(self.sparsity)
-            if where is not None:
-                gradient[:, task].mul_(where)
+            torch.sign(parameter[:, task], out=gradient[:, task]).mul_(l1)
             if moved is None:
                 continue
             gates = per_unit(self._anchor[f"gates {layer.name}"][:, task], moved)

@@ -153,7 +153,8 @@ class CONFEDMADE(FedWeIT):
     def _counted(self, cohort: Cohort) -> Tensors:
         """The entries that M does not mask."""
         found = self._masks_of(cohort.round, cohort.steps - 1)
-        return {name: mask for name, mask in found.items() if not (self._as_published and name == "shortcut")}
+        dtype = self._layers[0].weight.dtype
+        return {name: mask.to(dtype) for name, mask in found.items() if not (self._as_published and name == "shortcut")}
 
     def _held_mask(self, cohort: Cohort, layer: DecomposedLayer, position: int) -> Tensor | None:
         """As for FedWeIT; for U and D, as in the authors' code, the mask with which the new task begins."""

@@ -171,16 +171,11 @@ class FedWeIT(APD):
 
     def _lend(self, task: int, began: int) -> None:
         """Load the knowledge base of a task, begun in round ``began``, into the network."""
-        held, room = self._held(task, began), self._knowledge_entries()
+        held = self._held(task, began)
         for layer in self._layers:
-            entries = None
-            if held:
-                base = layer.weight
-                entries = base.new_zeros(room, *base.shape)
-                for part, first in zip(held, _starts(held), strict=True):
-                    rows = part["layers"][layer.name].dense(len(part["clients"])).to(base)
-                    entries[first : first + len(rows)] = rows.view(-1, *base.shape)
-            layer.parts.knowledge.entries = entries
+            base = layer.weight
+            rows = [part["layers"][layer.name].dense(len(part["clients"])).to(base) for part in held]
+            layer.parts.knowledge.entries = torch.cat(rows).view(-1, *base.shape) if rows else None
         self._lends = task, began
 
     def _held(self, task: int, began: int) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ _ADDED = ".parametrizations.weight.0."
 
 
 class Knowledge:
-    """The knowledge base of a layer, ``[J, *shape]``, the same for all clients; or None.
+    """The knowledge base of a layer so far, ``[at most J, *shape]``, the same for all clients; or None.
 
     It is neither parameter nor buffer, of which every client would have a copy. Copies of a network for threads share
     it.
@@ -48,7 +48,7 @@ class DecomposedWeight(nn.Module):
     Attributes:
         mask: ``[O]``, a logit per output unit, or None.
         adaptive: ``[O, ...]``, or None; at first a third of the base.
-        attention: ``[J]``, a factor per entry of the knowledge base, or None.
+        attention: ``[J]``, a factor per entry that the knowledge base may have, or None.
         others: ``[J]``, 1 for entries that a client may use, else 0, which also makes their gradient 0.
         earlier: ``[T, O, ...]``, adaptive weights of earlier tasks, zeros where there are none; or None.
         knowledge: the entries of the knowledge base; while there are none, their sum is 0.
@@ -96,7 +96,8 @@ class DecomposedWeight(nn.Module):
             weight = weight + self.adaptive
         entries = self.knowledge.entries
         if self.attention is not None and self.others is not None and entries is not None:
-            weight = weight + ((self.attention * self.others) @ entries.flatten(1)).view(base.shape)
+            factors = (self.attention * self.others)[: len(entries)]
+            weight = weight + (factors @ entries.flatten(1)).view(base.shape)
         return weight
 
     def _apply(self, fn: Any, recurse: bool = True) -> DecomposedWeight:

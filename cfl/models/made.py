@@ -33,7 +33,9 @@ class MaskedLinear(nn.Linear):
 
     def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
         """Inputs ``[B, I]`` and mask ``[O, I]`` bool to ``[B, O]``."""
-        return F.linear(input, self.weight * mask, self.bias)
+        weight = self.weight
+        # In the weight's type, so that torch does not convert the mask once more in the backward pass.
+        return F.linear(input, weight * mask.to(weight.dtype), self.bias)
 
 
 class MADE(DrawsEachStep, DensityNetwork):

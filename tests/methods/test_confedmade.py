@@ -402,13 +402,12 @@ def test_the_knowledge_base_grows_by_what_others_have_learned() -> None:
     sizes = {}
     for task in (1, 2):
         entries = [(t, c) for t in range(task) for c in range(3)]
-        assert looks.lent[task].shape[0] == 6
+        assert looks.lent[task].shape[0] == len(entries)  # though attention has room for 6
         for number, (t, c) in enumerate(entries):
             own = looks.ended[t, c]
             sparse = torch.where(own.abs() > 0.02, own, 0.0)
             assert torch.equal(looks.lent[task][number], sparse)
             sizes[t, c] = min(12 * int(sparse.count_nonzero()), 8 * 256)
-        assert int(looks.lent[task][len(entries) :].count_nonzero()) == 0
         for client in range(3):
             borrowed = [gradient != 0 for gradient in looks.gradients[task, client].tolist()]
             assert borrowed == [c != client for _, c in entries] + [False] * (6 - len(entries))
