@@ -84,13 +84,15 @@ class Claim:
         if "table" not in row:
             return cls(row, (), ())
         at, here, against = row.get("at", {}), row.get("here"), row.get("against")
-        ends = [row["of"], *([row["minus"]] if "minus" in row else [])]
+        names = ("of", "minus") if "minus" in row else ("of",)
+        ends = [row[name] for name in names]
         places = [(row["table"], {**at, **end}) for end in ends]
         if against:
             places[1] = (against["table"], against["at"])
         published = [evidence.cell(row, table, point) for table, point in places]
         if not here:
             return cls(row, published, published)
+        ends = [here.get(name, row[name]) for name in names]
         return cls(row, published, [evidence.cell(row, here["table"], {**here.get("at", {}), **end}) for end in ends])
 
     @property

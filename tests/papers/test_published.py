@@ -23,6 +23,9 @@ OF_ALL |= {"confedmade-table1": 12, "confedmade-table2": 14, "confedmade-table3"
 OURS_ALONE = {"fot-table2": {"MB kept"}}
 """Columns that the paper does not have."""
 
+NOT_PUBLISHED = {"confedmade-table2": {("oa",), ("dc-oa",)}}
+"""Rows that the paper does not have: its own are at ``oa-published`` and ``dc-oa-published``."""
+
 
 def number(table: str, figure: str, **place: str) -> Published:
     (found,) = [p for p in fot()[table].published if p.figure == figure and dict(p.place) == place]
@@ -40,14 +43,15 @@ def test_every_cell_has_its_number_and_every_number_its_cell(name: str) -> None:
     }
     assert len(published) == OF_ALL[name]
     printed = {figure for _, figure in published}
-    assert published == {(place, figure) for place, figure in cells if figure in printed}
+    without = NOT_PUBLISHED.get(name, set())
+    assert published == {(place, figure) for place, figure in cells if figure in printed and place not in without}
     assert {figure for _, figure in cells} - printed == OURS_ALONE.get(name, set())
 
 
 def test_pictures_have_no_numbers() -> None:
     without = {name for name, table in every_table().items() if not table.published}
     assert without >= {*(f"fot-figure{i}" for i in range(4, 8)), "fedcurv-figure1", "fedcurv-figure2"}
-    assert not any("-table" in name and not name.endswith("-present") for name in without)
+    assert not any("-table" in name and not name.endswith(("-present", "-published-mask")) for name in without)
 
 
 @pytest.mark.parametrize("name", COUNTS)
