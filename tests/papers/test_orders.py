@@ -105,7 +105,7 @@ def test_bounds_are_left_out_and_another_tables_numbers_may_be_compared_with() -
     assert found.paper == {name: numbers[name] for name in found.values}
     text = markdown(present, "short", made)
     assert "Left out as bounds: STL." in text
-    assert "The paper's are those of its table1, NonIID-50: other data than these." in text
+    assert "The paper's are those of its table1, NonIID-50: other data or settings than these." in text
 
 
 def test_orders_name_values_that_the_axis_has() -> None:
