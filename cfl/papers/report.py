@@ -187,7 +187,8 @@ def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[st
     if order.against is not None:
         name, at = order.against
         where = ", ".join(label(axis, value) for axis, value in at.items())
-        lines += ["", f"The paper's are those of its {name}{', ' if where else ''}{where}: other data or settings than these."]
+        place = f"{name}, {where}" if where else name
+        lines += ["", f"The paper's are those of its {place}: other data or settings than these."]
     return lines
 
 
