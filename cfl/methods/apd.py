@@ -330,10 +330,10 @@ class APD(Method):
     def _add_decay(gradient: Tensor, values: Tensor, l1: float, l2: float, where: Tensor | None = None) -> None:
         if l2:
             gradient.add_(values, alpha=l2)
-        if l1 and where is None:
-            gradient.add_(values.sign(), alpha=l1)
-        elif l1:
+        if l1 and where is not None:
             gradient.addcmul_(values.sign(), where, value=l1)
+        elif l1:
+            gradient.add_(values.sign(), alpha=l1)
 
     def _hold_retroactively(
         self, cohort: Cohort, layer: DecomposedLayer, of_base: Tensor, where: Tensor | None
