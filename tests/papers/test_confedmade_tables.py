@@ -92,7 +92,8 @@ def test_table_2_scores_clients_and_the_server() -> None:
 
 
 def test_published_numbers_of_table_2_are_at_the_masks_that_gave_them() -> None:
-    """Order-agnostic training with one draw of hidden units is published with the defect alone."""
+    """Order-agnostic training with one draw of hidden units is published with the defect alone; all are targets."""
+    assert not any(table("table2").no_target(p.place, p.figure) for p in table("table2").published)
     for point in table("table2").points("paper"):
         options = network(config("table2", point))
         one_draw = options["order_agnostic"] and options["num_masks"] == 1
