@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers
 
-Split = Literal["clients", "holders"]
+Split = Literal["clients", "holders", "whole"]
 
 
 class TaskSequences(ABC):
@@ -23,14 +23,15 @@ class TaskSequences(ABC):
 
     Args:
         split: the shares that a task's training samples are cut into: one for each of all ``clients`` (shares of
-            clients that never learn the task are not used), or one for each of the ``holders``.
+            clients that never learn the task are not used), or one for each of the ``holders``, the clients that learn
+            it. With ``whole`` each holder has all samples, so that clients share them (CONFEDMADE, Table 5).
 
     Raises:
         ConfigError: another ``split``.
     """
 
     def __init__(self, split: Split = "clients") -> None:
-        check_choices("data.sequences", ("clients", "holders"), split=split)
+        check_choices("data.sequences", get_args(Split), split=split)
         self.split = split
 
     @property

@@ -77,6 +77,8 @@ def test_disjoint_tasks_leave_none_to_two_clients() -> None:
         (lambda: FixedTasks([[0, 1]]).of_clients(2, 9, 0), "data.num_clients"),
         (lambda: data_of(exposure="asynchronous"), "data.exposure"),
         (lambda: tiny_data(permuted(), sequences=RandomTasks(2), repartition=False), "data.repartition"),
+        (lambda: data_of(FixedTasks(OWN, split="whole"), partition=Dirichlet(0.5)), "data.partition"),
+        (lambda: data_of(FixedTasks(OWN, split="whole"), validation=0.1), "data.validation"),
     ],
 )
 def test_settings_that_cannot_work(make: Any, key: str) -> None:
@@ -91,7 +93,7 @@ def test_a_method_that_needs_the_common_order_is_refused() -> None:
         fit(tiny_client(data, methods={"er": ER()}), data)
 
 
-@pytest.mark.parametrize(("split_over", "size"), [("holders", 30), ("clients", 20)])
+@pytest.mark.parametrize(("split_over", "size"), [("holders", 30), ("clients", 20), ("whole", 60)])
 def test_a_task_is_dealt_to_those_who_learn_it(split_over: Any, size: int) -> None:
     data = data_of(FixedTasks(OWN, split=split_over))
     assert data.num_tasks == 2
@@ -100,14 +102,14 @@ def test_a_task_is_dealt_to_those_who_learn_it(split_over: Any, size: int) -> No
             places = torch.from_numpy(data.indices[position][client])
             tasks, index = data.global_index.split(places)
             assert tasks.unique().tolist() == [OWN[client][position]]
-            assert len(index) == size, "60 samples a task over its two learners, or over three clients"
+            assert len(index) == size, "60 samples a task over its two learners, over three clients, or all to each"
             x, y = data.gather(position, places)
             images = data.tasks[OWN[client][position]]
             assert torch.equal(x, images.transform(images.train.images[index]))
             assert torch.equal(y, images.train.labels[index] + 2 * OWN[client][position])
             assert np.array_equal(data.client_global_index(position, client), places.numpy())
     held = [place for p in range(2) for own in data.indices[p].values() for place in own.tolist()]
-    assert len(held) == len(set(held)), "nobody shares a sample"
+    assert (len(held) == len(set(held))) == (split_over != "whole"), "nobody shares a sample, unless each has them all"
     assert data.learners(0) == [(0, 1), (2, 0)]
     assert data.learners(2) == [(0, 0), (1, 1)]
 
