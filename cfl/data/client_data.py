@@ -92,11 +92,12 @@ class ClientDataAssignment:
             raise ConfigError("data.exposure", exposure, f"{' or '.join(ONE_AT_A_TIME)} with schedule.clock_spread")
         if sequences is not None and not repartition:
             raise ConfigError("data.repartition", repartition, "true with data.sequences")
-        if sequences is not None and sequences.split == "whole" and not isinstance(partition, IID):
+        shares_samples = sequences is not None and sequences.split == "whole"
+        if shares_samples and not isinstance(partition, IID):
             valid = "IID with data.sequences.split: whole, under which clients have all samples of their tasks"
             raise ConfigError("data.partition", partition.name, valid)
         check_numbers("data", "[0, 1)", validation=validation)
-        if sequences is not None and sequences.split == "whole" and validation:
+        if shares_samples and validation:
             valid = "0 with data.sequences.split: whole, under which others train on what a client would set aside"
             raise ConfigError("data.validation", validation, valid)
         own_pace = bool(schedule.clock_spread) or exposure in OWN_PACE
@@ -202,12 +203,12 @@ class ClientDataAssignment:
     def _whole_deal(self) -> Sequence[Mapping[int, np.ndarray]]:
         dealt_to = self.eligible
         if self.sequences is not None:
-            everyone = np.arange(self.num_clients)
             learners = [self._learners(task, self.eligible) for task in range(self.stream.num_tasks)]
             wanting = [np.array([client for client, _ in of_task], dtype=np.int64) for of_task in learners]
             if self.sequences.split == "whole":
                 samples = [np.arange(len(task.train)) for task in self.tasks]
                 return [dict.fromkeys(own.tolist(), every) for own, every in zip(wanting, samples, strict=True)]
+            everyone = np.arange(self.num_clients)
             dealt_to = [own if len(own) and self.sequences.split == "holders" else everyone for own in wanting]
         return client_indices(self.tasks, self.partition, dealt_to, self.num_clients, self.seed, self.repartition)
 

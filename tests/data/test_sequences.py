@@ -103,6 +103,7 @@ def test_a_task_is_dealt_to_those_who_learn_it(split_over: Any, size: int) -> No
             tasks, index = data.global_index.split(places)
             assert tasks.unique().tolist() == [OWN[client][position]]
             assert len(index) == size, "60 samples a task over its two learners, over three clients, or all to each"
+            assert len(index.unique()) == size
             x, y = data.gather(position, places)
             images = data.tasks[OWN[client][position]]
             assert torch.equal(x, images.transform(images.train.images[index]))
