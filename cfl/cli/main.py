@@ -21,6 +21,7 @@ from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.parsing import Parser, debugging, place_of, reason_for_user
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.sources.kept import remember
 from cfl.metrics.measures.accuracy import ACCURACY
 from cfl.reporting import folder_lock
 from cfl.runtime.checkpoint_file import read_checkpoint
@@ -112,6 +113,7 @@ def build(
         announced: the header's first line where it has been printed.
     """
     _silence_libraries()
+    remember({})  # an earlier run of this process may have had other files under the same names
     # A parser takes a fifth of a second to build: where the command is known, it is the only one that gets one.
     known = [name for name in line.arguments[:1] if name in TRAINING] or [*TRAINING]
     commands = {name: skipped for name, skipped in kind.subcommands().items() if name in known}

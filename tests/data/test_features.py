@@ -51,6 +51,21 @@ def test_features_have_mean_0_and_deviation_1_over_the_training_set(tmp_path: Pa
     check_source(source, tmp_path)
 
 
+@pytest.mark.parametrize("value", [0.1, -1e9 / 3])
+def test_a_constant_feature_becomes_0_though_sums_round(value: float, tmp_path: Path) -> None:
+    """The mean of many equal numbers may differ from them in the last digit."""
+    held = arrays()
+    for part in ("train", "test"):
+        held[f"{part}_features"][:, 4] = value
+    held["test_features"][0, 4] = value + 0.01
+    source = Features(stored(tmp_path, **held))
+    train, test = source.load(tmp_path)
+    assert not train.images[..., 4].any()
+    assert not test.images[1:, ..., 4].any()
+    assert test.images[0, ..., 4].item() == pytest.approx(0.01, rel=1e-4)
+    assert source.moments(tmp_path)[1][4] == 1  # type: ignore[index]
+
+
 def test_features_as_they_are(tmp_path: Path) -> None:
     train, test = Features(stored(tmp_path), dimensions=5, num_classes=4, standardise=False).load(tmp_path)
     held = arrays()

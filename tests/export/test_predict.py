@@ -248,6 +248,19 @@ def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"images = \[2, 5\] .* rows as in the run's data set .*\[N, 6\]"):
         run.predict(np.zeros((2, 5), np.float32))
     np.save(tmp_path / "new.npy", held["test_features"])
+
+    # Another file in its place changes nothing, nor does a run on that one which is loaded as well.
+    before = run.predict(held["test_features"])
+    changed = {f"{part}_features": 3 - 2 * held[f"{part}_features"] for part in ("train", "test")}
+    np.savez(file, **{**held, **changed, "class_names": np.array(["a", "b", "c", "d"])})
+    settings = {"data.stream": stream, "data.partition": "IID", "data.scenario": "class", "run.dir": tmp_path / "other"}
+    other = cfl.fit(tiny_cli.TINY, settings)
+    again = cfl.load(folder)
+    _ = again.model, other.model
+    assert torch.equal(again.predict(held["test_features"]), before)
+    assert predict("--ckpt_path", str(folder), str(tmp_path / "new.npy"), "--out", str(tmp_path / "o.csv")) == 0
+    assert [row["class"] for row in table(tmp_path / "o.csv")] == [row["class"] for row in rows]
+
     file.unlink()
     without = tmp_path / "w.csv"
     assert predict("--ckpt_path", str(folder), str(tmp_path / "new.npy"), "--out", str(without)) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -221,6 +221,7 @@ class NpzSource(StandardSource):
         check_integers(KEY, 1, or_null=True, num_classes=num_classes)
         self.path = path
         self.name = Path(path).stem
+        self._facts = known_of(self._key)
         self._given = shape is not None and num_classes is not None
         self.may_lack_classes = num_classes is not None
         if shape is not None:
@@ -266,18 +267,15 @@ class NpzSource(StandardSource):
 
     @property
     def _key(self) -> str:
-        return f"{type(self).__name__} {self.path}"
-
-    def _known(self, root: Path) -> Mapping[str, Any]:
-        """What a checkpoint keeps of the file, if the file is missing."""
-        return {} if os.path.isfile(self._file(root)) else known_of(self._key)
+        """Names the file and how it is read."""
+        return f"{type(self).__name__} {self.path} {self.targets}"
 
     def __getattr__(self, name: str) -> Any:
         """Find ``shape``, ``num_classes``, ``mean`` and ``std`` on first use, if they were not given."""
-        if name == "shape" and (known := self._known(data_root())):
-            self.shape = check_shape(known["shape"])
-        elif name == "num_classes" and (known := self._known(data_root())):
-            self.num_classes = int(known["num_classes"])
+        if name == "shape" and self._facts:
+            self.shape = check_shape(self._facts["shape"])
+        elif name == "num_classes" and self._facts:
+            self.num_classes = int(self._facts["num_classes"])
         elif name == "shape":
             self.shape = self._shape_of(self._stored_shape(self._existing_file(name)))
         elif name == "num_classes":
@@ -306,6 +304,12 @@ class NpzSource(StandardSource):
             self.shape = found
         if "num_classes" not in self.__dict__:
             self.num_classes = needed
+        if self._facts:
+            outputs = self.num_classes if self.may_lack_classes else needed
+            sizes, of_run = (list(found), outputs), (self._facts["shape"], self._facts["num_classes"])
+            if sizes != of_run:
+                valid = f"the file of the checkpoint's run, with shape and number of outputs {of_run}, not {sizes}"
+                raise ConfigError(f"{KEY}.path", self.path, valid)
         if self.shape != found:
             raise ConfigError(*self._shape_option(self.shape, found, file))
         if needed != self.num_classes and not self.may_lack_classes:
@@ -322,11 +326,11 @@ class NpzSource(StandardSource):
         return f"{KEY}.shape", list(given), f"{list(found)}, the shape stored in {file}"
 
     def names(self, root: Path) -> tuple[str, ...]:
-        """Those of ``class_names`` in the file if it has them, else numbers."""
+        """Those of the checkpoint's run; else of ``class_names`` in the file if it has them; else numbers."""
+        if self._facts:
+            return tuple(self._facts["names"])
         file = self._file(root)
-        if os.path.isfile(file):
-            return self._stored_names(file) or super().names(root)
-        return tuple(self._known(root).get("names", ())) or super().names(root)
+        return (os.path.isfile(file) and self._stored_names(file)) or super().names(root)
 
     # What is asked of the file.
 
@@ -408,6 +412,10 @@ class Arrays(NpzSource):
         if self.channels == "first":
             return stored[1], stored[2], stored[3]
         return stored[3], stored[1], stored[2]
+
+    @property
+    def _key(self) -> str:
+        return f"{super()._key} {self.channels}"
 
     def _convert(self, stored: NDArray[Any]) -> Tensor:
         return _channels_first(stored, self.channels)

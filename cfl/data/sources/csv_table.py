@@ -132,9 +132,12 @@ class CsvTable(Features):
         except ValueError as error:
             raise self._unusable(path, error) from error
 
+    @property
+    def _key(self) -> str:
+        return f"{super()._key} {self._columns_of} drop={self.drop} test_share={self.test_share}"
+
     def _features(self, root: Path) -> list[str]:
-        known = self._known(root)
-        return list(known["columns"] if known else self._names_in(self._file(root))[0])
+        return list(self._facts["columns"] if self._facts else self._names_in(self._file(root))[0])
 
     def _names_in(self, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of the features' columns and of the outputs, which are kept when the rows no longer are."""

@@ -27,13 +27,15 @@ FEATURES = Layout(
 
 
 def feature_moments(features: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation ``[D]`` of every column of ``[N, D]``; 1 for a constant one."""
-    mean = features.mean(0, dtype=np.float64)
+    """Mean and standard deviation ``[D]`` of every column of ``[N, D]``; its value and 1 for a constant one."""
+    # Sums round: the mean of equal numbers can differ from them, and their deviation from 0.
+    constant = features.min(0) == features.max(0)
+    mean = np.where(constant, features[0], features.mean(0, dtype=np.float64))
     squares = np.zeros_like(mean)
     for start in range(0, len(features), _CHUNK):
         squares += np.square(features[start : start + _CHUNK] - mean).sum(0)
     deviation = np.sqrt(squares / len(features))
-    return mean, np.where(deviation > 0, deviation, 1.0)
+    return mean, np.where(constant, 1.0, deviation)
 
 
 class Features(NpzSource):
@@ -103,7 +105,7 @@ class Features(NpzSource):
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Both sets, standardised by the training set if asked for."""
-        self._moments = None
+        self._moments = self._moments_of_run()
         return super().read(root)
 
     def _shape_option(
@@ -112,6 +114,10 @@ class Features(NpzSource):
         return f"{KEY}.dimensions", given[2], f"{found[2]}, the numbers per vector in {file}"
 
     # Features that are none of the data set's own.
+
+    @property
+    def _key(self) -> str:
+        return f"{super()._key} standardise={self.standardise}"
 
     def kept(self, root: Path) -> dict[str, dict[str, Any]]:
         """See :meth:`Source.kept`: also the moments."""
@@ -132,13 +138,19 @@ class Features(NpzSource):
         """See :meth:`Source.moments`; reads the file unless it has been read."""
         if not self.standardise:
             return None
-        if self._moments is None and (known := self._known(root)):
-            mean, deviation = (np.array(values, dtype=np.float64) for values in known["moments"])
-            self._moments = mean, deviation
+        if self._moments is None:
+            self._moments = self._moments_of_run()
         if self._moments is None:
             self.read(root)
         assert self._moments is not None
         return self._moments[0].tolist(), self._moments[1].tolist()
+
+    def _moments_of_run(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """Those of the run that a checkpoint is of; None of a new run, whose file tells."""
+        if not self._facts or not self.standardise:
+            return None
+        mean, deviation = (np.array(values, dtype=np.float64) for values in self._facts["moments"])
+        return mean, deviation
 
     def image_of_file(self, path: Path, root: Path) -> Tensor:
         """See :meth:`Source.image_of_file`; refuses every file."""

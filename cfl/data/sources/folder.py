@@ -133,6 +133,7 @@ class ImageFolder(StandardSource):
         check_integers(KEY, 1, or_null=True, num_classes=num_classes)
         self.path, self.resize = path, resize
         self.name = Path(path).name
+        self._facts = known_of(self._key)
         self.mean, self.std = (0.0,) * self.shape[0], (1.0,) * self.shape[0]
         self._given = num_classes is not None
         if num_classes is not None:
@@ -148,8 +149,8 @@ class ImageFolder(StandardSource):
         if name != "num_classes":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         folder = data_root() / Path(self.path).expanduser() / "train"
-        if not os.path.isdir(folder) and (known := known_of(self._key)):
-            self.num_classes = int(known["num_classes"])
+        if self._facts:
+            self.num_classes = int(self._facts["num_classes"])
             return self.num_classes
         if not os.path.isdir(folder):
             raise ConfigError(
@@ -194,9 +195,11 @@ class ImageFolder(StandardSource):
         return f"{type(self).__name__} {self.path}"
 
     def names(self, root: Path) -> tuple[str, ...]:
-        """Names of the folders of classes if these are there, else numbers."""
+        """Those of the checkpoint's run; else of the folders of classes if these are there; else numbers."""
+        if self._facts:
+            return tuple(self._facts["names"])
         folder = root / Path(self.path).expanduser() / "train"
-        found = tuple(class_names(folder) if os.path.isdir(folder) else known_of(self._key).get("names", ()))
+        found = tuple(class_names(folder)) if os.path.isdir(folder) else ()
         return found if len(found) == self.num_classes else super().names(root)
 
     @property

@@ -1,4 +1,4 @@
-"""What checkpoints keep of data sets' files, so that a run's model can be used where these are not."""
+"""What checkpoints keep of data sets' files: the model of a run is used with what the files of that run said."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ _known: dict[str, Mapping[str, Any]] = {}
 
 
 def remember(kept: Mapping[str, Mapping[str, Any]]) -> None:
-    """From now on data sets whose files are missing have these sizes.
+    """Data sets that are made from now on, until the next call, have these sizes, names and moments.
 
     Args:
-        kept: :meth:`cfl.data.sources.base.Source.kept` of the data sets of a checkpoint's run.
+        kept: :meth:`cfl.data.sources.base.Source.kept` of the data sets of a checkpoint's run; empty for a new run.
     """
+    _known.clear()
     _known.update(kept)
 
 
 def known_of(name: str) -> Mapping[str, Any]:
-    """What a checkpoint that has been read says of a data set; empty if none has."""
+    """What the checkpoint that has been read says of a data set; empty if there is none."""
     return _known.get(name, {})
