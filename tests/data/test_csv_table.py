@@ -110,6 +110,13 @@ def test_rows_of_another_file_are_found_by_their_columns(tmp_path: Path) -> None
         Features("x.npz").images_of_table(new, tmp_path)
 
 
+def test_the_separator_is_looked_for_outside_of_quotes(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('"weight, kg";age\n1.5;2\n')
+    found = read_rows(tmp_path / "t.csv")
+    assert found.columns == ("weight, kg", "age")
+    assert found.numbers.tolist() == [[1.5, 2.0]]
+
+
 def changed(row: int, column: str, value: Any) -> list[list[Any]]:
     lines = rows()
     lines[row][COLUMNS.index(column)] = value
@@ -122,6 +129,7 @@ def changed(row: int, column: str, value: Any) -> list[list[Any]]:
         (changed(3, "age", "old"), "line 5, column age: 'old' is no number"),
         (changed(3, "age", ""), "line 5, column age: '' is no number"),
         (changed(3, "age", "nan"), "row 4 below the first line, column age: nan"),
+        (changed(2, "kind", " "), "line 4, column kind is empty"),
         (changed(0, "part", "valid"), "column part holds 'valid'; valid: train and test"),
         (changed(0, "kind", "7"), "no training row has the class '7'"),
         ([*rows(), ["p", 1]], "line 62 has 2 fields, the first line 6"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.exposure import stretches
 from cfl.data.kept_samples import kept_samples
 from cfl.data.partitions import Natural
-from cfl.data.sources import RecordedFrames
-from cfl.data.streams import Sequence
+from cfl.data.sources import Binarised, RecordedFrames, Synthetic
+from cfl.data.streams import ClassSplit, Mixture, Permuted, Sequence
+from cfl.data.types import ImageSet
 from cfl.engines.cohort import Cohort
 from cfl.methods import AGEM, DER, ER, EWC, SCAFFOLD, FedAGEM, Method
 from cfl.runtime.errors import ConfigError
@@ -115,6 +117,39 @@ def test_a_client_without_a_task_goes_on_with_its_own(tmp_path: Path) -> None:
     of_other = [*chain(*tasks[1])]
     assert of_other == sorted(of_other)
     assert {*of_other} == {0, 1}
+
+
+class Lasting(Synthetic):
+    """Samples that last half a second, but for the first of each part."""
+
+    def __init__(self) -> None:
+        super().__init__(num_classes=4, shape=(1, 4, 4), train_size=40, test_size=20)
+
+    def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        train, test = super().load(root)
+        return lasting(train), lasting(test)
+
+
+def lasting(part: ImageSet) -> ImageSet:
+    seconds = torch.full((len(part),), 0.5, dtype=torch.float64)
+    seconds[0] = 7
+    return replace(part, seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        ClassSplit(Lasting(), 2),
+        Mixture([Lasting(), Lasting()], [1, 1], 2),
+        Permuted(Binarised(Lasting(), split="merged"), 1),
+    ],
+    ids=["ClassSplit", "Mixture", "Binarised"],
+)
+def test_streams_keep_how_long_samples_last(stream: Any) -> None:
+    for task in stream.tasks(Path(), 0):
+        assert task.train.seconds is not None
+        assert set(task.train.seconds.tolist()) <= {0.5, 7.0}
+        assert len(task.train.seconds) == len(task.train)
 
 
 def town(folder: Path, name: str, count: int, drivers: list[int] | None, every: int = 60) -> RecordedFrames:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,8 +67,7 @@ class Binarised(Source):
     def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """See :meth:`Source.load`; stored values are 0 and 1."""
         train, test = (
-            ImageSet(self._bits(part.images, number), part.labels, part.clients)
-            for number, part in enumerate(self.source.load(root))
+            replace(part, images=self._bits(part.images, number)) for number, part in enumerate(self.source.load(root))
         )
         return merged_split([train, test], f"split {self.source.name}") if self.split == "merged" else (train, test)
 

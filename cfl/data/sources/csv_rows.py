@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def read_rows(
 
     Raises:
         ValueError: what is wrong with the file, in one line without its name: a column is missing, a row has more or
-            fewer fields than the first line, or a field is no finite number.
+            fewer fields than the first line, a text is empty, or a field is no finite number.
     """
     lines = _lines(path)
     _, names = next(lines)
@@ -68,6 +69,8 @@ def read_rows(
             name, text = next((names[p], fields[p]) for p in places if not _is_number(fields[p]))
             raise ValueError(f"line {line}, column {name}: {text[:40]!r} is no number") from None
         for name, place in kept:
+            if not fields[place].strip():
+                raise ValueError(f"line {line}, column {name} is empty")
             words[name].append(known.setdefault(fields[place], fields[place]))
     values = np.frombuffer(found, dtype=np.float64).reshape(-1, len(places))
     if not len(values):
@@ -92,7 +95,8 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            separator = next((sign for sign in ",;\t" if sign in first), ",")
+            unquoted = re.sub('"[^"]*"', "", first)
+            separator = next((sign for sign in ",;\t" if sign in unquoted), ",")
             reader = csv.reader(file, delimiter=separator, strict=True)
             names: list[str] = []
             for fields in reader:

@@ -115,10 +115,12 @@ def balanced_subset(labels: Tensor, size: int, purpose: str) -> Tensor:
 def joined(parts: Sequence[ImageSet]) -> ImageSet:
     """All samples of several sets in one, in their order."""
     clients = [part.clients for part in parts if part.clients is not None]
+    seconds = [part.seconds for part in parts if part.seconds is not None]
     return ImageSet(
         torch.cat([part.images for part in parts]),
         torch.cat([part.labels for part in parts]),
         torch.cat(clients) if len(clients) == len(parts) else None,
+        torch.cat(seconds) if len(seconds) == len(parts) else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -163,4 +164,4 @@ def select_classes(images: ImageSet, group: list[int], num_classes: int) -> Imag
     local[torch.tensor(group)] = torch.arange(len(group))
     labels = local[images.labels]
     index = (labels >= 0).nonzero().squeeze(1)
-    return ImageSet(images.images[index], labels[index], None if images.clients is None else images.clients[index])
+    return replace(images.subset(index), labels=labels[index])
