@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Callback
 
 from cfl.api.run import Run, load
@@ -42,27 +43,34 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
     return load(folder)
 
 
+_WHOLE = ("methods", "federated.codecs")
+"""Options whose own values are mappings, with names that the user gives."""
+
+
 def _as_options(settings: Mapping[str, Any]) -> Iterator[str]:
     """Words of a command line."""
     for key, value in _flat(settings):
         try:
-            yield f"--{key}={value if isinstance(value, str | Path) else json.dumps(value, default=_path)}"
+            yield f"--{key}={value if isinstance(value, str | Path) else json.dumps(value, default=_plain)}"
         except TypeError:
             valid = "a number, a text, a list or a mapping of these, as in a configuration file"
             raise ConfigError(key, value, valid) from None
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value; a class with its options stays one value, and so does what names methods."""
+    """Dotted key and value; a class with its options stays one value."""
     for key, value in settings.items():
         name = f"{above}{key}"
-        if isinstance(value, Mapping) and value and "class_path" not in value and name != "methods":
+        if isinstance(value, Mapping) and value and "class_path" not in value and name not in _WHOLE:
             yield from _flat(value, f"{name}.")
         else:
             yield name, value
 
 
-def _path(value: Any) -> str:
+def _plain(value: Any) -> Any:
+    """A path as a text, and a number of numpy as Python's."""
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
     raise TypeError(type(value).__name__)

@@ -158,12 +158,15 @@ class Run:
             except ValueError as error:
                 raise ConfigError("images", list(images.shape), f"rows as in the run's data set ({error})") from error
             images = self._classifier.network_input(rows, client, task)
-        if images.ndim != 4 or tuple(images.shape[1:]) != tuple(data.input_shape):
-            raise ConfigError("images", list(images.shape), f"shape [N, {', '.join(map(str, data.input_shape))}]")
-        if not images.is_floating_point():
-            if images.dtype != torch.uint8:
-                valid = "torch.uint8 as stored, or floating-point network input"
-                raise ConfigError("images", str(images.dtype), valid)
+        stored = not images.is_floating_point()
+        if stored and images.dtype != torch.uint8:
+            valid = "torch.uint8 as stored, or floating-point network input"
+            raise ConfigError("images", str(images.dtype), valid)
+        shapes = {tuple(data.input_shape)} | (self._classifier.stored_shapes(client, task) if stored else set())
+        if images.ndim != 4 or tuple(images.shape[1:]) not in shapes:
+            valid = " or ".join(f"[N, {', '.join(map(str, shape))}]" for shape in sorted(shapes))
+            raise ConfigError("images", list(images.shape), f"shape {valid}")
+        if stored:
             images = self._classifier.network_input(images, client, task)
         scores = self._classifier.scores(images.to(torch.float32), client, task)
         return scores.argmax(1) if self._measure.targets == "classes" else scores

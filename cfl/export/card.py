@@ -72,7 +72,9 @@ def write_card(
         f"SHA-256 of `{model.name}`: `{digest}` (`sha256sum {model.name}`).",
         _input(data),
         _output(answer, choice, federation),
-        _table("Figures", f"{whole}, accuracies and forgetting in percent", ("figure", "value"), summary),
+        _table(
+            "Figures", f"{whole}; {federation.measure.words} in {federation.measure.unit}", ("figure", "value"), summary
+        ),
         f"## Configuration\n\n{fenced(config, 'yaml')}",
     ]
     if answer.frozen:
@@ -132,7 +134,9 @@ def _input(data: FederatedDataModule) -> str:
     rows = ["| data set | shape | scale | mean | std |", "|---|---|---:|---|---|"]
     for source in sources:
         transform = source.transform()
-        constants = (" ".join(f"{value:.6g}" for value in values) for values in (transform.mean, transform.std))
+        constants = [" ".join(f"{value:.6g}" for value in values) for values in (transform.mean, transform.std)]
+        if source.moments(data.root) is not None:
+            constants = ["of each feature", "of each feature"]
         shape = " x ".join(map(str, source.shape))
         rows.append(f"| {in_markdown(source.name)} | {shape} | {transform.scale:g} | {' | '.join(constants)} |")
     lines.append("\n".join(rows))

@@ -100,6 +100,17 @@ class ImageClassifier:
         images = ImageSet(stored, torch.zeros(len(stored), dtype=torch.int64))
         return transform.normalised(enlarge(images, data.input_shape).images)
 
+    def stored_shapes(self, client: int | None = None, task: int | None = None) -> set[tuple[int, int, int]]:
+        """``(c, h, w)`` of the images of a task's data set, or of all tasks' data sets; see :meth:`network_input`.
+
+        Raises:
+            ConfigError: there is no such task.
+        """
+        stream = self.federation.data.stream
+        self.check_task(client, task)
+        tasks = range(stream.num_tasks) if task is None else [self._stream_task(client, task)]
+        return {source.shape for number in tasks if (source := stream.source_of(number)) is not None}
+
     def source(self, client: int | None = None, task: int | None = None) -> Source:
         """The data set as whose samples files and rows of numbers are read.
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.sources.base import Source
 from cfl.data.streams.sequence import repeat_channels
 from cfl.export.answer import Answer, Choice
 from cfl.export.prediction import last_task, output_names
@@ -26,13 +27,18 @@ def snippet(model: Path, answer: Answer, choice: Choice, federation: Federation,
         config: the run's configuration as YAML.
     """
     data, owner, task = federation.data, choice.client, choice.task
+    tasks = _stream_tasks(data, owner)
+    if task is not None:
+        tasks = [tasks[task]]
     imports, load = _loading(model, answer, data, config)
-    parts = [*_input(data, 0 if task is None else _stream_tasks(data, owner)[task]), "", *load]
+    parts = [*_input(data, tasks), "", *load]
     if answers := federation.measure.answers:
         parts.append(f"print(outputs)  # {answers}")
     else:
         parts += ["", f"classes = {output_names(federation, owner, task)}  # of the outputs"]
-        parts += _choosing(data.outputs.test_after(last_task(federation)), _stream_tasks(data, owner), task)
+        parts += _choosing(data.outputs.test_after(last_task(federation)), tasks)
+    if any("[task]" in line for line in parts):
+        parts.insert(0, f"task = 0  # of the images, 0 to {len(tasks) - 1}")
     return "\n".join([*imports, "", *parts])
 
 
@@ -43,31 +49,45 @@ def _stream_tasks(data: FederatedDataModule, owner: int | None) -> list[int]:
     return [data.stream_task(task, owner) for task in range(data.num_tasks)]
 
 
-def _input(data: FederatedDataModule, stream_task: int) -> list[str]:
+def _input(data: FederatedDataModule, stream_tasks: list[int]) -> list[str]:
+    """Lines that compute ``x``; where data sets of these tasks are normalised differently, by ``task``."""
     channels, height, width = data.input_shape
-    source = data.stream.source_of(stream_task)
-    if source is None:
+    found = [data.stream.source_of(number) for number in stream_tasks]
+    sources = [source for source in found if source is not None]
+    if len(sources) < len(found):
         return [f"x = np.zeros((1, {channels}, {height}, {width}), np.float32)  # network input, in its place"]
-    moments = source.moments(data.root)
-    if moments is not None:
-        mean, std = ([float(f"{value:.9g}") for value in values] for values in moments)
+    rows = any(source.moments(data.root) is not None for source in sources)
+    normalise = _by_task([_normalisation(source, channels, data.root) for source in sources])
+    if rows:
         return [
             f"features = np.zeros((1, {width}))  # yours in their place: [N, {width}]",
-            f"mean = np.array({mean})",
-            f"std = np.array({std})",
-            "x = ((features - mean) / std).astype(np.float32)[:, None, None]",
+            f"scale, mean, std = {normalise}",
+            "x = ((features / scale - mean) / std).astype(np.float32)[:, None, None]",
         ]
-    transform = repeat_channels(source.transform(), channels)
-    mean, std = list(transform.mean), list(transform.std)
-    if source.is_float:
-        kind, about = "np.float32", "[N, H, W, C]"
-    else:
-        kind, about = "np.uint8", f"[N, H, W, C], 0 to {transform.scale:g}"
+    kinds = {("np.float32", "") if x.is_float else ("np.uint8", f", 0 to {x.transform().scale:g}") for x in sources}
+    kind, about = kinds.pop() if len(kinds) == 1 else ("np.float32", ", as the task's data set has them")
     return [
-        f"images = np.zeros((1, {height}, {width}, {channels}), {kind})  # yours in their place: {about}",
-        f"scale, mean, std = {transform.scale:g}, {mean}, {std}",
+        f"images = np.zeros((1, {height}, {width}, {channels}), {kind})  # yours in their place: [N, H, W, C]{about}",
+        f"scale, mean, std = {normalise}",
         "x = ((images / scale - mean) / std).transpose(0, 3, 1, 2).astype(np.float32)",
     ]
+
+
+def _normalisation(source: Source, channels: int, root: Path) -> str:
+    """Scale, mean and std as they are written in Python."""
+    moments = source.moments(root)
+    if moments is not None:
+        mean, std = ([float(f"{value:.9g}") for value in values] for values in moments)
+        return f"1, np.array({mean}), np.array({std})"
+    transform = repeat_channels(source.transform(), channels)
+    return f"{transform.scale:g}, {list(transform.mean)}, {list(transform.std)}"
+
+
+def _by_task(values: list[str]) -> str:
+    """The value that all tasks have in common, or the task's own out of a list of tuples."""
+    if len(set(values)) == 1:
+        return values[0]
+    return f"[{', '.join(f'({value})' for value in values)}][task]"
 
 
 def _loading(model: Path, answer: Answer, data: FederatedDataModule, config: str) -> tuple[list[str], list[str]]:
@@ -115,14 +135,12 @@ def _options(config: str) -> dict[str, Any]:
         return {}
 
 
-def _choosing(allowed: Tensor | None, stream_tasks: list[int], task: int | None) -> list[str]:
+def _choosing(allowed: Tensor | None, stream_tasks: list[int]) -> list[str]:
     if allowed is None:
         return ["print([classes[k] for k in outputs.argmax(1)])"]
     places = [allowed[number].nonzero().flatten().tolist() for number in stream_tasks]
-    ranges = [(own[0], own[-1] + 1) for own in places]
-    if task is None and len(set(ranges)) > 1:
-        chosen = [f"task = 0  # of the images, 0 to {len(ranges) - 1}", f"first, end = {ranges}[task]  # its outputs"]
-    else:
-        first, end = ranges[task or 0]
-        chosen = [f"first, end = {first}, {end}  # the outputs to choose among"]
-    return [*chosen, "print([classes[first + k] for k in outputs[:, first:end].argmax(1)])"]
+    first_and_end = _by_task([f"{own[0]}, {own[-1] + 1}" for own in places])
+    return [
+        f"first, end = {first_and_end}  # the outputs to choose among",
+        "print([classes[first + k] for k in outputs[:, first:end].argmax(1)])",
+    ]

@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from support.tiny_cli import TINY
 from support.tiny_cli import fit as fit_by_command
@@ -117,6 +119,34 @@ def test_images_that_cannot_be_are_refused(run: cfl.Run) -> None:
         run.predict(torch.zeros(3, 1, 5, 4))
     with pytest.raises(ConfigError, match=r"torch\.int32"):
         run.predict(torch.zeros(3, 1, 4, 4, dtype=torch.int32))
+
+
+def test_smaller_images_of_a_data_set_are_enlarged_as_in_tests(tmp_path: Path) -> None:
+    small = {"class_path": "Synthetic", "init_args": {"num_classes": 2, "shape": [1, 3, 3], "max_test": 20}}
+    large = {"class_path": "Synthetic", "init_args": {"num_classes": 2, "shape": [3, 4, 4]}}
+    settings = {
+        "data.stream": {"class_path": "Sequence", "init_args": {"sources": [small, large]}},
+        "data.scenario": "task",
+        "data.partition": "IID",
+        "schedule.rounds_per_task": 1,
+        "run.dir": tmp_path / "run",
+    }
+    run = cfl.fit(TINY, settings)
+    _, test = Synthetic(num_classes=2, shape=(1, 3, 3), max_test=20).load(Path())
+    found = run.predict(test.images, task=0)
+    accuracy = 100 * found.eq(test.labels).double().mean()
+    assert accuracy == pytest.approx(run.accuracy_matrix[-1, 0].item())
+    with pytest.raises(ConfigError, match=r"images = \[20, 1, 3, 3\].* shape \[N, 3, 4, 4\]$"):
+        run.predict(test.images, task=1)
+
+
+def test_mappings_with_names_of_the_users_own_and_numbers_of_numpy(tmp_path: Path) -> None:
+    secure = {"aggregation": "modelled", "codecs": {"update": {"range": 4, "bits": 20}}}
+    settings = {"federated": secure, "seed_everything": np.int64(3), "model.optimizer.lr": np.float64(0.05)}
+    run = cfl.fit(TINY, {"run.dir": tmp_path / "run", "schedule.rounds_per_task": 1}, settings)
+    assert run.figures.seed == 3
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["federated"]["codecs"] == {"update": {"range": 4, "bits": 20}}
 
 
 def test_task_incremental_predictions_are_among_the_tasks_outputs(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -22,8 +23,8 @@ from cfl.__main__ import main
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.participation import RandomShare
-from cfl.data.sources import Binarised, ImageFolder, Synthetic
-from cfl.data.streams import Permuted
+from cfl.data.sources import Binarised, Features, ImageFolder, Synthetic
+from cfl.data.streams import Permuted, Sequence
 from cfl.export.answer import Choice, answer_of, plain_network
 from cfl.export.formats import PACKAGES, check_format, read, write
 from cfl.methods import APD, RGO, AnalyticHead, FedWeIT, ICaRL, InferringFOT, Method, PersonalLayers
@@ -392,7 +393,7 @@ def test_the_card_of_a_run_in_the_middle_of_a_task_has_the_figures_so_far(tmp_pa
     card = (tmp_path / "m.safetensors.md").read_text()
     first = tiny_cli.rows(tmp_path / "accuracy_matrix.csv")[1]
     assert "after 5 of 6 rounds; the run is not over" in card
-    assert "(after the last evaluation so far, accuracies" in card
+    assert "(after the last evaluation so far; accuracy in %" in card
     assert f"| acc | {float(first['task_0']):.6g} |" in card
 
 
@@ -441,7 +442,7 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     accuracy = client.require_federation().measured.summary(after=1)["acc"]
     assert f"| acc | {accuracy:.6g} |" in card
     assert "Every task has outputs of its own; which task" in card
-    assert "over all clients, each with its own model: not of this model alone, accuracies and forgetting" in card
+    assert "over all clients, each with its own model: not of this model alone; accuracy in %" in card
     choice = Choice(task=1)
     write_card(
         path,
@@ -452,7 +453,7 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
         "",
         tmp_path,
     )
-    assert "over all tasks, each with its own model: not of this model alone, accuracies" in path.read_text()
+    assert "over all tasks, each with its own model: not of this model alone; accuracy in %" in path.read_text()
 
 
 def code_of(card: Path) -> str:
@@ -490,6 +491,54 @@ def test_the_code_of_a_card_runs_as_printed(
     torch.testing.assert_close(torch.from_numpy(held["outputs"]), answer(x), rtol=0, atol=1e-5)
     expected = ImageClassifier(client).scores(x, task=0).argmax(1)
     assert capsys.readouterr().out == f"{[str(label) for label in expected.tolist()]}\n"
+
+
+def test_the_code_of_a_card_normalises_by_the_task_where_data_sets_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One model answers for all tasks, whose images have constants of their own."""
+    from cfl.export.card import write_card
+
+    sources: list[Any] = [
+        Synthetic(num_classes=2, shape=(1, 4, 4), train_size=64, test_size=20, mean=[mean], std=[std])
+        for mean, std in ((0.5, 0.25), (0.1, 2.0))
+    ]
+    client, path, card = trained(stream=Sequence(sources)), tmp_path / "model.pt2", tmp_path / "card.md"
+    answer = answer_of(client, Choice())
+    write(path, answer, client.input_shape, {})
+    write_card(card, path, answer, Choice(), client.require_federation(), "", tmp_path)
+    code = code_of(card)
+    assert code.count("task = ") == 1
+    monkeypatch.chdir(tmp_path)
+    (line,) = (line for line in code.splitlines() if line.startswith("images = "))
+    for number, task in enumerate(client.require_federation().data.tasks):
+        held: dict[str, Any] = {"given": task.test.images.permute(0, 2, 3, 1).numpy()}
+        exec(code.replace(line, "images = given").replace("task = 0", f"task = {number}"), held)
+        expected = answer(task.transform(task.test.images))
+        torch.testing.assert_close(torch.from_numpy(held["outputs"]), expected, rtol=0, atol=1e-5)
+
+
+def test_the_card_has_the_moments_of_every_data_set(tmp_path: Path) -> None:
+    from cfl.export.card import write_card
+
+    sources: list[Any] = []
+    for number in range(2):
+        values = np.random.default_rng(number).normal(10.0 * number, 1 + number, (96, 4))
+        arrays = {f"{part}_features": values for part in ("train", "test")}
+        arrays |= {f"{part}_labels": np.arange(96) % 2 for part in ("train", "test")}
+        np.savez(tmp_path / f"rows{number}.npz", **arrays)
+        sources.append(Features(str(tmp_path / f"rows{number}.npz")))
+    client, card = trained(stream=Sequence(sources)), tmp_path / "card.md"
+    answer = answer_of(client, Choice())
+    write_card(card, model_in(tmp_path), answer, Choice(), client.require_federation(), "", tmp_path)
+    assert "| rows1 | 1 x 1 x 4 | 1 | of each feature | of each feature |" in card.read_text()
+    (line,) = (line for line in code_of(card).splitlines() if line.startswith("scale, mean, std = "))
+    for number, task in enumerate(client.require_federation().data.tasks):
+        held: dict[str, Any] = {"np": np, "task": number}
+        exec(line, held)
+        stored = np.load(tmp_path / f"rows{number}.npz")["test_features"]
+        found = torch.from_numpy((stored / held["scale"] - held["mean"]) / held["std"]).float()
+        torch.testing.assert_close(found, task.test.images.flatten(1), rtol=0, atol=1e-5)
 
 
 def test_the_card_says_how_images_are_read(tmp_path: Path) -> None:
@@ -536,7 +585,7 @@ def test_the_card_of_a_common_model_with_a_clients_own_statistics_says_whose_fig
     write_card(path, model_in(tmp_path), answer_of(client, choice), choice, client.require_federation(), "", tmp_path)
     card = path.read_text()
     assert "Weights are the global model's, statistics of normalisation layers the client's own." in card
-    assert "of the global model with the statistics of test batches: not of this model, accuracies" in card
+    assert "of the global model with the statistics of test batches: not of this model; accuracy in %" in card
     assert "each with its own model" not in card
 
 
