@@ -74,7 +74,9 @@ class DPFedAvg(Method):
             ``count_noise`` that alone takes more than the noise multiplier allows.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
+        {"task", "class", "domain", "density", "regression", "detection"}
+    )
     task_free = True
     state = ("clips", "_rows")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ from cfl.testing.method_declarations import scenario_is_as_declared
 from cfl.testing.method_numbers import blocks_agree, devices_agree
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
+DATA_PAGE = CONFIGS.parents[1] / "docs" / "data.md"
 
 
 @dataclass(frozen=True)
@@ -488,6 +490,29 @@ def test_every_config_of_a_method_can_be_read(path: Path) -> None:
     named = methods_of(path)
     assert bool(named) != (path.stem == "fedavg")
     assert all(type(method).__name__ in ENTRIES for method in named.values())
+
+
+def documented() -> Iterator[tuple[str, list[str]]]:
+    """Names of the table of scenarios in the documents, with the scenarios that have a cross."""
+    (table,) = re.findall(r"(?<=`configs/methods/` \|)[^\n]*\n\|[-|]+\n((?:\|.*\n)+)", DATA_PAGE.read_text())
+    columns = ["task", "class", "domain", "density", "regression"]
+    for line in table.splitlines():
+        names, *crosses = (cell.strip() for cell in line.strip("|").split("|"))
+        for name in re.findall(r"[\w-]+(?=,|$| \()", names):
+            yield name, [column for column, cross in zip(columns, crosses, strict=False) if cross == "x"]
+
+
+@pytest.mark.parametrize(("name", "scenarios"), [*documented()])
+def test_the_documents_say_in_which_scenarios_it_works(name: str, scenarios: list[str]) -> None:
+    allowed = set(get_args(Scenario)).intersection(
+        *(m.scenarios for m in methods_of(CONFIGS / f"{name}.yaml").values())
+    )
+    assert ("regression" in allowed) == ("detection" in allowed)
+    assert set(scenarios) == allowed - {"detection"}
+
+
+def test_the_documents_have_all_configs_of_methods() -> None:
+    assert sorted(name for name, _ in documented()) == sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
 def setting(name: str) -> tuple[Any, ...]:
