@@ -90,7 +90,8 @@ class Conv2d(Layer):
         if height or width:
             h = F.pad(h, (0, 0, width, width, height, height))
         shape, strides = self._windows(h)
-        patches = h.as_strided(shape, strides).reshape(math.prod(shape[:3]), -1)
+        # Contiguous also where they overlap in a row of a single channel, which oneDNN cannot read.
+        patches = h.as_strided(shape, strides).reshape(math.prod(shape[:3]), -1).contiguous()
         run.saved.append((patches, shape, _sizes(h)))
         return _product(run, self.weight, self.bias, patches).view(-1, *shape[3:])
 

@@ -7,6 +7,7 @@ in place. The arithmetic is that of autograd and ``torch.optim.SGD``, up to floa
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,12 +46,18 @@ class Chain:
         """The chain that a network is, or None if it is anything else.
 
         Known are Linear, Conv2d, ReLU, counted Dropout, MaxPool2d and Flatten, as layers or functions, one after
-        another, each weight used once and no hook on any layer.
+        another, each weight used once, no hook on any layer, and nothing computed without gradients or in another
+        precision.
         """
-        if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in network.modules()):
+        if any(True for _ in network.buffers()) or any(
+            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+            for m in network.modules()
+        ):
             return None
         try:
-            graph = _Tracer().trace(network)
+            # Of a copy: a forward pass may change the module that it belongs to.
+            with torch.enable_grad():
+                graph = _Tracer().trace(copy.deepcopy(network))
         except Exception:  # control flow that depends on data, and whatever else a forward pass may do
             return None
         layers: list[Layer] = []
@@ -79,7 +86,7 @@ class Chain:
         weighted = [layer for layer in layers if isinstance(layer, Linear | Conv2d)]
         trained = {n for n, _ in network.named_parameters()}
         used = [n for layer in weighted for n in (layer.weight, layer.bias) if n is not None]
-        if set(used) != trained or len(used) != len(trained) or any(True for _ in network.buffers()):
+        if set(used) != trained or len(used) != len(trained):
             return None
         return cls(layers, products)
 
@@ -172,6 +179,13 @@ def cross_entropy_with_gradient(
 
 
 class _Tracer(fx.Tracer):
+    """Refuses what a graph does not tell of a forward pass: that a part of it has no gradients, or is in autocast."""
+
+    def create_node(self, *arguments: Any, **named: Any) -> fx.Node:
+        if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise NotImplementedError("gradients or precision are switched in the forward pass")
+        return super().create_node(*arguments, **named)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, CountedDropout | CountedDropout2d) or super().is_leaf_module(m, module_qualified_name)
 

@@ -102,8 +102,9 @@ class _Patches(torch.autograd.Function):
         ctx.geometry, ctx.shape = (stride, padding, dilation), x.shape
         ctx.save_for_backward(images, weight)
         patches, sides = _patches(images, weight.shape[3:], stride, dilation)
-        found = torch.bmm(patches, _matrices(weight))
-        return found.view(*x.shape[:2], *sides, -1).permute(0, 1, 4, 2, 3)
+        found = torch.bmm(patches, _matrices(weight)).view(*x.shape[:2], *sides, -1).permute(0, 1, 4, 2, 3)
+        # The same memory, but no view: a layer behind it may change it in place, which autograd refuses of a view.
+        return found.new_empty(0).set_(found.untyped_storage(), 0, found.shape, found.stride())
 
     @staticmethod
     @once_differentiable

@@ -61,6 +61,7 @@ class VmapEngine(Engine):
         self._first_sgd: tuple[float, float] | None = None
         self.masks = DropoutMasks(network, input_shape)
         self.draws = StepDraws(network)
+        self._hooked = next((n for n, m in network.named_modules() if m._backward_hooks or m._backward_pre_hooks), None)
         self._has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
         self._together: Any = self._all_losses
         if compile is not None:
@@ -70,8 +71,11 @@ class VmapEngine(Engine):
         """As :meth:`Engine.losses`, with a graph.
 
         Raises:
-            EngineCannot: ``vmap`` has no way to compute the network.
+            EngineCannot: ``vmap`` has no way to compute the network, or would not call its hooks.
         """
+        if self._hooked is not None and len(batch.x) > 1:
+            valid = "schedule.cohort_width: 1, engine.kind: workers, or no hooks, which vmap does not call"
+            raise EngineCannot("model.network", f"hooks of the backward pass of {self._hooked!r}", valid)
         try:
             return self._losses(cohort, batch, context)
         except RuntimeError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,6 +31,8 @@ from support.tiny import (
 )
 from torch import Tensor, nn
 
+from cfl.data.sources import Synthetic
+from cfl.data.streams import Permuted
 from cfl.engines import (
     EngineChoice,
     EngineOptions,
@@ -47,7 +51,7 @@ from cfl.engines.products import Products
 from cfl.methods.base import Method
 from cfl.models import MLP, AlexNet, LeNet, MnistCNN, Network, ResNet18, SmallCNN
 from cfl.models.dropout import convert_dropout
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, EngineCannot
 
 VMAP = EngineOptions("vmap")
 ADAM = partial(torch.optim.Adam, lr=0.02)
@@ -497,6 +501,103 @@ def test_hooks_and_shared_weights_are_no_chains() -> None:
     shared = MLP((1, 2, 2), 2, [4, 4], 0.0)
     shared.layers[1].weight = shared.layers[0].weight
     assert Chain.of(shared) is None
+
+
+class Probe(Network):
+    """A head on features that are computed without gradients, or in another precision."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, context: Any = torch.no_grad) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.fixed, self.head = nn.Linear(math.prod(input_shape), 8), nn.Linear(8, num_outputs)
+        self.context = context
+
+    def features(self, x: Tensor) -> Tensor:
+        with self.context():
+            return torch.relu(self.fixed(x.flatten(1)))
+
+
+def test_what_a_graph_does_not_tell_is_no_chain() -> None:
+    assert Chain.of(Probe((1, 4, 4), 3, nullcontext)) is not None
+    assert Chain.of(Probe((1, 4, 4), 3)) is None
+    assert Chain.of(Probe((1, 4, 4), 3, partial(torch.autocast, "cpu", torch.bfloat16))) is None
+    with torch.no_grad():
+        assert Chain.of(MLP((1, 2, 2), 2, [3], 0.0)) is not None
+
+
+@pytest.mark.parametrize("engine", [EngineOptions(), EngineOptions("workers", 1), EngineOptions("workers", 2), VMAP])
+def test_layers_without_gradients_stay(engine: EngineOptions) -> None:
+    data = tiny_data()
+    client = tiny_client(data, Probe, engine=engine)
+    fixed, head = client.network.fixed.weight.clone(), client.network.head.weight.clone()
+    fit(client, data)
+    assert torch.equal(client.network.fixed.weight, fixed)
+    assert not torch.equal(client.network.head.weight, head)
+
+
+class Running(Network):
+    """Keeps a running mean in a buffer."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.fc, self.head = nn.Linear(math.prod(input_shape), 8), nn.Linear(8, num_outputs)
+        self.register_buffer("mean", torch.ones(8))
+        self.calls = 0
+
+    def features(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.fc(x.flatten(1)))
+        self.calls += 1
+        self.mean.mul_(0.5).add_(0.5 * h.detach().mean(0))
+        return h - self.mean
+
+
+def test_looking_for_a_chain_changes_nothing() -> None:
+    network = Running((1, 4, 4), 3)
+    assert Chain.of(network) is None
+    assert network.calls == 0
+    assert torch.equal(network.mean, torch.ones(8))
+    assert_same(trained(EngineOptions("workers", 2), 3, Running), trained(VMAP, 1, Running))
+
+
+def frozen_by_a_hook(input_shape: tuple[int, int, int], num_outputs: int) -> Network:
+    network = MLP(input_shape, num_outputs, [7], 0.0)
+    network.layers[0].register_full_backward_pre_hook(lambda module, gradients: (torch.zeros_like(gradients[0]),))
+    return network
+
+
+def test_hooks_of_the_backward_pass_are_called_or_the_engine_refused() -> None:
+    for engine, width in ((EngineOptions("workers", 2), 3), (VMAP, 1), (EngineOptions(), 3)):
+        data = tiny_data(schedule={"cohort_width": width})
+        client = tiny_client(data, frozen_by_a_hook, engine=engine)
+        before = client.network.layers[0].weight.clone()
+        fit(client, data)
+        assert torch.equal(client.network.layers[0].weight, before)
+    with pytest.raises(EngineCannot, match=r"hooks of the backward pass of 'layers\.0'.*cohort_width: 1"):
+        trained(VMAP, 3, frozen_by_a_hook)
+
+
+class Wave(Network):
+    """Convolutions along one axis."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.conv, self.head = nn.Conv2d(1, 64, (1, 9)), nn.Linear(64 * 30, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.max_pool2d(torch.relu(self.conv(x)), (1, 4)).flatten(1)
+
+
+@needs_onednn
+def test_onednn_convolves_along_one_axis() -> None:
+    def run(library: Any) -> dict[str, Tensor]:
+        source = Synthetic(4, [1, 1, 128], 128, 8, noise=60.0)
+        schedule = {"rounds_per_task": 1, "batch_size": 32, "cohort_width": 2}
+        data = tiny_data(Permuted(source, 1), num_clients=2, schedule=schedule)
+        client = tiny_client(data, Wave, engine=EngineOptions("workers", 1, batch_last=True, products=library))
+        return weights(fit(client, data))
+
+    onednn = run("onednn")
+    for name, value in run("blas").items():
+        torch.testing.assert_close(onednn[name], value, rtol=0, atol=1e-5)
 
 
 # Which engine.

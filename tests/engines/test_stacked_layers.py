@@ -85,6 +85,20 @@ def test_values_and_gradients_are_every_clients_own(
         assert all(gradient.stride() == weight.stride() for gradient, weight in zip(found[1:], given[1:], strict=True))
 
 
+def test_what_is_behind_a_convolution_may_change_its_maps_in_place() -> None:
+    given = [_drawn(3, 2, 5, 6, 6), _drawn(3, 4, 5, 3, 3)]
+
+    def values(x: Tensor, w: Tensor) -> Tensor:
+        return F.relu(F.conv2d(x, w), inplace=True).square().sum()
+
+    with StackedLayers():
+        stacked = vmap(values)(*given)
+    apart = torch.stack([values(*(tensor[row] for tensor in given)) for row in range(3)])
+    torch.testing.assert_close(stacked, apart)
+    found, expected = (torch.autograd.grad(of.sum(), given) for of in (stacked, apart))
+    torch.testing.assert_close(found, expected)
+
+
 def test_weights_that_are_not_mapped_serve_every_client() -> None:
     x, w = _drawn(3, 2, 5, 6, 6), _drawn(4, 5, 3, 3)
     with StackedLayers():
