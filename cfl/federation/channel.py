@@ -79,8 +79,8 @@ class Channel:
         self.individual_allowed = individual_allowed
         self.diverges_with = tuple(diverges_with)
         self.integers = integers
-        self._lost: Callable[[int], Collection[int]] = lost or (lambda round: ())
-        self._gone = gone or self._lost
+        self.lost: Callable[[int], Collection[int]] = lost or (lambda round: ())
+        self._gone = gone or self.lost
         self.loses_messages = lost is not None
         self._asked: tuple[int, ...] = ()
         self.uplink_bytes: dict[str, int] = {}
@@ -136,7 +136,7 @@ class Channel:
         weights: Sequence[float],
         clients: Sequence[int],
         wire_bytes: int | None = None,
-    ) -> None:
+    ) -> list[bool]:
         """Add the messages of k clients to the topic's running weighted sum.
 
         Args:
@@ -147,16 +147,20 @@ class Channel:
             wire_bytes: bytes of one client's message if it is sent in another form than these tensors, e.g. as
                 values with their indices.
 
+        Returns:
+            For each of the k clients, whether its message has come and is part of the sum.
+
         Raises:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
         """
-        lost = self._lost(self._round)
+        lost = self.lost(self._round)
         if lost:
             weights = [0.0 if client in lost else weight for weight, client in zip(weights, clients, strict=True)]
         self._count_uplink(topic, payload, clients, wire_bytes)
         if self.integers is not None:
-            self._add_integers(self.integers, topic, payload, weights, clients)
-            return
+            came = self._add_integers(self.integers, topic, payload, weights, clients)
+            self._came.setdefault(topic, set()).update(came)
+            return [client in came for client in clients]
         added = weighted_sums(payload, weights)
         # A sum is finite only if all its terms are, so single messages are checked only where the sum is not.
         if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):
@@ -168,6 +172,7 @@ class Channel:
             sums[name] = sums[name].add_(total) if name in sums else total
         self._weights[topic] = self._weights.get(topic, 0.0) + sum(weights)
         self._came.setdefault(topic, set()).update(c for c, weight in zip(clients, weights, strict=True) if weight)
+        return [bool(weight) for weight in weights]
 
     def _add_integers(
         self,
@@ -176,16 +181,17 @@ class Channel:
         payload: Mapping[str, Tensor],
         weights: Sequence[float],
         clients: Sequence[int],
-    ) -> None:
+    ) -> set[int]:
+        """Add messages as integers; return whose were added."""
         usable = self.usable(payload, clients, topic)
         rows = [row for row, (weight, good) in enumerate(zip(weights, usable, strict=True)) if weight and good]
         if not rows:
-            return
+            return set()
         came, weights = [clients[row] for row in rows], [weights[row] for row in rows]
         sent = payload if len(rows) == len(clients) else {name: values[rows] for name, values in payload.items()}
         moment = (self._round, self._task)
         integers.add(topic, moment, self._asked, self._gone(self._round), sent, weights, came)
-        self._came.setdefault(topic, set()).update(came)
+        return set(came)
 
     def sum(self, topic: str) -> tuple[dict[str, Tensor], float]:
         """Return a topic's weighted sum and its total weight, and empty the topic.
@@ -264,7 +270,7 @@ class Channel:
         if self.integers is not None:  # counted where the sum is read
             return
         each = payload_bytes(payload) // max(1, len(clients)) if wire_bytes is None else wire_bytes
-        lost = self._lost(self._round)
+        lost = self.lost(self._round)
         size = each * sum(client not in lost for client in clients)
         self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + size
 
@@ -282,7 +288,7 @@ class Channel:
         Raises:
             BadUpdate: if a tensor is not finite and ``on_bad_update`` is ``stop``.
         """
-        lost = self._lost(self._round)
+        lost = self.lost(self._round)
         there = [client not in lost for client in clients]
         floats = [v.reshape(len(v), -1) for v in payload.values() if v.is_floating_point() and v.numel()]
         if not floats:

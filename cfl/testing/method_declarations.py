@@ -266,9 +266,9 @@ class _WatchesSums(Method):
             weights: Sequence[float],
             clients: Sequence[int],
             wire_bytes: int | None = None,
-        ) -> None:
+        ) -> list[bool]:
             sent.setdefault(topic, set()).update(clients)
-            uplink(topic, payload, weights, clients, wire_bytes)
+            return uplink(topic, payload, weights, clients, wire_bytes)
 
         def reading(topic: str) -> tuple[dict[str, Tensor], float]:
             senders = len(sent.pop(topic, ()))

@@ -348,9 +348,6 @@ class LocalWork:
             self.methods.finish_clients(sound)
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
-        if cohort.used_outputs is not None:
-            seen, used = self._used_outputs, cohort.used_outputs.any(0)
-            self._used_outputs = used if seen is None else seen | used
         weights = [float(cohort.sizes[p]) if by_samples else 1.0 for p in positions]
         # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
         update = {n: trained[n].sub_(cohort.global_parameters[n]) for n in federation.model.shared_parameters}
@@ -363,7 +360,11 @@ class LocalWork:
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             federation.clients.scatter(MODEL_TOPIC, clients, own, usable)
         if message:
-            federation.channel.uplink(UPDATE, message, weights, clients)
+            came = federation.channel.uplink(UPDATE, message, weights, clients)
+            if cohort.used_outputs is not None:
+                rows = [position for position, there in zip(positions, came, strict=True) if there]
+                seen, used = self._used_outputs, cohort.used_outputs[rows].any(0)
+                self._used_outputs = used if seen is None else seen | used
 
     # The round is closed.
 

@@ -19,6 +19,7 @@ from cfl.callbacks import FederatedOrchestrator, LocalModels
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
+from cfl.data.schedule import BoundSchedule
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised
 from cfl.data.streams import ClassSplit, Permuted
@@ -34,7 +35,7 @@ ADAM = partial(torch.optim.Adam, lr=0.01)
 def data_of(width: int = 3, **options: Any) -> FederatedDataModule:
     """Unequal clients, which finish at different steps; the last round of a task follows one before it."""
     settings: dict[str, Any] = {"num_clients": 5, "partition": Dirichlet(0.5, 3, balance=False), **options}
-    schedule = {"rounds_per_task": 2, "clients_per_round": 4, "cohort_width": width}
+    schedule = {"rounds_per_task": 2, "clients_per_round": 4, "cohort_width": width, **settings.pop("schedule", {})}
     stream = settings.pop("stream", None) or Permuted(Binarised(source()), 2)
     return tiny_data(stream, scenario="density", schedule=schedule, eval_batch_size=7, **settings)
 
@@ -152,6 +153,16 @@ def test_a_client_that_is_left_out_of_the_average_is_left_out_of_the_score(width
     expected = {owner: nats for owner, nats in whole.scores[1].items() if owner != victim}
     assert local.scores == {0: whole.scores[0], 1: expected}
     assert local.summary() == {"nll_of_clients": pytest.approx(sum(expected.values()) / 3)}
+
+
+def test_a_client_that_drops_out_is_left_out_of_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, local = LocalModels(True), LocalModels(True)
+    run(data_of(3), whole)
+    lost, *_ = data_of(3).rounds.round(3).clients
+    monkeypatch.setattr(BoundSchedule, "dropouts", lambda self, number: frozenset([lost] if number == 3 else []))
+    data = data_of(3, schedule={"client_dropout": 0.01})
+    run(data, local)
+    assert local.scores == {0: whole.scores[0], 1: {o: nats for o, nats in whole.scores[1].items() if o != lost}}
 
 
 def test_without_a_client_that_counts_there_is_no_score() -> None:

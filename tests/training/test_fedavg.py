@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from support.naive import federated_averaging, plain_network
 from support.tiny import (
     NetworkFactory,
@@ -26,6 +27,8 @@ from torch import Tensor, nn
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Holders, RandomShare
 from cfl.data.partitions import Dirichlet
+from cfl.data.schedule import BoundSchedule
+from cfl.data.sequences import FixedTasks
 from cfl.data.streams import Stream
 from cfl.models import MLP
 
@@ -86,6 +89,25 @@ def test_the_servers_learning_rate_and_momentum(lr: float, momentum: float) -> N
         server_lr=lr,
         server_momentum=momentum,
     )
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_outputs_of_a_client_that_drops_out_are_not_moved_by_momentum(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it had not been sampled: two clients have outputs of their own, and one drops out of the second round."""
+    monkeypatch.setattr(BoundSchedule, "dropouts", lambda self, number: frozenset([1] if number == 1 else []))
+    schedule = {"clients_per_round": 2, "cohort_width": width, "client_dropout": 0.01}
+    data = tiny_data(split(2), num_clients=2, sequences=FixedTasks([[0], [1]]), scenario="task", schedule=schedule)
+    client, heads = tiny_client(data), []
+
+    class Heads(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            heads.append(client.network.head.weight.detach().clone())
+
+    fit(client, data, {"server_momentum": 0.9}, callbacks=[Heads()])
+    moved = (heads[1] - heads[0]).abs().amax(1) > 0
+    assert moved.tolist() == [True, True, False, False]
 
 
 def test_batchnorm_statistics_are_averaged_like_weights() -> None:
