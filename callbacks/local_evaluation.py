@@ -93,12 +93,12 @@ class LocalModels(Callback):
                 self.scores.setdefault(task, {}).update(scores)
 
     def _leave_out(self, federation: Federation) -> None:
-        """Drop scores of clients left out of the round, which are known only after all have sent."""
+        """Drop scores of clients left out of the round, by themselves or by NaN, which is known after all have sent."""
         number = federation.round - 1
         ended = _ended(federation.schedule.round(number))
-        for round, _, owner in federation.channel.skipped:
-            if round == number and owner in ended:
-                self.scores.get(ended[owner], {}).pop(owner, None)
+        skipped = {owner for round, _, owner in federation.channel.skipped if round == number}
+        for owner in skipped.union(federation.channel.lost(number)).intersection(ended):
+            self.scores.get(ended[owner], {}).pop(owner, None)
 
     def summary(self) -> dict[str, float | None]:
         """``nll_of_clients``, once a task has ended; None if every client was left out."""

@@ -60,7 +60,8 @@ def candidates(
             clients as ``schedule.cohort_width`` says do not fit into memory.
     """
     device = next(network.parameters()).device
-    refused = _why_no_workers(network, input_shape, device, precision, options)
+    draws = draws_random_numbers(network, input_shape)  # refuses a network that cannot be trained, whatever the engine
+    refused = _why_no_workers(draws, device, precision, options)
     if options.kind == "workers" and refused is not None:
         raise ConfigError("engine.kind", "workers", f"vmap or auto: {refused}")
     is_open = _Open(options, width, most_clients, network, input_shape, batch_size, by_hand)
@@ -190,19 +191,13 @@ class _Open:
         ]
 
 
-def _why_no_workers(
-    network: nn.Module,
-    input_shape: tuple[int, int, int],
-    device: torch.device,
-    precision: str,
-    options: EngineOptions,
-) -> str | None:
+def _why_no_workers(draws: bool, device: torch.device, precision: str, options: EngineOptions) -> str | None:
     if device.type != "cpu":
         return f"workers compute on the CPU, the model is on {device}"
     if precision != "32-true":
         return f"workers compute in trainer.precision 32-true, not {precision}"
     if options.compile is not None:
         return "engine.compile is for vmap"
-    if draws_random_numbers(network, input_shape):
+    if draws:
         return "the network draws random numbers other than by nn.Dropout layers, which threads would mix up"
     return None

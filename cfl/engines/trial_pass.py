@@ -17,7 +17,7 @@ def draws_random_numbers(network: nn.Module, input_shape: tuple[int, int, int]) 
     """Whether a training pass advances torch's random stream, counted dropout aside.
 
     Raises:
-        ConfigError: if the network cannot take the data's images at all.
+        ConfigError: if the network cannot take the data's images at all, or its dropout layers cannot work.
     """
     trial = copy.deepcopy(network)
     some = next(trial.parameters())
@@ -25,10 +25,13 @@ def draws_random_numbers(network: nn.Module, input_shape: tuple[int, int, int]) 
         masks = DropoutMasks(trial, input_shape).draw(
             torch.zeros(1, dtype=torch.int64, device=some.device), 2, some.dtype
         )
-        with torch.random.fork_rng(devices=[]), dropout_masks(trial, {n: m[0] for n, m in masks.items()}):
+        cards = [some.device] if some.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cards), dropout_masks(trial, {n: m[0] for n, m in masks.items()}):
             before = torch.get_rng_state()
             trial(torch.zeros(2, *input_shape, dtype=some.dtype, device=some.device))
             return not torch.equal(before, torch.get_rng_state())
+    except ConfigError:
+        raise
     except Exception as error:  # whatever a user's forward pass may raise
         what = f"{type(network).__name__} on images {list(input_shape)}: {type(error).__name__}: {error}"
         raise ConfigError("model.network", what, "a network that takes the data's images") from error

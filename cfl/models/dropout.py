@@ -19,6 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from cfl.models.evaluation import evaluation_mode
 from cfl.randomness.counter_bits import random_words
+from cfl.runtime.errors import ConfigError
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -115,11 +116,13 @@ class DropoutMasks:
         input_shape: ``(C, H, W)`` of one sample.
 
     Raises:
-        ValueError: a counted layer is used more than once.
+        ConfigError: a counted layer is used more than once, or drops everything.
     """
 
     def __init__(self, network: nn.Module, input_shape: Sequence[int]) -> None:
         layers = {n: m for n, m in network.named_modules() if isinstance(m, _CountedDropout) and m.p > 0}
+        if everything := [name for name, layer in layers.items() if layer.p == 1]:
+            raise ConfigError("model.network", f"dropout layer {everything[0]} with p = 1", "p below 1")
         shapes = _mask_shapes(network, layers, input_shape) if layers else {}
         rates: dict[int, list[str]] = {}
         for name in shapes:
@@ -191,7 +194,8 @@ def _mask_shapes(
     def record(name: str, whole_maps: bool) -> object:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if name in shapes:
-                raise ValueError(f"dropout layer {name} is used more than once in a forward pass")
+                used = f"dropout layer {name}, used more than once in a forward pass"
+                raise ConfigError("model.network", used, "a dropout layer of its own for each use")
             one = tuple(inputs[0].shape[1:])
             shapes[name] = (one[0], *[1] * (len(one) - 1)) if whole_maps else one
 

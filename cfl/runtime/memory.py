@@ -27,7 +27,16 @@ def free_memory() -> int:
         limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
     except (OSError, ValueError, KeyError):  # another system, or no limit
         return free
-    return min(free, limit - used)
+    return min(free, limit - used + _of_files())
+
+
+def _of_files() -> int:
+    """Bytes that the container's memory holds of files that were read, and gives back when they are needed."""
+    try:
+        held = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        return int(held["active_file"]) + int(held["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def require_memory(key: str, value: Any, needed: float, valid: str) -> None:
@@ -80,13 +89,14 @@ class WithinMemory(TorchFunctionMode):
         """Call the function, after a look at what it would allocate."""
         kwargs = kwargs or {}
         if func in _MAKING:
+            given = kwargs["size"] if "size" in kwargs else args[0] if isinstance(args[0], Sequence) else args
             try:
                 size: float = func(*args, **{**kwargs, "device": "meta"}).nbytes
             except RuntimeError as error:  # what else is wrong the call itself will say
                 size = math.inf if "overflow" in str(error) else 0
             self._taken += size
             if size > _SMALL:
-                sizes = " x ".join(map(str, args[0] if isinstance(args[0], Sequence) else args))
+                sizes = " x ".join(map(str, given))
                 value = f"a tensor of {sizes} numbers" if self._value is None else self._value
                 require_memory(self._key, value, self._copies * self._taken, self._valid)
         return func(*args, **kwargs)

@@ -7,6 +7,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from cfl.training.left_to_engine import replaces
+
 BLOCK_SECONDS = 1.0
 """About how long a block of local steps may take, so that progress and signals are seen to."""
 
@@ -45,7 +47,7 @@ def steps_are_watched(trainer: Trainer, module: LightningModule, own: type[Light
         bool(settings.gradient_clip_val)
         or trainer.precision != "32-true"
         or any(is_overridden(hook, c, Callback) for c in settings.callbacks if not _is_own(c) for hook in _OF_A_STEP)
-        or any(h in vars(module) or getattr(type(module), h) is not getattr(own, h) for h in _OF_A_MODULE)
+        or any(replaces(module, hook, own) for hook in _OF_A_MODULE)
     )
 
 

@@ -161,7 +161,7 @@ class Client(LightningModule):
     def configure_optimizers(self) -> Optimizer:
         """Allocate the stacked clients and give them one elementwise optimizer."""
         federation = self.require_federation()
-        watched = partial(gradients_are_watched, self.trainer)
+        watched = partial(gradients_are_watched, self.trainer, self, Client)
         blocks = not steps_are_watched(self.trainer, self, Client)
         objective = Objective(self._loss_parts, federation.measure)
         chosen = choose_engine(

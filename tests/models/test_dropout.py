@@ -15,6 +15,7 @@ from cfl.models.dropout import (
     convert_dropout,
     dropout_masks,
 )
+from cfl.runtime.errors import ConfigError
 
 
 class Net(nn.Module):
@@ -148,8 +149,13 @@ def test_a_layer_used_twice_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.last(super().forward(x))
 
-    with pytest.raises(ValueError, match="last is used more than once"):
+    with pytest.raises(ConfigError, match="last, used more than once"):
         DropoutMasks(convert_dropout(Twice()), SHAPE)
+
+
+def test_a_layer_that_drops_everything_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"dropout layer 0 with p = 1.*below 1"):
+        DropoutMasks(convert_dropout(nn.Sequential(nn.Dropout(1.0))), SHAPE)
 
 
 def test_a_network_without_dropout_draws_nothing() -> None:

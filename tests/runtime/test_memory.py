@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from support.tiny import mlp
@@ -67,6 +69,26 @@ def test_drawing_is_as_without() -> None:
         assert torch.rand(3, generator=torch.Generator().manual_seed(1)).equal(expected)
         torch.manual_seed(2)
         assert torch.rand(3).equal(after)
+
+
+@pytest.mark.usefixtures("thousand")
+def test_sizes_that_are_given_by_name() -> None:
+    with WithinMemory("a.b", None, "less"), pytest.raises(ConfigError, match="a tensor of 300 x 1000000 numbers"):
+        torch.randn(size=(300, 1_000_000))
+
+
+def test_memory_of_files_that_were_read_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 MB, 90 are used, 70 of them by files; without the last file the container's own count is believed."""
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    for name, text in (
+        ("max", "100000000"),
+        ("current", "90000000"),
+        ("stat", "anon 20000000\nfile 70000000\nactive_file 50000000\ninactive_file 15000000\nshmem 5000000\n"),
+    ):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert free_memory() == 75_000_000
+    (tmp_path / "memory.stat").unlink()
+    assert free_memory() == 10_000_000
 
 
 def test_memory_that_could_not_be_had() -> None:

@@ -181,6 +181,33 @@ def test_rounds_come_in_blocks_unless_somebody_has_a_part_in_single_steps() -> N
     assert kinds(*made(Stubborn)) == {CohortBatch}
 
 
+class Idle(Client):
+    """Takes the gradients away before every step."""
+
+    seen = 0
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        super().on_before_optimizer_step(optimizer)
+        for parameter in self.work.cohort.parameters.values():  # type: ignore[union-attr]
+            Idle.seen += parameter.grad is not None
+            parameter.grad = None
+
+
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), EngineOptions("workers", 1), EngineOptions()])
+def test_a_subclass_sees_gradients_whatever_the_engine(engine: EngineOptions) -> None:
+    data = tiny_data()
+    client = tiny_client(data, engine=engine)
+    client.__class__ = Idle
+    Idle.seen, before = 0, weights_of(client)
+    fit(client, data)
+    assert Idle.seen > 0
+    assert all(torch.equal(value, before[name]) for name, value in weights_of(client).items())
+
+
+def weights_of(client: Client) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in client.network.state_dict().items()}
+
+
 def test_bfloat16_is_computed_in_single_steps() -> None:
     data = tiny_data(schedule={"rounds_per_task": 2})
     assert kinds(tiny_client(data), data, precision="bf16-mixed") == {CohortBatch}
