@@ -131,6 +131,18 @@ class Cohort:
             if turned is not held[name]:
                 held[name].copy_(turned)
 
+    def begin_with(self, position: int, tensors: Mapping[str, Tensor]) -> None:
+        """Let a client start its local work from other values than it has kept, as if it had kept these.
+
+        Args:
+            position: the client's.
+            tensors: name of a parameter or buffer -> ``[*shape]``.
+        """
+        for name, value in tensors.items():
+            for held in (self.parameters, self.buffers, self.own):
+                if name in held:
+                    held[name][position] = value.to(held[name].device)
+
     @property
     def train_outputs(self) -> Tensor | None:
         """``[T, O]`` bool, outputs in the loss of each task's samples in these clients' steps, or None for all."""

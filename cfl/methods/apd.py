@@ -122,7 +122,6 @@ class APD(Method):
         self._anchor: Tensors = {}
         self._strength: Tensors = {}
         self._earlier_gradients: Tensors = {}
-        self._earlier_written: dict[str, int] = {}
 
     @property
     def _key(self) -> str:
@@ -217,6 +216,10 @@ class APD(Method):
         latest = self._tasks.latest(cohort.clients)
         beginners = [position for position, task in enumerate(latest) if task != cohort.task]
         self._beginners = frozenset(beginners)
+        # Steps write the rows of earlier tasks alone. The others are zero, also after a cohort whose clock was further
+        # ahead, or in which clipping multiplied them by NaN.
+        for room in self._earlier_gradients.values():
+            room[:, cohort.task :] = 0
         experienced = [position for position in beginners if latest[position] >= 0]
         if experienced:
             self._file(cohort, experienced, [latest[position] for position in experienced])
@@ -243,7 +246,9 @@ class APD(Method):
             if self.retroactive:
                 values = filed.pop(layer.adaptive)
                 for row, (position, task) in enumerate(zip(positions, tasks, strict=True)):
-                    cohort.parameters[layer.earlier][position, task] = values[row]
+                    earlier = cohort.parameters[layer.earlier][position].clone()
+                    earlier[task] = values[row]
+                    cohort.begin_with(position, {layer.earlier: earlier})
         self._tasks.file(clients, tasks, {**filed, "entries above the threshold": above})
 
     def _anchored(self, cohort: Cohort, experienced: Sequence[int], latest: Sequence[int]) -> Tensors:
@@ -282,15 +287,13 @@ class APD(Method):
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Give clients the set with which they begin the cohort's task."""
-        present: Tensors = {**cohort.parameters, **cohort.buffers}
         for position in positions:
-            for name, value in self._fresh(cohort.task, cohort.clients[position]).items():
-                present[name][position] = value.to(present[name].device)
-        if self.adaptive_from == "current":
-            for layer in self._layers:
-                if layer.parts.adaptive is not None:
-                    for position in positions:
-                        present[layer.adaptive][position] = present[layer.base][position] / self.adaptive_divisor
+            fresh = self._fresh(cohort.task, cohort.clients[position])
+            if self.adaptive_from == "current":
+                for layer in self._layers:
+                    if layer.parts.adaptive is not None:
+                        fresh[layer.adaptive] = cohort.parameters[layer.base][position] / self.adaptive_divisor
+            cohort.begin_with(position, fresh)
 
     # Local steps.
 
@@ -344,9 +347,6 @@ class APD(Method):
         if room is None or len(room) < len(parameter) or room.device != parameter.device:
             room = self._earlier_gradients[layer.name] = torch.zeros_like(parameter)
         gradient = room[: len(parameter)]
-        # Rows of later tasks stay zero, also after a cohort whose own clock was further ahead.
-        room[:, cohort.task : self._earlier_written.get(layer.name, 0)] = 0
-        self._earlier_written[layer.name] = cohort.task
         moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"] if self._anchor else None
         l1 = self.sparsity if where is None else self.sparsity * where
         for task in range(cohort.task):

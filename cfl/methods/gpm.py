@@ -202,7 +202,8 @@ class GPM(Method):
             return
         started = time.perf_counter()
         clients = context.select_clients(plan, self.memory_clients)
-        own = context.extra_round(plan.task, clients)
+        lost = context.channel.lost(plan.round)
+        own = [client for client in context.extra_round(plan.task, clients) if client not in lost]
         with evaluating(context):
             grown = {client: self._grow(plan.task, client) for client in own}
         everyones = {client: found for part in context.everyones(grown) for client, found in part.items()}
@@ -252,6 +253,8 @@ class GPM(Method):
         return BLOCK * math.ceil(rank / BLOCK) * self._dims[layer] * self._dtype(layer).itemsize
 
     def _record(self, task: int, clients: list[list[tuple[int, int, float]]]) -> None:
+        if not clients:
+            return
         for found in clients:  # memories never shrink
             kept = sum(self._bytes(name, after) for name, (_, after, _) in zip(self._dims, found, strict=True))
             self._most_bytes = max(self._most_bytes, kept)

@@ -152,6 +152,8 @@ class ICaRL(OwnLoss):
         context = self.context
         self._table = context.clients.gather(self.name, cohort.clients, self._empty)
         self._models = []
+        if cohort.used_outputs is not None:
+            cohort.used_outputs |= moved(self._seen(cohort.task), cohort.used_outputs.device)  # all are in the loss
         if not self._old:
             return
         device = next(context.network.parameters()).device
@@ -215,11 +217,11 @@ class ICaRL(OwnLoss):
         device = next(context.network.parameters()).device
         seen = self._seen(plan.task)
         each = max(1, self.size // int(seen.sum()))
-        members = set(context.members(plan.task))
+        chooses = set(context.members(plan.task)).difference(context.channel.lost(plan.round))
         for client in context.extra_round(plan.task, self._called_back(plan.task)):
             model, table = client_model(context, plan.task, client), self._kept(client)
             with evaluating(context):
-                if client in members:
+                if client in chooses:
                     table = self._chosen(table, plan.task, client, model, each)
                     context.clients.scatter(self.name, [client], {n: v[None] for n, v in table.items()})
                 if self.classifier == "nearest_mean":

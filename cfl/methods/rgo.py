@@ -234,7 +234,8 @@ class RGO(Method):
             return
         started = time.perf_counter()
         clients = context.select_clients(plan, self.memory_clients)
-        own = context.extra_round(plan.task, [client for client in clients if client in keepers])
+        asked, lost = [client for client in clients if client in keepers], context.channel.lost(plan.round)
+        own = [client for client in context.extra_round(plan.task, asked) if client not in lost]
         with evaluating(context):
             found = {client: self._update(plan.task, client) for client in own}
         everyones = {client: figures for part in context.everyones(found) for client, figures in part.items()}

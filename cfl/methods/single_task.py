@@ -71,11 +71,8 @@ class SingleTask(Method):
             own = context.personal_state(tuple(cohort.clients[position] for position in experienced))
             clients = [cohort.clients[position] for position in experienced]
             self._tasks.file(clients, [latest[position] for position in experienced], own)
-        present: dict[str, Tensor] = {**cohort.parameters, **cohort.buffers}
-        initial = {name: self._initial[name] for name in context.personal}
-        for name, value in initial.items():
-            for position in beginners:
-                present[name][position] = value.to(present[name].device)
+        for position in beginners:
+            cohort.begin_with(position, {name: self._initial[name] for name in context.personal})
 
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:

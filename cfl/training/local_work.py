@@ -254,8 +254,8 @@ class LocalWork:
         batch = self.methods.extend_batch(batch)
         if batch.tasks_of_own is not None:
             self.cohort.use_outputs(batch.task_ids, batch.mask)
-        for added in batch.added:
-            self.cohort.use_outputs(added.tasks, added.mask)
+        for added in batch.added:  # nothing of clients that are done, while others of their cohort go on
+            self.cohort.use_outputs(added.tasks, added.mask & batch.mask.any(1, keepdim=True))
         return batch
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.naive_decomposed import assert_the_same, data_of, written_out
-from support.tiny import ConvNet, double, fit, kept_by, mlp, norm_net, sgd, split, tiny_client, tiny_data
+from support.tiny import ConvNet, double, fit, kept_by, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.data.client_clocks import rounds_of_clients
@@ -223,3 +223,22 @@ def test_what_cannot_work_is_refused(network: Any, methods: Any, settings: dict[
     with pytest.raises(ConfigError) as caught:
         fit(tiny_client(data, network, sgd, methods), data)
     assert caught.value.key == key
+
+
+class Breaks(Method):
+    """A client's head gets a gradient of NaN in one round, as if it had diverged."""
+
+    task_free = True
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        if cohort.round == 4 and 1 in cohort.clients:
+            cohort.gradients["head.weight"][cohort.clients.index(1)] = torch.nan
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_clipping_beside_a_diverged_client_leaves_other_clients_alone(width: int) -> None:
+    """Its gradients are multiplied by NaN, also those of later tasks, which later clients have in the same memory."""
+    data = tiny_data(permuted(3), num_clients=5, schedule={"clients_per_round": 5, "cohort_width": width})
+    client = tiny_client(data, methods={"apd": APD(consolidation=1.0), "breaks": Breaks()})
+    federation = fit(client, data, {"on_bad_update": "skip"}, gradient_clip_val=1.0)
+    assert federation.channel.skipped == [(4, 1, 1)]

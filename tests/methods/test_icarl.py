@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.naive import local_batches, plain_network
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.participation import Joining, RandomShare
+from cfl.data.participation import Joining, Participation, RandomShare
 from cfl.data.partitions import ClassesPerClient, Dirichlet
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
@@ -547,3 +548,24 @@ def test_it_wants_classes_that_compete_and_one_model() -> None:
         fit(tiny_client(data, mlp, sgd, {"icarl": ICaRL()}), data)
     with pytest.raises(ConfigError, match="one model"):
         run(ICaRL(), others={"personal": PersonalLayers(["head.*"])})
+
+
+class Newcomers(Participation):
+    """Other clients in the second task than in the first."""
+
+    name = "newcomers"
+
+    def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
+        return [np.array([0, 1]), np.array([2, 3])]
+
+
+@pytest.mark.parametrize("class_loss", ["own", "seen"])
+def test_clients_without_exemplars_distil_outputs_of_earlier_tasks(class_loss: Any) -> None:
+    """The loss is over all classes seen, whatever samples of other tasks' outputs a client has."""
+    schedule = {"clients_per_round": 1.0}
+    stream, who = split(2, classes=4), Newcomers()
+    data = tiny_data(stream, scenario="class", class_loss=class_loss, participation=who, schedule=schedule)
+    seen = Rounds()
+    fit(tiny_client(data, mlp, sgd, {"icarl": ICaRL(8)}), data, callbacks=[seen])
+    before, after = seen.models[data.schedule.rounds_per_task - 1], seen.models[-1]
+    assert not torch.equal(after["head.weight"][:2], before["head.weight"][:2])

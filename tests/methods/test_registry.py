@@ -5,6 +5,7 @@ A method belongs into ``ENTRIES``; a test fails for one that is not there.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import pkgutil
@@ -21,18 +22,20 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback
 from support.local_work import counted_steps
 from support.tiny import NetworkFactory, mlp, norm_net, prompted_net
 from torch import Tensor
 
 import cfl.methods
 from cfl.data.scenarios import Scenario
+from cfl.data.schedule import BoundSchedule
 from cfl.data.sources import Synthetic
 from cfl.methods import FedAGEM, Method
 from cfl.models import ACGAN
 from cfl.runtime.errors import ConfigError
 from cfl.testing import PROPERTIES
-from cfl.testing.comparing import distance
+from cfl.testing.comparing import difference, distance
 from cfl.testing.method_case import MethodCase
 from cfl.testing.method_declarations import scenario_is_as_declared
 from cfl.testing.method_numbers import blocks_agree, devices_agree
@@ -231,6 +234,35 @@ def test_rounds_that_no_client_joins_close(name: str) -> None:
     data = case.data_of(num_clients=4, schedule=schedule)
     assert [bool(data.rounds.round(r).clients) for r in range(5)] == [True, True, False, False, True]
     assert case.start(data, case.methods("tried")).finished
+
+
+class Kept(Callback):
+    """What clients keep after every round: topic -> client -> tensors."""
+
+    def __init__(self) -> None:
+        self.after: list[dict[str, dict[int, Any]]] = []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        states = pl_module.require_federation().clients
+        topics = sorted(states.state_dict())
+        self.after.append({t: {c: copy.deepcopy(states.get(t, c)) for c in states.holders(t)} for t in topics})
+
+
+# Their clients choose samples after a task without being asked, as do those that no round has sampled.
+BY_THEMSELVES = {"ER", "GradientCompensation"}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_THEMSELVES])
+def test_a_client_that_drops_out_keeps_what_it_had(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of the last round of a task, and also where it is asked after that round."""
+    case, kept = CASES[name], Kept()
+    last = case.rounds - 1
+    monkeypatch.setattr(BoundSchedule, "dropouts", lambda self, number: frozenset([1] if number == last else []))
+    data = case.data_of(schedule={"client_dropout": 0.01, "clients_per_round": 5})
+    case.start(data, case.methods("tried"), callbacks=[kept])
+    before, after = kept.after[last - 1], kept.after[last]
+    for topic, held in after.items():
+        assert difference(held.get(1), before.get(topic, {}).get(1), place=topic) is None
 
 
 WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}

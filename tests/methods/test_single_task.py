@@ -11,7 +11,19 @@ import pytest
 import torch
 from support.naive import accuracy, plain_network, train_client
 from support.naive_decomposed import data_of
-from support.tiny import NetworkFactory, SaveAfter, double, fit, kept_by, mlp, norm_net, sgd, split, tiny_client
+from support.tiny import (
+    NetworkFactory,
+    SaveAfter,
+    double,
+    fit,
+    kept_by,
+    mlp,
+    norm_net,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+)
 
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
@@ -112,3 +124,20 @@ def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
             assert same == (task == 0 or ("running" not in name and "num_batches" not in name)), (task, name)
     assert set(federation.clients.state_dict()) == {"model"}
     assert set(client.methods["single"].report().figures) == {"acc_single_task"}
+
+
+def test_outputs_that_are_not_in_the_loss_are_initial_in_every_tasks_model() -> None:
+    """A client's model of a task is as if it were the only one, also in outputs of other tasks."""
+    schedule = {"clients_per_round": 5}
+    data = tiny_data(split(3, classes=6), scenario="class", class_loss="own", num_clients=5, schedule=schedule)
+    client = tiny_client(data, mlp, sgd, {"own": PersonalLayers(), "single": SingleTask()})
+    initial = {name: value.clone() for name, value in client.network.state_dict().items()}
+    federation = fit(client, data)
+    for owner in range(5):
+        for task in range(3):
+            others = torch.ones(6, dtype=torch.bool)
+            others[2 * task : 2 * task + 2] = False
+            for name in ("head.weight", "head.bias"):
+                found = federation.model_of(owner, task)[name]
+                assert torch.equal(found[others], initial[name][others])
+                assert not torch.equal(found[~others], initial[name][~others])

@@ -124,7 +124,6 @@ class Naive:
     def train(self, client: int, plan: RoundPlan) -> None:
         """One client's part of a round."""
         owner, task = self.owners[client], plan.task
-        before = owner.set
         if owner.at != task:
             if owner.at >= 0:
                 owner.filed[owner.at] = owner.set
@@ -132,6 +131,7 @@ class Naive:
                 i: {x: self.part(x, owner.base[x], their) for x in self.layers} for i, their in owner.filed.items()
             }
             owner.set, owner.at = clones(self.fresh(task, client)), task
+        before = owner.set
         if self.exchange == "mean":
             owner.base = clones(self.server)
         elif self.exchange == "units":
