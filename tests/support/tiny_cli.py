@@ -204,7 +204,7 @@ def die_at(stage: str, round: int, number: int = signal.SIGKILL) -> ExitStack:
     elif stage == "closed":
         stack.enter_context(around(RunRecord, "on_train_epoch_end", False, next_round))
     elif stage == "ended":
-        stack.enter_context(around(RunRecord, "_finish", True, lambda _, client: client.federation.round - 1))
+        stack.enter_context(around(RunRecord, "_finish", True, lambda _, client, device: client.federation.round - 1))
     elif stage == "written":
         stack.enter_context(around(RoundCheckpoint, "_save", False, next_round))
     else:
