@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -282,11 +282,12 @@ class EWC(Method):
 
     # Where boundaries are found.
 
-    def start_clients(self, cohort: Cohort) -> None:
-        """Where boundaries are found, let clients compute a Fisher in some rounds, and keep it with the model."""
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Where boundaries are found, let clients compute a Fisher of the model that they had received in some rounds,
+        and keep both."""
         if self._finder is None or self.strength == 0 or not self._finder.keeps_in(cohort.round):
             return
-        for client in cohort.clients:
+        for client in (cohort.clients[position] for position in positions):
             fisher, model = self._fisher(cohort.task, client, cohort.round)
             self._remembered.keep(client, cohort.round, _joined(fisher, {n: model[n].detach() for n in fisher}))
 

@@ -300,7 +300,14 @@ class FOT(Method):
     # GPSE.
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """With ``gpse_model: local``, let clients sketch the layer inputs of their trained models."""
+        """With ``gpse_model: local``, let clients sketch the layer inputs of their trained models.
+
+        Where boundaries are found, let them compute and keep the moments of those of the model that they had received,
+        in some rounds.
+        """
+        if self._finder is not None:
+            self._keep_moments(cohort, positions)
+            return
         if self.gpse_model != "local" or not self._extracts_after(cohort.task):
             return
         plan = self.context.plan(cohort.round)
@@ -353,11 +360,10 @@ class FOT(Method):
 
     # GPSE where boundaries are found.
 
-    def start_clients(self, cohort: Cohort) -> None:
-        """Where boundaries are found, let clients compute and keep the moments of their layer inputs in some rounds."""
+    def _keep_moments(self, cohort: Cohort, positions: Sequence[int]) -> None:
         if self._finder is None or not self._protected or not self._finder.keeps_in(cohort.round):
             return
-        sizes = dict(zip(cohort.clients, cohort.sizes, strict=True))
+        sizes = {cohort.clients[position]: cohort.sizes[position] for position in positions}
         for client, message in self._extraction.messages(cohort.task, cohort.round, sizes, cohort.clients, {}):
             self._remembered.keep(client, cohort.round, {name: values[0] for name, values in message.items()})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -101,15 +101,16 @@ class FoundBoundaries(Method):
     # A round.
 
     @torch.no_grad()
-    def start_clients(self, cohort: Cohort) -> None:
-        """Clients compute their losses of the received model and send them."""
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Clients compute their losses of the model that they had received, and send them."""
         context = self.context
         network, device = context.network, next(iter(cohort.parameters.values())).device
-        losses = torch.zeros(len(cohort.clients), dtype=torch.float64)
+        clients = [cohort.clients[position] for position in positions]
+        losses = torch.zeros(len(clients), dtype=torch.float64)
         statistics = context.evaluation_statistics() if context.batchnorm == "drop" else nullcontext()
         with evaluation_mode(network), statistics:
             shared = context.state_tensors()  # without running statistics if they are dropped
-            for row, client in enumerate(cohort.clients):
+            for row, client in enumerate(clients):
                 own = {n: values[0] for n, values in context.personal_state((client,)).items()}
                 losses[row] = validation_loss(
                     network,
@@ -119,7 +120,7 @@ class FoundBoundaries(Method):
                     client,
                     context.measure,
                 )
-        context.channel.uplink(self._topic, {"loss": losses}, [1.0] * len(losses), cohort.clients)
+        context.channel.uplink(self._topic, {"loss": losses}, [1.0] * len(losses), clients)
 
     def end_round(self, plan: RoundPlan) -> None:
         """Compare the mean loss with those before."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
+from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import EWC, FOT, GPM, FedCurv, FoundBoundaries, InferringFOT, Method
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
@@ -257,6 +258,31 @@ def test_clients_without_a_fisher_of_the_task_have_no_part() -> None:
     found = rows_of(federation, "ewc")
     assert [row["clients"] for row in found] == [4, 0]
     assert found[1]["fisher_mean"] is None
+
+
+class Poison(Method):
+    """Client 0's gradient is NaN in round 3."""
+
+    task_free = True
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        if cohort.round == 3 and 0 in cohort.clients:
+            cohort.gradients["head.bias"][cohort.clients.index(0), 0] = torch.nan
+
+
+def test_clients_that_are_skipped_neither_send_nor_keep_anything() -> None:
+    methods = {
+        "boundaries": FoundBoundaries(**QUICK),
+        "ewc": EWC(3.0, scope="server"),
+        "fot": FOT(0.9, message="covariance"),
+        "poison": Poison(),
+    }
+    federation = run(methods, data_of(tasks=1), federated={"on_bad_update": "skip"})
+    assert federation.channel.skipped == [(3, 0, 0)]
+    assert [row["clients"] for row in rows_of(federation, "boundaries")] == [4, 4, 4, 3, 4]
+    for name in ("ewc", "fot"):
+        kept = [federation.clients.get(f"{name} rounds", client) or {} for client in range(4)]
+        assert [int(rounds[f"{name} newest"]) for rounds in kept] == [0, 3, 3, 3]
 
 
 @pytest.mark.parametrize("make", [partial(EWC, 30.0, scope="server"), partial(FOT, 0.9, message="covariance")])
