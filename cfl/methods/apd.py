@@ -88,6 +88,7 @@ class APD(Method):
 
     scenarios = frozenset({"task", "domain", "density"})
     client_clocks = True
+    asks_after_tasks = False
     pulls_with = "consolidation"
     adaptive_divisor = 3.0  # A starts from the base divided by this
     state = ("_initial", "_rows", "_client_bytes")  # clients' sets are in ``context.clients``
@@ -413,7 +414,17 @@ class APD(Method):
 
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
-        """Record the sparsity of the sets of all clients whose task is over, sampled or not."""
+        """If clients have their own clocks, record the sparsity of sets of those whose task is over, sampled or not."""
+        if self.context.client_clocks:
+            self._record(plan)
+
+    @torch.no_grad()
+    def end_task(self, plan: RoundPlan) -> None:
+        """Record the sparsity of all clients' sets, also if no client has joined the round."""
+        if not self.context.client_clocks:
+            self._record(plan)
+
+    def _record(self, plan: RoundPlan) -> None:
         context = self.context
         due = set(context.due(plan))
         if not due:  # the case in most rounds

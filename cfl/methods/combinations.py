@@ -108,8 +108,10 @@ def _check_task_ends(methods: Methods, data: FederatedDataModule) -> None:
 
 
 def _asks_after_tasks(method: Method) -> bool:
-    """Whether clients are asked for more after the last round of a task."""
-    return type(method).end_task is not Method.end_task and not method.task_free
+    """Whether clients are asked for more after the last round of a task; ``asks_after_tasks = False`` says that
+    ``end_task`` does not."""
+    ends = type(method).end_task is not Method.end_task and not method.task_free
+    return ends and getattr(method, "asks_after_tasks", True)
 
 
 def check_protection(methods: Methods) -> None:

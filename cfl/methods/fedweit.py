@@ -75,6 +75,7 @@ class FedWeIT(APD):
         ConfigError: for values other than these; otherwise as :class:`APD`.
     """
 
+    asks_after_tasks = True
     state = ("_sent", "_knowledge", "_bytes")
 
     def __init__(
@@ -315,6 +316,7 @@ class FedWeIT(APD):
     @torch.no_grad()
     def end_task(self, plan: RoundPlan) -> None:
         """Let the clients of the last round, or of the next one, send their adaptive weights, for the next task."""
+        super().end_task(plan)
         context = self.context
         if self.borrows and not context.client_clocks and not context.is_last(plan.task):
             lenders = plan if self.lenders == "last_round" else context.plan(plan.round + 1)

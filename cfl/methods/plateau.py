@@ -79,6 +79,7 @@ class LearningRateDecay(Method):
     )
     optimizers = LINEAR_OPTIMIZERS
     client_clocks = True
+    asks_after_tasks = False
     state = ("_rows",)  # clients' rates are in ``context.clients``
 
     def __init__(
@@ -202,7 +203,16 @@ class LearningRateDecay(Method):
     # Reports and checkpoints.
 
     def end_round(self, plan: RoundPlan) -> None:
-        """Record the rates of all clients whose task is over, sampled or not."""
+        """If clients have their own clocks, record the rates of those whose task is over, sampled or not."""
+        if self.context.client_clocks:
+            self._record(plan)
+
+    def end_task(self, plan: RoundPlan) -> None:
+        """Record the rates of all clients, also if none has joined the round."""
+        if not self.context.client_clocks:
+            self._record(plan)
+
+    def _record(self, plan: RoundPlan) -> None:
         context = self.context
         due = set(context.due(plan))
         if not due:  # the case in most rounds

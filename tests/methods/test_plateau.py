@@ -19,6 +19,7 @@ from support.tiny import (
     NetworkFactory,
     SaveAfter,
     double,
+    fit,
     five_unequal,
     mlp,
     norm_net,
@@ -41,7 +42,7 @@ from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS, ScaledSteps
 from cfl.federation.federation import Federation
-from cfl.methods import SCAFFOLD, FedProx, FedWeIT, LearningRateDecay, Method, PersonalLayers
+from cfl.methods import APD, SCAFFOLD, FedProx, FedWeIT, LearningRateDecay, Method, PersonalLayers
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.models import MADE
 from cfl.models.evaluation import evaluation_mode
@@ -353,6 +354,21 @@ def test_whoever_trains_to_nan_and_is_left_out_stays_where_it_was() -> None:
 
 
 # The loss.
+
+
+def test_tasks_whose_last_round_nobody_joins_are_reported() -> None:
+    schedule = {"sampling": "poisson", "clients_per_round": 0.3, "rounds_per_task": 4}
+    data = tiny_data(permuted(2), num_clients=4, validation=0.25, schedule=schedule)
+    plans = [data.rounds.round(number) for number in range(4)]
+    assert not plans[-1].clients
+    joined = {client for plan in plans for client in plan.clients}
+    apd, decay = APD(consolidation=0.0), LearningRateDecay()
+    fit(tiny_client(data, mlp, partial(torch.optim.SGD, lr=0.1), {"apd": apd, "decay": decay}), data)
+    assert {row["client"] for row in apd.report().rows if row["task"] == 0} == joined
+    row = decay.report().rows[0]
+    assert (row["task"], row["clients"]) == (0, len(joined))
+    with pytest.raises(ConfigError, match=r"schedule\.sampling.*methods\.weit: nobody joins round 3"):
+        fit(tiny_client(data, mlp, partial(torch.optim.SGD, lr=0.1), {"weit": FedWeIT()}), data)
 
 
 def test_a_density_is_validated_by_its_likelihood() -> None:
