@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -246,8 +247,17 @@ class FedWeIT(APD):
         return total
 
     def _down(self, topic: str, size: int, receivers: int) -> None:
-        self.context.channel.downlink(topic, {}, receivers, size)
-        self._own_bytes[1] += size * receivers
+        with self._counting():
+            self.context.channel.downlink(topic, {}, receivers, size)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count the bytes that this process's clients send and receive within the context."""
+        channel = self.context.channel
+        before = channel.total_uplink_bytes, channel.total_downlink_bytes
+        yield
+        self._own_bytes[0] += channel.total_uplink_bytes - before[0]
+        self._own_bytes[1] += channel.total_downlink_bytes - before[1]
 
     # After local training.
 
@@ -271,8 +281,8 @@ class FedWeIT(APD):
         for row, client in enumerate(clients):  # one by one: their messages may differ in size
             own = {name: values[row : row + 1] for name, values in message.items()}
             size = self._base_bytes({name: sent[row] for name, sent in chosen.items()})
-            self.context.channel.uplink("base", own, [1.0], [client], size)
-            self._own_bytes[0] += size
+            with self._counting():
+                self.context.channel.uplink("base", own, [1.0], [client], size)
 
     def _chosen(self, cohort: Cohort, layer: DecomposedLayer, trained: Tensors) -> Tensor:
         """``[k, O]`` bool, the units of a layer's base that k clients send; or ``[k, O, ...]``, entries of these."""
@@ -289,7 +299,8 @@ class FedWeIT(APD):
     def end_round(self, plan: RoundPlan) -> None:
         """Average every unit that some client sent."""
         if self.send_base:
-            sums, clients = self.context.channel.sum("base")
+            with self._counting():  # of sums of integers
+                sums, clients = self.context.channel.sum("base")
             for layer in self._layers:
                 senders = sums[f"units of {layer.name}"]
                 sent = senders > 0
@@ -347,8 +358,8 @@ class FedWeIT(APD):
             message = self._lent(model)
             size = _adaptive_bytes(message)
             stacked = {name: values[None] for name, values in message.items()}
-            context.channel.uplink_individually("adaptive", stacked, [client], size)
-            self._own_bytes[0] += size
+            with self._counting():
+                context.channel.uplink_individually("adaptive", stacked, [client], size)
         collected = context.channel.collect_individually("adaptive")
         self._count_bytes(plan.task)
         if not collected:

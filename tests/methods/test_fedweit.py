@@ -202,6 +202,22 @@ def test_units_are_averaged_over_those_who_send_them_and_kept_where_nobody_does(
     assert (figures["c2s_bytes_per_task"], figures["s2c_bytes_per_task"]) == (up, down)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "options", "aggregation"),
+    [({"client_dropout": 0.4}, {}, "plain"), ({}, {"send_adaptive": False}, "modelled")],
+    ids=["dropouts", "sums of integers"],
+)
+def test_reported_bytes_are_those_of_the_channel(
+    schedule: dict[str, Any], options: dict[str, Any], aggregation: Any
+) -> None:
+    data = tiny_data(permuted(2), num_clients=5, schedule={"rounds_per_task": 2, **schedule})
+    method = FedWeIT(**OPTIONS, **options, keep=0.25)
+    channel = fit(tiny_client(data, mlp, sgd, {"fedweit": method}), data, {"aggregation": aggregation}).channel
+    figures = method.report().figures
+    assert sum(figures["c2s_bytes_of_tasks"]) == channel.total_uplink_bytes
+    assert sum(figures["s2c_bytes_of_tasks"]) == channel.total_downlink_bytes
+
+
 # The knowledge base.
 
 
