@@ -200,10 +200,12 @@ class FOT(Method):
         """Find the protected layers.
 
         Raises:
-            ConfigError: if a pattern matches no layer, a protected or frozen layer is personal, or another method
-                changes the model after the projection.
+            ConfigError: if a pattern matches no layer, a protected or frozen layer is personal, another method changes
+                the model after the projection, or two of these methods would mix what clients send or keep.
         """
         super().setup(context)
+        if self.gpse_model == "local" or self._finder is not None:
+            self.refuse_twins(FOT, "one FOT with gpse_model=local, or beside FoundBoundaries")
         free = context.network.head if context.scenario == "task" or context.class_loss == "own" else None
         chosen = choose_layers(context.network, self.layers, f"{self.key}.layers", free, context.frozen)
         if self.freeze_first_layer:

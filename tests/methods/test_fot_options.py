@@ -52,6 +52,17 @@ def test_bytes_are_those_of_sketches_bases_and_models(gpse_model: Any, size: Any
     assert set(channel.downlink_bytes) == {"fot bases", "model"}
 
 
+def test_two_of_them_are_refused_where_messages_would_mix() -> None:
+    def run(**options: Any) -> None:
+        methods = {"a": FOT(layers=["layers.0"], **options), "b": FOT(layers=["head"])}
+        data = tiny_data(permuted(2))
+        fit(tiny_client(data, mlp, sgd, methods), data)
+
+    run()
+    with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\].*one FOT with gpse_model=local"):
+        run(gpse_model="local")
+
+
 def test_all_clients_send_when_all_are_asked() -> None:
     data = tiny_data(num_clients=5, schedule={"clients_per_round": 2})
     sent = {}

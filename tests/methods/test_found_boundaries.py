@@ -76,6 +76,9 @@ def test_methods_that_cannot_use_found_boundaries_are_refused_beside_the_finder(
         run({"boundaries": FoundBoundaries(), "ewc": EWC(fisher_clients="sampled")})
     with pytest.raises(ConfigError, match=r"one FoundBoundaries"):
         run({"one": FoundBoundaries(), "two": FoundBoundaries()})
+    fots = {layers: FOT(message="covariance", layers=[layers]) for layers in ("layers.0", "head")}
+    with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\].*one FOT .*beside FoundBoundaries"):
+        run({"boundaries": FoundBoundaries(), "a": fots["layers.0"], "b": fots["head"]})
     with pytest.raises(ConfigError, match=r"data\.class_loss.*unannounced"):
         tiny_data(split(3, classes=6), exposure="unannounced", scenario="class", class_loss="seen")
 
