@@ -348,7 +348,7 @@ class EWC(Method):
         figures = {
             "fisher_seconds": sum(row["fisher_seconds"] for row in self._rows),
             "client_bytes": 2 * kept * active,
-            "fisher_bytes": summed * active,
+            "fisher_bytes": summed * active * (1 if self._finder is None else 2),
             "penalty_bytes": 2 * summed * active,
         }
         if self._finder is not None:

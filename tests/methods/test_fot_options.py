@@ -55,7 +55,7 @@ def test_bytes_are_those_of_sketches_bases_and_models(gpse_model: Any, size: Any
 def test_two_of_them_are_refused_where_messages_would_mix() -> None:
     def run(**options: Any) -> None:
         methods = {"a": FOT(layers=["layers.0"], **options), "b": FOT(layers=["head"])}
-        data = tiny_data(permuted(2))
+        data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
         fit(tiny_client(data, mlp, sgd, methods), data)
 
     run()

@@ -172,6 +172,8 @@ def test_the_penalty_is_that_of_what_clients_computed_in_the_old_tasks_rounds(sc
     own = 2 * parameters * 8 if scope == "client" else 0
     assert method.report().figures["remembered_bytes"] == 4 * parameters * 8 + 16
     assert method.client_storage() == own + 4 * parameters * 8 + 16
+    sent = federation.channel.uplink_bytes.get("ewc fisher", 0)
+    assert 4 * method.report().figures["fisher_bytes"] == sent == (4 * 2 * parameters * 8 if scope == "server" else 0)
 
 
 def naive_fisher(network: nn.Module, model: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
