@@ -188,6 +188,7 @@ class CONFEDMADE(FedWeIT):
         if context.channel.loses_messages:
             return Report({**report.figures, "base_share": None}, report.rows)
         messages = sum(len(context.plan(number).clients) for number in range(context.round))
+        messages -= len(context.channel.skipped)
         which = self._base_bytes({x.name: torch.zeros(x.weight.shape, dtype=torch.bool) for x in self._layers})
         whole = sum(x.weight.numel() * x.weight.element_size() for x in self._layers)
         sent = context.channel.uplink_bytes.get("base", 0) - messages * which
