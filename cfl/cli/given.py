@@ -67,14 +67,30 @@ def wrong_keys(content: Mapping[Any, Any]) -> str | None:
             if not isinstance(name, str):
                 return f"the key {name} in {section} is no text"
     twice = [key for key, count in Counter(_set(content)).items() if count > 1]
-    return f"{twice[0]} is set in its section and once more in one word" if twice else None
+    if twice:
+        return f"{twice[0]} is set in its section and once more in one word"
+    sections = {key for key, _, inner in _keys(content) if isinstance(inner, Mapping)}
+    for key, name, _ in _keys(content):
+        parts = key.split(".")
+        for count in range(len(parts) - name.count("."), len(parts)):  # the sections that the key itself names
+            above, rest = ".".join(parts[:count]), ".".join(parts[count:])
+            if above in sections:
+                return f"{key} is set beside the section {above}; set {rest} in that section"
+    return None
 
 
-def _set(content: Mapping[Any, Any], above: str = "") -> Iterator[str]:
+def _set(content: Mapping[Any, Any]) -> list[str]:
     """The dotted keys of all that a file sets; one twice where it stands as ``a: {b: 1}`` and as ``a.b: 1``."""
+    return [key for key, _, inner in _keys(content) if not isinstance(inner, Mapping)]
+
+
+def _keys(content: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, str, Any]]:
+    """All keys of a file, sections before what is in them: dotted, as it is written there, and what it is set to."""
     for name, inner in content.items():
         key = f"{above}{name}"
-        yield from _set(inner, f"{key}.") if isinstance(inner, Mapping) else [key]
+        yield key, str(name), inner
+        if isinstance(inner, Mapping):
+            yield from _keys(inner, f"{key}.")
 
 
 def on_command_line(words: Sequence[str]) -> Iterator[Given]:

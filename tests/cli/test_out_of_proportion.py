@@ -310,6 +310,22 @@ FILES: dict[str, tuple[str, str]] = {
         "data: {num_clients: 3}\ndata.num_clients: 4",
         "valid: a YAML file (data.num_clients is set in its section",
     ),
+    "key in one word beside its section": (
+        "data: {num_clients: 3}\ndata.partition.per_client: 3",
+        "(data.partition.per_client is set beside the section data; set partition.per_client in that section)",
+    ),
+    "key in one word before its section": (
+        "model.optimizer.lr: 0.7\nmodel: {network: {class_path: MLP}}",
+        "(model.optimizer.lr is set beside the section model; set optimizer.lr in that section)",
+    ),
+    "method in one word": (
+        "methods.fot: FOT\nmethods: {ewc: EWC}",
+        "(methods.fot is set beside the section methods; set fot in that section)",
+    ),
+    "section of a section in one word": (
+        "data: {partition: {class_path: IID}, partition.per_client: 3}",
+        "(data.partition.per_client is set beside the section data.partition; set per_client in that section)",
+    ),
     "number as a key": ("data: {1: 3}", "valid: a YAML file (the key 1 in data is no text)"),
     "octal": ("schedule: {batch_size: 010}", "line 1: 010; write 10"),
     "octal in quotes": ("schedule: {batch_size: '010'}", "schedule.batch_size = '010' cannot work; valid: 10 (in"),
