@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cfl.data.sources import Source
-from cfl.data.sources.root import data_root
+from cfl.data.sources.root import data_root, data_root_given
 from cfl.reporting.experiment import class_of, with_renamed_options
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError, DataFilesMissing
@@ -55,15 +55,21 @@ def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
         yield from within
 
 
-def find_missing(experiment: Mapping[str, Any]) -> dict[str, str]:
-    """Try to read what an experiment needs; name -> the first line that says what is missing."""
+def find_missing(experiment: Mapping[str, Any], root: str | None) -> dict[str, str]:
+    """Try to read what an experiment needs; name -> the first line that says what is missing.
+
+    Args:
+        experiment: what decides the results.
+        root: the run's ``data.root``, which decides none.
+    """
     missing = {}
     weights = _weights(experiment)
     if weights is not None and not weights.is_file():
         missing[weights.name] = f"{weights}: no such file of trained weights"
     for node, source in _sources([experiment["data"], experiment.get("methods", {})]):
         try:
-            source(**(node.get("init_args") or {})).load(data_root())
+            with data_root_given(root):
+                source(**(node.get("init_args") or {})).load(data_root())
         except DataFilesMissing as error:
             missing[_name(node, source)] = str(error).splitlines()[0]
         except Exception:  # the run itself has said what else is wrong

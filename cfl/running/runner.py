@@ -202,7 +202,7 @@ class Runner:
             return Outcome(job, "finished")
         if self.interrupted_by is not None and status in (128 + signal.SIGTERM, -signal.SIGTERM):
             return Outcome(job, "interrupted", "the same command continues it")
-        if status == 2 and (absent := find_missing(job.experiment)):
+        if status == 2 and (absent := find_missing(job.experiment, job.config["data"].get("root"))):
             self._absent |= set(absent)
             self.missing.add(absent)
             return Outcome(job, "cannot run here", f"needs {', '.join(absent)}, see {job.folder / LOG}")

@@ -318,6 +318,27 @@ def test_data_sets_of_one_class_are_told_apart(tmp_path: Path, monkeypatch: pyte
     assert set(MissingData(tmp_path / "missing.json").known) == {"gone.npz"}
 
 
+def test_data_are_looked_for_where_the_run_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``data.root`` comes before the environment: what lies there is not missing, and only that is there."""
+    for folder, images in (("root", "here.npz"), ("environment", "there.npz")):
+        (tmp_path / folder).mkdir()
+        pixels, labels = np.zeros((4, 2, 2), np.uint8), np.arange(4) % 2
+        arrays = dict.fromkeys(("train_images", "test_images"), pixels)
+        arrays |= dict.fromkeys(("train_labels", "test_labels"), labels)
+        np.savez(tmp_path / folder / images, **arrays)
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path / "environment"))
+
+    def needing(path: str) -> Scripted:
+        source = {"class_path": "cfl.data.sources.Arrays", "init_args": {"path": path}}
+        data = {"stream": {"class_path": "cfl.data.streams.Permuted", "init_args": {"source": source}}}
+        config = {**CONFIG, "data": {**data, "root": str(tmp_path / "root")}}
+        return Scripted(path, (), tmp_path / path, config, {"data": data}, "sys.exit(2)")
+
+    used, _ = runner(tmp_path)
+    outcomes = used.run([needing("here.npz"), needing("there.npz")])
+    assert [(o.job.name, o.state) for o in outcomes] == [("here.npz", "failed"), ("there.npz", "cannot run here")]
+
+
 def test_missing_weights_are_found_out_too(tmp_path: Path) -> None:
     file = tmp_path / "resnet18.pth"
     network = {"class_path": "cfl.models.ResNet18", "init_args": {"weights": str(file)}}
