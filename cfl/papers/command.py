@@ -29,6 +29,7 @@ from cfl.running.runner import Runner, exit_status
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError, NotUnderstood
 from cfl.runtime.printable import on_one_line, printable
+from cfl.runtime.run_files import CONFIG
 
 RUNS = Path("runs/tables")
 _PAGE = Path("docs/generated/reproducibility.md")
@@ -162,11 +163,14 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     sweep.check(resolver)
     runner = _runner(options)
     broken: list[str] = []
+    made: set[Path] = set()
     status = 0
     while True:
         state = SweepState(sweep, resolver, read_results(options.runs), broken)
         state.check()
         jobs = state.jobs(options.runs)
+        lost = [job for job in jobs if job.folder in made]
+        broken.extend(f"{job.name}: {job.folder / CONFIG} is not of the experiment that was asked for" for job in lost)
         if options.dry_run or broken or not jobs:
             break
         # The first alone: it shows whether what is to be compared exists.
@@ -175,6 +179,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         status = max(status, exit_status(failed, runner.interrupted_by))
         # Any other failure says nothing of a candidate: the sweep is not finished, and the same command goes on.
         broken = [outcome.job.name for outcome in failed if outcome.state != "finished"]
+        made |= {outcome.job.folder for outcome in outcomes if outcome.state == "finished"}
     runner.close()
     if options.dry_run:
         for job in jobs:

@@ -17,11 +17,12 @@ from cfl.metrics.transfer import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.grids import Grid, attention_grid
 from cfl.reporting.attention import Attention, read_attention
+from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.csv_file import RunFolderError, read_csv
 from cfl.reporting.experiment import config_hash, experiment_of
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.names import is_method_name
-from cfl.reporting.run_folder import read_curve, read_run, rounds_to
+from cfl.reporting.run_folder import check_seed, read_curve, read_run, rounds_to
 from cfl.running import finished
 from cfl.running.finished import Finished, Results
 from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
@@ -158,19 +159,21 @@ def read_result(folder: Path) -> Result:
     run = read_run(folder)
     reading = CONFIG
     try:
+        check_unchanged(folder, reading)
         config = read_yaml(folder / reading)
         experiment = experiment_of(config)
         local_epochs = experiment["schedule"]["local_epochs"]
         methods = list(experiment["methods"])
         if strange := [name for name in methods if not is_method_name(name)]:
             raise ValueError(f"no method can be called {strange[0]!r}")
-        int(experiment["seed_everything"])
+        check_seed(run, int(experiment["seed_everything"]))
         reading = SUMMARY
         summary = json.loads((folder / reading).read_text(encoding="utf-8"))
         space: dict[tuple[str, str], list[float]] = {}
         attention: dict[str, dict[int, Attention]] = {}
         for name in methods:
             reading = f"{name}.csv"
+            check_unchanged(folder, reading)
             of_method = _rows(folder / reading)
             attention |= read_attention(of_method)
             for row in of_method:
@@ -187,6 +190,7 @@ def read_result(folder: Path) -> Result:
         curve = read_curve(folder / reading) if experiment["schedule"].get("evaluate_every") else []
         columns = _beside(rounds) if experiment["schedule"].get("evaluate_every") else {}
         known = folder / matrix_file("accuracy", "_task_il")
+        check_unchanged(folder, known.name)
         task_il = _matrix(read_matrix_csv(known)[0]) if known.is_file() else []
     except RunFolderError:
         raise

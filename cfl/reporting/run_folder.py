@@ -32,7 +32,7 @@ from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES
-from cfl.runtime.run_files import ROUNDS, SUMMARY, matrix_file
+from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
 
 _TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer from 0", "a number from 0", "a number or null"
 SUMMARY_KEYS: dict[str, str] = {
@@ -276,6 +276,21 @@ def read_run(folder: Path) -> Run:
     others = {key: value for key, value in summary.items() if key not in known}
     values |= {"curve": curve, "rounds_to_accuracy": targets, "stopped_early": stopped, "measure": name}
     return Run(folder=folder, matrix=matrix, initial=initial, means=means, progress=progress, others=others, **values)
+
+
+def check_seed(run: Run, seed: Any) -> None:
+    """Refuse a run whose configuration is another one's.
+
+    Args:
+        run: as :func:`read_run` has it.
+        seed: ``seed_everything`` of its configuration.
+
+    Raises:
+        RunFolderError: the summary says another seed.
+    """
+    if seed != run.seed:
+        said = f"seed_everything = {seed!r}, but summary.json says seed = {run.seed}"
+        raise RunFolderError(f"{run.folder / CONFIG}: {said}: they are of different runs")
 
 
 def _after_tasks(curve: Sequence[float | None], of: Sequence[float | None], tasks: int) -> list[float]:

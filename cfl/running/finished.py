@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import experiment_of, setting_hash
-from cfl.reporting.run_folder import read_run
+from cfl.reporting.run_folder import check_seed, read_run
 from cfl.running.resolving import same_experiment
 from cfl.running.run_log import LOG, has_diverged
 from cfl.runtime.run_files import CONFIG, SUMMARY
@@ -48,10 +49,12 @@ def read_finished(folder: Path) -> FinishedRun:
     Raises:
         RunFolderError: it holds no finished run, or one of which a file is missing or damaged.
     """
-    read_run(folder)
+    run = read_run(folder)
+    check_unchanged(folder, CONFIG)
     experiment = read_experiment(folder)
     if experiment is None:
         raise RunFolderError(f"{folder / CONFIG}: not what a finished run leaves")
+    check_seed(run, experiment["seed_everything"])
     return FinishedRun(experiment, folder)
 
 

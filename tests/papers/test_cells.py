@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import re
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,10 @@ from cfl.papers.published import Published
 from cfl.papers.recipes import Rule
 from cfl.papers.report import counts, tolerances, write_report
 from cfl.papers.results import Results, read_result, read_results
+from cfl.reporting.checksums import write_checksums
 from cfl.reporting.compare.statistics import Spread
 from cfl.reporting.csv_file import RunFolderError
+from cfl.running.finished import read_finished
 from cfl.running.missing_data import MissingData
 
 PMNIST = {"benchmark": ["pmnist"], "partition": ["shards"]}
@@ -328,6 +331,28 @@ def test_damaged_files_are_named(name: str, content: bytes, tmp_path: Path) -> N
     assert results.all == []
     assert len(results.left_out) == 1
     assert str(folder / name) in results.left_out[0]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "fot.csv", "accuracy_matrix_task_il.csv"])
+def test_files_that_changed_since_the_run_ended_are_named(name: str, tmp_path: Path) -> None:
+    """Although each would pass for what a run leaves."""
+    folder = write_run(tmp_path / "a", arguments(method="fot"))
+    shutil.copy(folder / "accuracy_matrix.csv", folder / "accuracy_matrix_task_il.csv")
+    write_checksums(folder, [path.name for path in folder.iterdir()], {})
+    assert len(read_results(tmp_path).all) == 1
+    text = (folder / name).read_text()
+    (folder / name).write_text(text.replace("num_clients: ", "num_clients: 1").replace("10.0", "11.0"))
+    results = read_results(tmp_path)
+    assert results.all == []
+    assert results.left_out == [f"{folder / name}: changed since the run ended, it has another SHA-256 than then"]
+
+
+def test_a_configuration_with_another_seed_than_the_summary_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", arguments(), seed=1)
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("everything: 1", "everything: 2"))
+    for read in (read_result, read_finished):
+        with pytest.raises(RunFolderError, match=r"config\.yaml: seed_everything = 2, but summary\.json says seed = 1"):
+            read(folder)
 
 
 def test_a_run_that_diverged_is_no_run_that_was_never_made(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from cfl.papers.results import Results, read_results
 from cfl.papers.sweeps import Search, SweepState, read_sweep
 from cfl.running.jobs import Job
 from cfl.running.launcher import Launcher
+from cfl.running.runner import Outcome, Runner
 from cfl.runtime.errors import ConfigError
 
 ENTRY: dict[str, Any] = {
@@ -173,6 +174,26 @@ def test_only_a_run_that_diverged_is_a_failed_candidate(
     else:
         assert "Not finished: nothing is chosen yet." in out
         assert "- sweep threshold 0.9 seed 0" in out
+
+
+def test_a_finished_run_of_another_experiment_is_not_asked_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The configuration in the folder is another one's, such as one that somebody has edited."""
+    asked: list[Job] = []
+
+    def run(_: Runner, jobs: list[Job]) -> list[Outcome]:
+        asked.extend(jobs)
+        assert len(asked) == 1
+        write_run(jobs[0].folder, [*jobs[0].arguments, "--data.num_clients=3"], 0)
+        return [Outcome(jobs[0], "finished", "by another process")]
+
+    monkeypatch.setattr(Runner, "run", run)
+    path = sweep_file(tmp_path, seeds=1, grid={"methods.fot.threshold": [0.9]})
+    assert main(["sweep", str(path), "--runs", str(tmp_path / "runs")]) == 1
+    file = asked[0].folder / "config.yaml"
+    said = f"- sweep threshold 0.9 seed 0: {file} is not of the experiment that was asked for"
+    assert said in capsys.readouterr().out
 
 
 def test_a_candidate_that_is_a_tables_run_is_shared(tmp_path: Path) -> None:

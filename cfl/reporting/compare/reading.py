@@ -19,7 +19,7 @@ from cfl.reporting.experiment import DECIDES_RESULTS
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES, MEASURES
 from cfl.reporting.names import is_method_name
-from cfl.reporting.run_folder import Run, read_rounds, read_run
+from cfl.reporting.run_folder import Run, check_seed, read_rounds, read_run
 from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SAMPLES, SUMMARY, matrix_file
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
@@ -162,9 +162,8 @@ def read(folder: Path, warnings: list[str]) -> Reading:
             return None
 
     config = part(folder / CONFIG, _read_config, "its settings are not compared") or {}
-    if config and config["seed_everything"] != run.seed:
-        said = f"seed_everything = {config['seed_everything']!r}, but summary.json says seed = {run.seed}"
-        raise RunFolderError(f"{folder / CONFIG}: {said}: they are of different runs")
+    if config:
+        check_seed(run, config["seed_everything"])
     matrices = {run.measure: run.matrix.numpy()}
     for measure in MEASURES:
         if measure.key != run.measure:
