@@ -17,6 +17,8 @@ from support.tiny import split, tiny_client, tiny_data
 import cfl
 from cfl.__main__ import main
 from cfl.data.sources import Features, Synthetic
+from cfl.export.answer import Choice
+from cfl.export.predict import predictions
 from cfl.export.prediction import ImageClassifier
 from cfl.methods import FedWeIT
 from cfl.models import MLP
@@ -207,6 +209,25 @@ def test_images_unlike_the_data_sets_are_refused(
     picture.save(tmp_path / "x.png")
     assert predict("--ckpt_path", str(task_run / "last.ckpt"), str(tmp_path / "x.png"), "--task", "0") == 2
     assert f"error: {tmp_path}/{said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (Choice(None, 2), "task = 2 cannot work; valid: an integer between 0 and 1"),
+        (Choice(None, -1), "task = -1 cannot work; valid: an integer between 0 and 1"),
+        (
+            Choice(9, 0),
+            "client = 9 cannot work; valid: unset: the clients of this run have nothing but the global model",
+        ),
+    ],
+)
+def test_a_task_or_client_that_there_is_none_of_is_refused_with_one_set_of_outputs(choice: Choice, said: str) -> None:
+    module = tiny_data(split())
+    client = tiny_client(module)
+    fit_tiny(client, module)
+    with pytest.raises(ConfigError, match=said):
+        next(predictions(ImageClassifier(client), [Path("none.npy")], choice, 1))
 
 
 def test_a_client_with_a_model_for_each_task_answers_by_that_of_the_task() -> None:
