@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,10 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     words = list(sys.argv[2:] if arguments is None else arguments)
-    options, others = parser.parse_known_intermixed_args(list(_in_one_word(words, parser)))
+    own, others = _divided(words, parser)
+    options, unknown = parser.parse_known_intermixed_args(own)
     try:
         _check(options)
-        client, _, _ = restored(["--ckpt_path", options.ckpt_path, *others])
+        client, _, _ = restored(["--ckpt_path", options.ckpt_path, *others, *unknown])
         classifier, choice = ImageClassifier(client), Choice(options.client, options.task)
         if classifier.federation.measure.predicts == "boxes":
             source = classifier.source(choice.client, choice.task)
@@ -183,18 +183,24 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("--out", str(options.out), "a file; this is a folder")
 
 
-def _in_one_word(words: Sequence[str], parser: argparse.ArgumentParser) -> Iterator[str]:
-    """``--key=value`` for ``--key value`` of options that the parser does not know, which would be files else."""
-    own = parser._option_string_actions
-    skip = False
-    for word, following in zip_longest(words, words[1:]):
-        if skip:
-            skip = False
-        elif word.startswith("--") and len(word) > 2 and "=" not in word and word not in own and following is not None:
-            skip = True
-            yield f"{word}={following}"
+def _divided(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """The words for the parser, and ``--key=value`` of each option that it does not know.
+
+    It would take the values of these for files, and any of them with a blank.
+    """
+    own: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            return [*own, word, *rest], others
+        option, equals, _ = word.partition("=")
+        if not option.startswith("--") or option in parser._option_string_actions:
+            own.append(word)
         else:
-            yield word
+            value = None if equals else next(rest, None)
+            others.append(word if value is None else f"{word}={value}")
+    return own, others
 
 
 def _columns(found: Sequence[Prediction]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,17 @@ def test_options_that_cannot_work_are_refused_by_name(run: Path, tmp_path: Path,
         assert error.count("\n") == 1
 
 
+def test_values_with_blanks_are_no_files(run: Path, pets: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my runs" / "a b"
+    shutil.copytree(run, folder)
+    file = str(pets / "test" / "ant" / "00.png")
+    for options in (["--run.dir", str(folder)], [f"--run.dir={folder}"]):
+        out = tmp_path / "p.csv"
+        assert predict("--ckpt_path", "last", *options, file, "--out", str(out)) == 0
+        assert [row["image"] for row in table(out)] == [file]
+        out.unlink()
+
+
 @pytest.fixture(scope="module")
 def task_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tasks with outputs of their own, of grey images 4 x 4."""
@@ -223,7 +235,7 @@ def test_images_unlike_the_data_sets_are_refused(
     ],
 )
 def test_a_task_or_client_that_there_is_none_of_is_refused_with_one_set_of_outputs(choice: Choice, said: str) -> None:
-    module = tiny_data(split())
+    module = tiny_data(split(), scenario="domain")
     client = tiny_client(module)
     fit_tiny(client, module)
     with pytest.raises(ConfigError, match=said):
