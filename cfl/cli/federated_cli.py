@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -195,7 +196,7 @@ class FederatedCLI(LightningCLI):
             yield
         except signals.Stopped as stopped:
             if self.subcommand == "fit" and saved.exists():
-                stopped.advice = f"; continue with: cfl fit --ckpt_path {saved}"
+                stopped.advice = f"; continue with: {_continuing(saved)}"
             raise
         except Exception as error:
             disk = self._disk_error(error)
@@ -203,8 +204,7 @@ class FederatedCLI(LightningCLI):
             advised = ADVICE.findall(str(reason)) if isinstance(reason, BadUpdate | ProcessFailed) else []
             if self.subcommand == "fit" and saved.exists() and (disk or advised):
                 options = "".join(f" --{key} {value}" for key, value in advised)
-                command = f"cfl fit --ckpt_path {saved}{options}"
-                raise type(reason)(f"{reason}; continue with: {command}") from error
+                raise type(reason)(f"{reason}; continue with: {_continuing(saved)}{options}") from error
             if disk:
                 raise disk from error
             raise
@@ -290,9 +290,14 @@ class FederatedCLI(LightningCLI):
             return
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
-                saved = f"continue with: cfl fit --ckpt_path {self._settings.run.dir}/{CHECKPOINT}"
+                saved = f"continue with: {_continuing(Path(self._settings.run.dir) / CHECKPOINT)}"
                 print(f"interrupted; {saved if callback.enabled else 'checkpoint.enabled is false'}", flush=True)
                 raise SystemExit(128 + callback.interrupted_by)
+
+
+def _continuing(checkpoint: Path) -> str:
+    """The command that continues a run, as one could type it."""
+    return shlex.join(["cfl", "fit", "--ckpt_path", str(checkpoint)])
 
 
 def _only_once(thread: threading.ExceptHookArgs) -> None:

@@ -122,7 +122,8 @@ def test_clock(seconds: float, text: str) -> None:
 
 def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
     """As in a batch job: `python -m cfl fit | cat`, stopped by the scheduler's SIGTERM."""
-    command = [sys.executable, "-m", "cfl", "fit", "--config", str(tiny_cli.TINY), "--run.dir", str(tmp_path / "run")]
+    folder = tmp_path / "my run"
+    command = [sys.executable, "-m", "cfl", "fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder)]
     options = ["--schedule.rounds_per_task", "2000", "--progress.plain_seconds", "0"]
     process = subprocess.Popen(
         [*command, *options],
@@ -142,13 +143,13 @@ def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
     assert process.returncode == 143, errors
     assert progress_lines(first), (first, errors)
     assert header[0].startswith("cfl ")
-    assert header[1] == f"device cpu, run folder {tmp_path / 'run'}\n"
+    assert header[1] == f"device cpu, run folder {folder}\n"
     assert not re.search(r"[^\n -~]", "".join(header) + first + output), "control characters"
-    assert output.splitlines()[-1] == f"interrupted; continue with: cfl fit --ckpt_path {tmp_path / 'run'}/last.ckpt"
+    assert output.splitlines()[-1] == f"interrupted; continue with: cfl fit --ckpt_path '{folder}/last.ckpt'"
     assert "stopping after this round" in errors
     shown = 1 + int(progress_lines(first + output)[-1][2])  # rounds count from 0
-    assert tiny_cli.checkpoint(tmp_path / "run")["federation"]["round"] == shown
-    assert len(tiny_cli.rows(tmp_path / "run" / "rounds.csv")) == shown
+    assert tiny_cli.checkpoint(folder)["federation"]["round"] == shown
+    assert len(tiny_cli.rows(folder / "rounds.csv")) == shown
 
 
 # On a terminal.

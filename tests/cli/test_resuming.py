@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,14 +137,14 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_was_stopped_goes_on_without_the_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the command that the message names, and ends as one that skips from its start."""
     options = ("--methods.own", "PersonalLayers", "--methods.own.layers", "[]", "--checkpoint.share", "1")
-    assert tiny_cli.fit(tmp_path / "run", *options) == 2
+    assert tiny_cli.fit(tmp_path / "my run", *options) == 2
     said = capsys.readouterr().err
-    command = f"cfl fit --ckpt_path {tmp_path}/run/last.ckpt --federated.on_bad_update skip"
+    command = f"cfl fit --ckpt_path '{tmp_path}/my run/last.ckpt' --federated.on_bad_update skip"
     assert said.endswith(f"in this run, too; continue with: {command}\n")
-    assert tiny_cli.run(*command.split()[1:]) == 0
-    assert tiny_cli.summary(tmp_path / "run")["skipped_clients"] == 1
+    assert tiny_cli.run(*shlex.split(command)[1:]) == 0
+    assert tiny_cli.summary(tmp_path / "my run")["skipped_clients"] == 1
     assert tiny_cli.fit(tmp_path / "whole", *options, "--federated.on_bad_update", "skip") == 0
-    tiny_cli.assert_same(*(tiny_cli.results(tmp_path / name) for name in ("run", "whole")))
+    tiny_cli.assert_same(*(tiny_cli.results(tmp_path / name) for name in ("my run", "whole")))
 
 
 def test_the_refusal_has_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,13 +118,13 @@ def test_in_the_middle_of_the_final_writing(
 ) -> None:
     """All rounds are behind, and the file of the summary has been begun."""
     with sending(monkeypatch, json, "dumps", signal.SIGTERM, is_summary):
-        assert fit(tmp_path / "run") == 143
-    said = f"stopped by SIGTERM; continue with: cfl fit --ckpt_path {tmp_path}/run/last.ckpt\n"
+        assert fit(tmp_path / "my run") == 143
+    said = f"stopped by SIGTERM; continue with: cfl fit --ckpt_path '{tmp_path}/my run/last.ckpt'\n"
     assert capsys.readouterr().err == said
-    assert not (tmp_path / "run" / "summary.json").exists()
-    assert fit(tmp_path / "run", "--ckpt_path", "last") == 0
+    assert not (tmp_path / "my run" / "summary.json").exists()
+    assert fit(tmp_path / "my run", "--ckpt_path", "last") == 0
     assert fit(tmp_path / "whole") == 0
-    tiny_cli.assert_same(*(tiny_cli.results(tmp_path / name) for name in ("run", "whole")))
+    tiny_cli.assert_same(*(tiny_cli.results(tmp_path / name) for name in ("my run", "whole")))
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])
