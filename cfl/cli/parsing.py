@@ -16,6 +16,7 @@ from jsonargparse import SUPPRESS, ActionConfigFile, Namespace, set_loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
+from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
 from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config, is_installed
@@ -195,6 +196,15 @@ class Parser(LightningArgumentParser):
                 error: Any = TypeError(f'Parser key "{action.dest}": null is no value of it')
                 error.subcommand_parser = self  # as jsonargparse says whose option it is
                 raise error
+
+    def dump(self, cfg: Any, *args: Any, **kwargs: Any) -> str:
+        """As the base class, with the clients per round that a run would have, also for ``--print_config``."""
+        if "schedule" in cfg and "data" in cfg:
+            cfg = cfg.clone()
+            schedule, clients = cfg.schedule, cfg.data.num_clients
+            schedule.clients_per_round = fitting_clients_per_round(options_given(), clients, schedule.clients_per_round)
+        text: str = super().dump(cfg, *args, **kwargs)
+        return text
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """As the base class, without the roles that docstrings mark names with."""

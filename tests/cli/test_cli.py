@@ -151,6 +151,20 @@ def test_print_config_shows_every_option_resolved(capsys: pytest.CaptureFixture[
     assert sections < set(config)
 
 
+def test_a_printed_configuration_has_the_clients_per_round_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is taken as a file, also if it says what the defaults do not."""
+    given, file = ("--data.num_clients", "3"), tmp_path / "printed.yaml"
+    config = printed_config(capsys, *given)
+    assert config["schedule"]["clients_per_round"] == 3
+    file.write_text(yaml.safe_dump(config))
+    assert printed_config(capsys, "--config", str(file)) == config
+    assert printed_config(capsys, *given, "--schedule.clients_per_round", "10")["schedule"]["clients_per_round"] == 10
+    assert tiny_cli.run("fit", *given, "--print_config=skip_default") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["schedule"]["clients_per_round"] == 3
+
+
 def test_there_is_no_predict() -> None:
     """Every subcommand on offer does something for a federation; the others are Lightning's own."""
     assert list(FederatedCLI.subcommands()) == ["fit", "validate", "test"]
