@@ -40,7 +40,7 @@ def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
     """What of a table's axes was asked for: axis -> values.
 
     Raises:
-        ConfigError: ``--only`` is not ``axis=value,value``.
+        ConfigError: ``--only`` is not ``axis=value,value``, or of an axis that has values already.
     """
     found: dict[str, list[str]] = {}
     for option, axis in _SHORT.items():
@@ -50,6 +50,8 @@ def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
         axis, equals, values = text.partition("=")
         if not (axis.strip() and equals and values.strip()):
             raise ConfigError("--only", text, "an axis and its values, e.g. threshold=0.87,0.90")
+        if axis.strip() in found:
+            raise ConfigError("--only", text, f"each axis once: {axis.strip()} has values already")
         found[axis.strip()] = values_in(values)
     return found
 

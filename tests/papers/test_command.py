@@ -62,6 +62,14 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
         (["run", "fot-table1", "--seeds", "two"], "--seeds = 'two' cannot work"),
         (["run", "fot-table1", "--jobs", "0"], "--jobs = 0 cannot work"),
         (["run", "fot-table12", "--only", "threshold"], "--only = 'threshold' cannot work"),
+        (
+            ["run", "fot-table12", "--only", "threshold=0.87", "--only", "threshold=0.90"],
+            "--only = 'threshold=0.90' cannot work; valid: each axis once: threshold has values already",
+        ),
+        (
+            ["run", "fot-table1", "--bench", "pmnist", "--only", "benchmark=cifar100"],
+            "--only = 'benchmark=cifar100' cannot work; valid: each axis once: benchmark has values already",
+        ),
         (["run", "fot-table12", "--only", "threshold=0.5"], "--only threshold = '0.5' cannot work"),
         (["run", "fot-table12", "--methods", "fot"], "fot-table12 has no axis method (it is fot); its axes are: t"),
         (["run", "fedagem-table7", "--bench", "rmnist"], "no axis benchmark (it is tiny-imagenet); its axes are: v"),
