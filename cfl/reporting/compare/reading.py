@@ -131,7 +131,7 @@ def read_all(folders: Iterable[Path]) -> tuple[list[Reading], list[LeftOut], lis
 def _unfinished(folder: Path) -> LeftOut:
     done = len(next(iter(read_rounds(folder / ROUNDS).values()), []))
     learned = "no task yet"
-    for path in [folder / name for name in (matrix_file("accuracy"), matrix_file("nll")) if (folder / name).is_file()]:
+    for path in [path for name in CURVES if (path := folder / matrix_file(name)).is_file()]:
         matrix = read_matrix_csv(path)[0].numpy()
         diagonal = int(np.isfinite(matrix.diagonal()).sum())
         learned = f"{diagonal} of {len(matrix)} tasks evaluated"

@@ -16,6 +16,7 @@ import pytest
 from support import tiny_cli
 from support.made_up import make_run
 
+from cfl.metrics.measure import MEASURES, Measure
 from cfl.reporting.checksums import write_checksums
 from cfl.reporting.compare import reading
 from cfl.reporting.compare.groups import compare, figure_of
@@ -26,6 +27,7 @@ from cfl.reporting.compare.tables import figures_of
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.matrix_file import read_matrix_csv, write_matrix_csv
 from cfl.reporting.run_folder import Run
+from cfl.runtime.run_files import matrix_file
 
 
 def test_runs_are_found_below_a_folder_and_each_once(tmp_path: Path) -> None:
@@ -220,6 +222,17 @@ def test_broken_and_unfinished_runs_are_left_out_by_name(tmp_path: Path) -> None
     assert "accuracy_matrix.csv, line 2: 'abc' is neither" in left_out[0].reason
     assert left_out[1].reason.endswith("summary.json: missing seed, acc")
     assert left_out[2].reason == "not finished: 7 rounds done, 1 of 3 tasks evaluated"
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.name)
+def test_an_unfinished_run_of_any_measure_has_its_evaluated_tasks_counted(measure: Measure, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    matrix = (folder / "accuracy_matrix.csv").read_text().splitlines()
+    (folder / "accuracy_matrix.csv").unlink()
+    (folder / matrix_file(measure.name)).write_text("\n".join([*matrix[:4], "2,,,"]) + "\n")
+    _, (left_out,), _ = read_all([folder])
+    assert left_out.reason.endswith(" rounds done, 2 of 3 tasks evaluated")
 
 
 def test_a_run_that_died_in_its_first_round_is_named(tmp_path: Path) -> None:
