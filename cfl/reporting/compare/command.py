@@ -124,7 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         "--group-by",
         metavar="KEY,...",
         help="average runs over seeds that agree in these: benchmark, partition, scenario (a table each), method, "
-        "participation, tasks, clients, rounds, or dotted keys of the configuration such as methods.fot.threshold. "
+        "participation, tasks, clients, rounds, or dotted keys of the configuration that decide results, such as "
+        "methods.fot.threshold. "
         f"Unless given: {','.join(DEFAULT_KEYS)}, and any other setting in which runs of one method differ",
     )
     parser.add_argument("--baseline", metavar="METHOD", help="differences are taken to this row; unless given: fedavg")

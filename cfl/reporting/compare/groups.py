@@ -219,9 +219,8 @@ def check_keys(keys: Sequence[str], readings: Sequence[Reading]) -> None:
         if key not in _OF_A_RUN and not any(key in reading.settings for reading in readings):
             end = key.rpartition(".")[2]
             near = sorted({k for r in readings for k in r.settings if k.rpartition(".")[2] == end})
-            raise ConfigError(
-                "--group-by", key, f"{', '.join(near or _OF_A_RUN)}, or a dotted key of a run's configuration"
-            )
+            others = "a dotted key of a run's configuration that decides its results"
+            raise ConfigError("--group-by", key, f"{', '.join(near or _OF_A_RUN)}, or {others}")
 
 
 def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> list[Comparison]:

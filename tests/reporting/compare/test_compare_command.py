@@ -172,6 +172,11 @@ def test_it_fails_with_one_line_where_nothing_can_be_compared(runs: Path, capsys
     for arguments, said in [
         ([runs.parent / "nowhere"], "there is no finished run to compare"),
         ([runs, "--baseline", "gpm"], "--baseline = 'gpm' cannot work; valid: one of fedavg, FedAvg, fot, FOT"),
+        (
+            [runs, "--group-by", "run.dir"],
+            "--group-by = 'run.dir' cannot work; valid: benchmark, partition, scenario, method, participation, tasks, "
+            "clients, rounds, or a dotted key of a run's configuration that decides its results",
+        ),
         ([runs, "--group-by", "methods.fot.threshhold"], "--group-by = 'methods.fot.threshhold' cannot work; valid: "),
         (
             [runs, "--out", runs.parent / "file"],
