@@ -93,7 +93,7 @@ class LocalModels(Callback):
                 self.scores.setdefault(task, {}).update(scores)
 
     def _leave_out(self, federation: Federation) -> None:
-        """Drop scores of clients left out of the round, by themselves or by NaN, which is known after all have sent."""
+        """Drop scores of clients that dropped out of the round or trained to NaN, known only after all have sent."""
         number = federation.round - 1
         ended = _ended(federation.schedule.round(number))
         skipped = {owner for round, _, owner in federation.channel.skipped if round == number}

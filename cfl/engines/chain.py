@@ -183,7 +183,7 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, *arguments: Any, **named: Any) -> fx.Node:
         if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise NotImplementedError("gradients or precision are switched in the forward pass")
+            raise ValueError("gradients or precision are switched in the forward pass")
         return super().create_node(*arguments, **named)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

@@ -140,7 +140,9 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
         ConfigError: client or task cannot be, or are needed.
         cfl.runtime.errors.DataFilesMissing: naming a file that cannot be used.
     """
-    classifier.prepared(choice.client, choice.task)  # there are no names of a task or client that it refuses
+    classifier.prepared(
+        choice.client, choice.task
+    )  # refuses a task or client that there is none of, before its classes are named
     names = output_names(classifier.federation, choice.client, choice.task)
     for files, scores in _scores(classifier, places, choice):
         values = scores.softmax(1) if classifier.gives_probabilities else scores

@@ -416,7 +416,7 @@ def test_names_of_methods_lead_to_no_file_outside_a_run(name: str, run_folder: P
 
     run = tmp_path / "runs" / "run"
     shutil.copytree(run_folder, run)
-    (run / "SHA256SUMS").unlink()  # a folder that wants to be read has none, or one that fits
+    (run / "SHA256SUMS").unlink()  # with it the changed configuration would be refused first
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["methods"] = {name: config["methods"]["ewc"]}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
