@@ -79,13 +79,16 @@ def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled
 def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
     """The configuration as it is kept with the run: one that starts it anew, and never on top of another.
 
+    It does not mention ``ckpt_path``: a null in it would win over an option in front of ``--config``.
+
     Args:
         config: a subcommand's configuration as plain dictionaries, lists and values.
         folder: the run folder.
         benchmark: the benchmark's name.
     """
     run = {**config["run"], "dir": folder, "benchmark": benchmark, "overwrite": False}
-    return yaml.safe_dump({**config, "run": run, "ckpt_path": None}, sort_keys=False)
+    kept = {key: value for key, value in config.items() if key != "ckpt_path"}
+    return yaml.safe_dump({**kept, "run": run}, sort_keys=False)
 
 
 def _wandb_id(checkpoint: str | None, folder: str) -> str:

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, others = _parser().parse_known_args(sys.argv[2:] if arguments is None else arguments)
     try:
         check_format(options.out)
-        client, config, checkpoint = restored(["--ckpt_path", options.ckpt_path, *others])
+        client, config, checkpoint = restored([*others, "--ckpt_path", options.ckpt_path])
         choice = Choice(options.client, options.task)
         answer = answer_of(client, choice)
         federation = client.require_federation()

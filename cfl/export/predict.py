@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_intermixed_args(own)
     try:
         _check(options)
-        client, _, _ = restored(["--ckpt_path", options.ckpt_path, *others, *unknown])
+        client, _, _ = restored([*others, *unknown, "--ckpt_path", options.ckpt_path])
         classifier, choice = ImageClassifier(client), Choice(options.client, options.task)
         if classifier.federation.measure.predicts == "boxes":
             source = classifier.source(choice.client, choice.task)
@@ -196,6 +196,8 @@ def _divided(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[lis
     for word in rest:
         if word == "--":
             return [*own, word, *rest], others
+        if word == "-c":
+            word = "--config"
         option, equals, _ = word.partition("=")
         if not option.startswith("--") or option in parser._option_string_actions:
             own.append(word)

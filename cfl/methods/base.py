@@ -54,8 +54,7 @@ class Method:
 
     Attributes:
         scenarios: scenarios in which the method works; ``density`` only if it uses neither labels nor classes;
-            ``regression`` and
-            ``detection`` only if it uses no classes.
+            ``regression`` and ``detection`` only if it uses no classes.
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
         common_order: whether all clients must learn the same tasks in the same order.
@@ -68,6 +67,8 @@ class Method:
             which task they belong to (:mod:`cfl.methods.task_free`).
         looks_back: whether the method uses something of tasks that have ended. With ``data.exposure: joint`` no task
             ends: all are trained on from the first round to the last.
+        asks_after_tasks: whether :meth:`end_task`, if the class defines it, asks clients for more after a task's last
+            round. The run is then refused if nobody would join such a round.
         state: names of the attributes that the next round depends on, in addition to those of the base classes. They
             are saved in checkpoints, under their names without a leading underscore, and restored from them. Each must
             exist after :meth:`setup`. It holds a tensor, a plain value, a dict, list or tuple of these, a set of values
@@ -82,6 +83,7 @@ class Method:
     client_clocks: ClassVar[bool] = False
     task_free: bool = False
     looks_back: ClassVar[bool] = False
+    asks_after_tasks: ClassVar[bool] = True
     state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
     context: Context

@@ -108,10 +108,9 @@ def _check_task_ends(methods: Methods, data: FederatedDataModule) -> None:
 
 
 def _asks_after_tasks(method: Method) -> bool:
-    """Whether clients are asked for more after the last round of a task; ``asks_after_tasks = False`` says that
-    ``end_task`` does not."""
+    """Whether clients are asked for more after the last round of a task."""
     ends = type(method).end_task is not Method.end_task and not method.task_free
-    return ends and getattr(method, "asks_after_tasks", True)
+    return ends and method.asks_after_tasks
 
 
 def check_protection(methods: Methods) -> None:

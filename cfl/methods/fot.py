@@ -89,7 +89,8 @@ class FOT(Method):
         importance_scale: alpha of scaled gradient projection (SGP, Saha and Roy, AAAI 2023), at least 0: a direction
             is protected in proportion to its importance, accumulated over tasks
             (:func:`cfl.methods.components.importance.accumulated_importance`). null: all directions of the basis are
-            protected fully, as in the paper. Needs ``message: covariance``.
+            protected fully, as in the paper. Needs ``message: covariance``. With ``project_clients`` both the clients'
+            gradients and the server's step are scaled: a direction of importance c keeps ``(1 - c)^2`` of its step.
         last_extraction: extract after the last task, too. Its basis protects nothing in this run, and is reported.
         residual_share: ``energy``: rho from summed energies, exact; ``client_mean``: mean over clients of their own
             rho, weighted by samples, as in the authors' code.

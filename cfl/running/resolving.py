@@ -17,6 +17,7 @@ from cfl.cli.main import build
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
 from cfl.cli.parsing import options_given
+from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
@@ -26,8 +27,8 @@ from cfl.reporting.experiment import completed, experiment_of
 from cfl.reporting.files_of_run import check_method_names
 from cfl.runtime.command_line import read_command_line
 
-_BUILT_ALONE = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer}
-"""Section -> its class, where that needs nothing else."""
+_BUILT = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer, "data": FederatedDataModule}
+"""Section -> its class, where that needs neither files nor a network."""
 
 
 class _Ready(Exception):
@@ -91,7 +92,7 @@ class Resolver:
         return {**experiment_of(self.config(arguments)), "seed_everything": seed}
 
     def check(self, arguments: Sequence[str]) -> None:
-        """Build what ``cfl fit`` builds without data or network, for what the constructors refuse.
+        """Build what ``cfl fit`` builds before it reads data, but for the network, for what the constructors refuse.
 
         Raises:
             ConfigError, NotUnderstood: the parser or a constructor refuses a value.
@@ -100,7 +101,7 @@ class Resolver:
         check_method_names(config["methods"])
         check_optimizer_options(config["model"]["optimizer"].get("init_args") or {})
         # A copy: the parser writes into what it is given.
-        plain = copy.deepcopy({key: config[key] for key in ("methods", *_BUILT_ALONE)})
+        plain = copy.deepcopy({key: config[key] for key in ("methods", *_BUILT)})
         with keys_as_typed({name: str(method["class_path"]) for name, method in config["methods"].items()}):
             self._constructors.instantiate_classes(self._constructors.parse_object(plain))
 
@@ -108,8 +109,9 @@ class Resolver:
     def _constructors(self) -> ArgumentParser:
         parser = ArgumentParser(exit_on_error=False)
         parser.add_argument("--methods", type=dict[str, Method])
-        for section, built in _BUILT_ALONE.items():
+        for section, built in _BUILT.items():
             parser.add_class_arguments(built, section)
+        parser.link_arguments("schedule", "data.schedule", apply_on="instantiate")
         return parser
 
 

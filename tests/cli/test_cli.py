@@ -195,7 +195,7 @@ def test_saved_config_of_a_resumed_run_starts_from_the_beginning(tmp_path: Path)
     """``ckpt_path`` belongs to one command, not to the experiment."""
     assert tiny_cli.fit(tmp_path) == 0
     assert tiny_cli.fit(tmp_path, "--ckpt_path", "last") == 0
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["ckpt_path"] is None
+    assert "ckpt_path" not in yaml.safe_load((tmp_path / "config.yaml").read_text())
 
 
 def test_another_seed_is_another_experiment(tmp_path: Path) -> None:
@@ -318,6 +318,17 @@ def test_scoring_nothing_is_refused(command: str, run: Path, capsys: pytest.Capt
     assert tiny_cli.run(command, "--config", str(run / "config.yaml")) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ckpt_path = None cannot work; valid: a checkpoint to score")
+
+
+def test_a_checkpoint_in_front_of_the_saved_configuration_is_used(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file says nothing of checkpoints, so it does not start the run anew."""
+    given = ("--ckpt_path", str(run / "last.ckpt"), "--config", str(run / "config.yaml"))
+    assert tiny_cli.run("validate", *given) == 0
+    capsys.readouterr()
+    assert tiny_cli.run("fit", *given, "--run.dir", str(tmp_path)) == 0
+    assert "is of a finished run: nothing is left to train" in capsys.readouterr().out
 
 
 def test_unfinished_task_is_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,6 +177,13 @@ def test_values_with_blanks_are_no_files(run: Path, pets: Path, tmp_path: Path) 
         out.unlink()
 
 
+def test_a_configuration_file_by_its_short_option_is_no_image(run: Path, pets: Path, tmp_path: Path) -> None:
+    file, out = str(pets / "test" / "ant" / "00.png"), tmp_path / "p.csv"
+    given = ("--ckpt_path", str(run / "last.ckpt"), "-c", str(run / "config.yaml"), file, "--out", str(out))
+    assert predict(*given) == 0
+    assert [row["image"] for row in table(out)] == [file]
+
+
 @pytest.fixture(scope="module")
 def task_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tasks with outputs of their own, of grey images 4 x 4."""

@@ -129,6 +129,8 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--config", "nowhere.yaml"], []),
     (["--engine.kind", "fast"], []),
     (["--methods.a b", "FOT"], []),
+    (["--data.stream.num_tasks", "0"], []),
+    (["--data.evaluate_on", "validation"], []),
 ]
 
 
