@@ -69,7 +69,8 @@ class GPM(Method):
         freeze_affine: clients with a memory do not train biases, which would change outputs for earlier tasks in spite
             of eq 6 (the authors' networks have none), nor, as in the authors' code, the scales and shifts of
             normalisation layers; biases of layers that are not protected are trained.
-        batch_size: samples per forward pass after a task.
+        batch_size: samples per forward pass after a task. Changes memory and speed, and results where BatchNorm has no
+            statistics.
     """
 
     looks_back: ClassVar[bool] = True

@@ -78,7 +78,8 @@ class RGO(Method):
             ``sampled`` in its last round.
         layers: patterns over module names; null takes all Linear and Conv2d layers, except the output layer where
             every task has outputs of its own.
-        batch_size: samples per pass after a task.
+        batch_size: samples per pass after a task. Changes memory and speed, and results where BatchNorm has no
+            statistics.
     """
 
     looks_back: ClassVar[bool] = True

@@ -156,6 +156,6 @@ def test_fewest_rounds_lead(tmp_path: Path) -> None:
     text = markdown(fedcurv()["table1"], "short", cells)
     assert "| E = 50 | FedAvg, FedProx, FedCurv | 1 | +1.00 | yes | yes | -3.00 | -21.00 |" in text
     assert (
-        "| E = 10 | FedProx | rounds to 90 % [1] | 46 | - | 0 of 1 | - | short: no value (never within 9 rounds) |"
+        "| E = 10 | FedProx | rounds to 90 % [1] [2] | 46 | - | 0 of 1 | - | short: no value (never within 9 rounds) |"
         in text
     )

@@ -17,7 +17,7 @@ OF_FEDAGEM = {1: 116, 2: 72, 3: 30, 4: 10, 5: 16, 6: 60, 7: 10, 8: 12, 9: 18, 10
 OF_FEDAGEM |= {15: 8, 17: 16, 18: 4}
 OF_ALL |= {f"fedagem-table{number}": count for number, count in OF_FEDAGEM.items()}
 OF_ALL |= {"fedweit-table7": 2}
-OF_ALL |= {"fedweit-table1": 60, "fedweit-table2": 6, "fedweit-table5": 10, "fedweit-table6": 20, "fedweit-figure4": 20}
+OF_ALL |= {"fedweit-table1": 60, "fedweit-table2": 6, "fedweit-table5": 16, "fedweit-table6": 20, "fedweit-figure4": 20}
 OF_ALL |= {"confedmade-table1": 12, "confedmade-table2": 14, "confedmade-table3": 72, "confedmade-table4": 10}
 
 OURS_ALONE = {"fot-table2": {"MB kept"}}
