@@ -98,11 +98,6 @@ class AccuracyTargets(Callback):
         """
         return self.stop and bool(self.accuracies) and None not in self.rounds(curve).values()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the Trainer if the run has stopped."""
-        if self.end_the_run(federation_of(pl_module).curve):
-            trainer.should_stop = True
-
 
 def name_of(accuracy: float) -> str:
     """A target's name in tables and files: 85.0 is ``85``, 97.5 is ``97.5``."""

@@ -254,7 +254,7 @@ class FederatedOrchestrator(Callback):
         metrics.update({f"cl/{key}": torch.tensor(value) for key, value in figures.items() if value is not None})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the round was closed.
+        """Check that the round was closed, and stop the Trainer if the run ends with it.
 
         Raises:
             RuntimeError: the epoch ended before the round was closed; its results are dropped.
@@ -262,6 +262,8 @@ class FederatedOrchestrator(Callback):
         federation, plan = federation_of(pl_module), client_of(pl_module).require_work().require_plan()
         if federation.round != plan.round + 1:
             raise RuntimeError(f"the Trainer ended round {plan.round} before its clients had trained")
+        if federation.stopped:
+            trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise if the run ended early for no known reason.

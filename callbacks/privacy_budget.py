@@ -101,11 +101,6 @@ class PrivacyBudget(Callback):
         last = federation.schedule.ends_after
         return last is not None and federation.round >= last
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the Trainer if the run has stopped."""
-        if self.budget is not None and federation_of(pl_module).stopped:
-            trainer.should_stop = True
-
     @property
     def why_stopped(self) -> str:
         """Why a run has ended early."""

@@ -203,10 +203,6 @@ class RoundProgress(Callback):
         running = self._plan is not None and self._rounds == self._plan.round
         return self._rounds + (self._done / max(self._clients, 1) if running else 0)
 
-    def line(self, pl_module: LightningModule) -> str:
-        """The line as text."""
-        return _GAP.join(self._parts(pl_module).values())
-
     def _show(self, pl_module: LightningModule, keep: bool = False) -> None:
         self._shown_at = time.perf_counter()
         self._print(self._parts(pl_module), keep)

@@ -16,7 +16,6 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from cfl.callbacks import (
     AccuracyTargets,
@@ -158,7 +157,7 @@ class FederatedCLI(LightningCLI):
         if fitting == default:
             return
         schedule.clients_per_round = fitting
-        if self.subcommand == "fit" and is_first_process():
+        if self.subcommand == "fit" and signals.is_first_process():
             line = f"schedule.clients_per_round is {fitting}, as data.num_clients, instead of the default {default}"
             print(line, flush=True)
 
@@ -230,7 +229,7 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "fit":
             self._get(self.config_init, "targets").check(data.schedule, data.num_tasks)
         checkpoint = self._settings.ckpt_path
-        if self.subcommand == "fit" and (self._rounds_done or 0) >= data.num_rounds and is_first_process():
+        if self.subcommand == "fit" and (self._rounds_done or 0) >= data.num_rounds and signals.is_first_process():
             print(f"{checkpoint} is of a finished run: nothing is left to train", flush=True)
         try:
             # Files that have no other place, such as a profiler's, go to the run folder.
@@ -276,7 +275,7 @@ class FederatedCLI(LightningCLI):
             return None, None
         path = folder / CHECKPOINT if given == "last" else Path(given)
         if given == "last" and not os.path.exists(path) and self.subcommand == "fit":
-            if is_first_process():
+            if signals.is_first_process():
                 print(f"no checkpoint in {folder} yet: starting from the first round", flush=True)
             return None, None
         return str(path), check_checkpoint(path, self.settled.experiment)
@@ -304,8 +303,3 @@ def _only_once(thread: threading.ExceptHookArgs) -> None:
     """Show the error of a thread, unless a disk made it: a logger's thread that cannot write passes its error on."""
     if disk_error(thread.exc_value) is None:
         threading.__excepthook__(thread)
-
-
-def is_first_process() -> bool:
-    """Whether this is the only process, or the first of several, as far as their environment tells."""
-    return getattr(rank_zero_only, "rank", 0) == 0

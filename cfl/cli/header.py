@@ -5,7 +5,6 @@ The first one is made of the command line and its files alone, because torch and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -19,9 +18,9 @@ from cfl.reporting.experiment import data_set_name, method_name
 from cfl.runtime.command_line import read_command_line
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
+from cfl.runtime.signals import is_first_process
 from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
-_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 _MOST_BYTES = 50_000
 _TOLD_BY = ("path", "folder", "set")
 """Options that name the data set of a source which reads any of many (``Source.told_by``)."""
@@ -52,7 +51,7 @@ def announce(words: Sequence[str]) -> str:
     Returns:
         The line, which is empty if nothing was printed. The parser may come to another one.
     """
-    if not _begins_a_fit(words) or any(os.environ.get(name, "0") != "0" for name in _RANKS):
+    if not _begins_a_fit(words) or not is_first_process():
         return ""
     try:
         given = list(_given(read_command_line(words).arguments))

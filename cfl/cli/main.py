@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 
 from cfl.callbacks import FederatedOrchestrator
 from cfl.cli.commands import TRAINING
-from cfl.cli.federated_cli import FederatedCLI, is_first_process
+from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.parsing import Parser, debugging, place_of, reason_for_user
@@ -28,6 +28,7 @@ from cfl.runtime.checkpoint_file import read_checkpoint
 from cfl.runtime.command_line import CommandLine, read_command_line
 from cfl.runtime.distributed import cause_elsewhere
 from cfl.runtime.printable import printable
+from cfl.runtime.signals import is_first_process
 from cfl.training.client import Client
 
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices
 
 Scenario = Literal["task", "class", "domain", "density", "regression", "detection"]
+EVERY_SCENARIO: frozenset[Scenario] = frozenset(get_args(Scenario))
 
 
 @dataclass(frozen=True)

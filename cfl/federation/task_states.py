@@ -31,10 +31,10 @@ class TaskStates:
         found: list[int] = self.clients.gather(f"{self.topic} task", clients, nothing)["task"].tolist()
         return found
 
-    def begin(self, clients: Sequence[int], task: int, keep: Sequence[bool] | None = None) -> None:
-        """Set the clients' current task to ``task``, except for clients whose ``keep`` is False."""
+    def begin(self, clients: Sequence[int], task: int) -> None:
+        """Set the clients' current task to ``task``."""
         stacked = {"task": torch.full((len(clients),), task)}
-        self.clients.scatter(f"{self.topic} task", clients, stacked, keep)
+        self.clients.scatter(f"{self.topic} task", clients, stacked)
 
     def file(self, clients: Sequence[int], tasks: Sequence[int], stacked: Mapping[str, Tensor]) -> None:
         """Store row j of ``stacked`` (name -> ``[k, ...]``) for client ``clients[j]`` and task ``tasks[j]``."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method
 from cfl.methods.components.gradient_projection import conflicts, inner, refine
@@ -42,9 +42,7 @@ class AGEM(Method):
             after the projection.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
-        {"task", "class", "domain", "density", "regression", "detection"}
-    )
+    scenarios = EVERY_SCENARIO
     replays_logits: ClassVar[bool] = False
     task_free = True
     client_clocks = True

@@ -13,7 +13,6 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import moves_model_after_round
 from cfl.methods.components.layer_inputs.of_clients import client_model
 from cfl.methods.components.layer_inputs.packed import pack, unpack
 from cfl.methods.context import Context
@@ -101,7 +100,7 @@ class AnalyticHead(Method):
             raise ConfigError("federated.batchnorm", context.batchnorm, f"average with {key}: features must be common")
         if any(layer.running_mean is None for layer in norms):
             raise ConfigError("model.network", type(network).__name__, f"BatchNorm with running statistics with {key}")
-        if moving := [name for name, method in context.methods.items() if moves_model_after_round(method)]:
+        if moving := [name for name, method in context.methods.items() if method.moves_model_after_round]:
             valid = f"methods without {', '.join(moving)}, which would change the model that {key} keeps as it is"
             raise ConfigError("methods", list(context.methods), valid)
         if self.random_features is not None:

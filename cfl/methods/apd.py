@@ -13,7 +13,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import crosses_tasks, looks_back
+from cfl.methods.capabilities import crosses_tasks
 from cfl.methods.context import Context
 from cfl.models.decomposition import (
     DecomposedLayer,
@@ -152,7 +152,7 @@ class APD(Method):
         backward = [
             name
             for name, method in context.methods.items()
-            if looks_back(method) or (crosses_tasks(method) and not getattr(method, "shared_only", False))
+            if method.looks_back or (crosses_tasks(method) and not method.shared_only)
         ]
         if backward:
             valid = f"no method that looks back at earlier tasks beside {type(self).__name__}"

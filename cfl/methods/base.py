@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -31,6 +31,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.methods import capabilities, declared_state
 from cfl.methods.context import Context
+from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.runtime.errors import ConfigError
 
 
@@ -85,6 +86,15 @@ class Method:
     looks_back: ClassVar[bool] = False
     asks_after_tasks: ClassVar[bool] = True
     state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
+
+    # More about the members of a capability, which says what each means (:mod:`cfl.methods.capabilities`).
+    identified: AccuracyMatrix | None = None
+    reweighs_added_only: bool = False
+    replaces_own_loss: bool = False
+    passes_forward: bool = True
+    pulls_with: ClassVar[str] = ""
+    kind: ClassVar[Literal["add", "project", "look"]] = "add"
+    shared_only: ClassVar[bool] = False
 
     context: Context
     """The method's access to its run, set by :meth:`setup`."""
@@ -151,6 +161,16 @@ class Method:
         Override it if options can switch off the method's capabilities.
         """
         return capabilities.has(self, *capabilities.IN_LOCAL_STEPS)
+
+    @property
+    def changes_gradients(self) -> bool:
+        """See :class:`cfl.methods.capabilities.GradientTransform`."""
+        return True
+
+    @property
+    def moves_model_after_round(self) -> bool:
+        """Whether :meth:`end_round` changes the global model again, after all ``transform_step`` (CFeD, FedCIL)."""
+        return False
 
     def client_storage(self) -> int:
         """Most bytes that a client stores for this method between rounds, at the end of a run.

@@ -2,7 +2,8 @@
 
 A capability is a Protocol. A method has it by defining its members (:func:`has`); nothing is registered. A class that
 sets one of them to None does not have what its base class has. The checks and the engines derive everything else from
-that (:mod:`cfl.methods.composition`). Attributes whose default is given in brackets are optional.
+that (:mod:`cfl.methods.composition`). Attributes with a default in brackets are those of
+:class:`cfl.methods.base.Method`.
 
 A cohort is k clients that train side by side. Its tensors are stacked, ``[k, ...]``.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
@@ -22,6 +23,9 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
 from cfl.privacy.release import Noise
+
+if TYPE_CHECKING:
+    from cfl.methods.base import Method
 
 
 class NetworkExtension(Protocol):
@@ -215,13 +219,6 @@ class ServerTransform(Protocol):
         """The step to take in place of ``step``: parameter name -> ``[...]``, for all parameters."""
 
 
-class ServerTraining(Protocol):
-    """Changes the global model again in ``end_round``, after all ``transform_step`` (CFeD, FedCIL)."""
-
-    moves_model_after_round: bool
-    """False if the method's options switch it off."""
-
-
 # Where tasks end.
 
 
@@ -316,16 +313,6 @@ def crosses_tasks(method: object) -> bool:
     return has(method, Replay, BatchExtension)
 
 
-def looks_back(method: object) -> bool:
-    """See :attr:`cfl.methods.base.Method.looks_back`."""
-    return bool(getattr(method, "looks_back", False))
-
-
-def moves_model_after_round(method: object) -> bool:
-    """See :class:`ServerTraining`."""
-    return bool(getattr(method, "moves_model_after_round", False))
-
-
-def leaves_other_gradients(method: object) -> bool:
+def leaves_other_gradients(method: Method) -> bool:
     """Whether a method may change gradients."""
-    return has(method, *CHANGING_GRADIENTS) and getattr(method, "kind", "add") != "look"
+    return has(method, *CHANGING_GRADIENTS) and method.kind != "look"

@@ -35,7 +35,7 @@ def check_losses(methods: Methods) -> None:
             the whole loss and another needs logits stored.
     """
     whole = [m for m in methods.values() if has(m, LocalObjective)]
-    own = [m for m in methods.values() if has(m, SampleWeights) and getattr(m, "replaces_own_loss", False)]
+    own = [m for m in methods.values() if has(m, SampleWeights) and m.replaces_own_loss]
     passing = [m for m in methods.values() if passes_forward(m)]
     for several, valid in (
         (whole if len(whole) > 1 else [], "at most one method that replaces the whole local loss"),
@@ -52,7 +52,7 @@ def check_losses(methods: Methods) -> None:
 
 def passes_forward(method: Method) -> bool:
     """Whether a method takes the forward pass into its own hands."""
-    return has(method, ForwardPass) and getattr(method, "passes_forward", True)
+    return has(method, ForwardPass) and method.passes_forward
 
 
 def _keeps_logits(method: Any) -> bool:
@@ -152,6 +152,4 @@ def check_optimizer(methods: Methods, optimizer: Optimizer, clipping: str | None
 
 def _says_where_steps_point(method: Method) -> bool:
     """Whether a method's guarantee depends on the direction of the step."""
-    return has(method, RightMultiplication) or (
-        has(method, GradientTransform) and getattr(method, "kind", "add") == "project"
-    )
+    return has(method, RightMultiplication) or (has(method, GradientTransform) and method.kind == "project")

@@ -118,7 +118,7 @@ class Composition(MethodComposition):
             terms,
             next(iter(self.with_capability(LocalObjective).values()), None),
             next((method for method in self.values() if passes_forward(method)), None),
-            all(getattr(method, "reweighs_added_only", False) for method in (*weighers, *terms)),
+            all(method.reweighs_added_only for method in (*weighers, *terms)),
         )
 
     def check(self, data: FederatedDataModule) -> None:
@@ -173,7 +173,7 @@ class Composition(MethodComposition):
     @property
     def strengths(self) -> list[str]:
         """The options that set the strength of the methods' pulls, by their keys in the configuration."""
-        named = {name: getattr(method, "pulls_with", "") for name, method in self.items()}
+        named = {name: method.pulls_with for name, method in self.items()}
         return [f"methods.{name}.{option}" for name, option in named.items() if option]
 
     @property
@@ -310,7 +310,7 @@ class Composition(MethodComposition):
             if has(method, Penalty)
             or self._pulls.get(method)
             or self._factors.get(method)
-            or (has(method, GradientTransform) and getattr(method, "changes_gradients", True))
+            or (has(method, GradientTransform) and method.changes_gradients)
         ]
 
     def left_to_engine(self, multiplies: bool, pulls: bool) -> tuple[Pulls, Factors]:
@@ -378,7 +378,7 @@ class Composition(MethodComposition):
     @property
     def identified(self) -> list[AccuracyMatrix]:
         """The matrices in which methods want the shares of test images whose task is found."""
-        found = [getattr(method, "identified", None) for method in self.with_capability(Predictor).values()]
+        found = [method.identified for method in self.with_capability(Predictor).values()]
         return [matrix for matrix in found if matrix is not None]
 
     # Reports and checkpoints.

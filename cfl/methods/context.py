@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from cfl.data.types import PixelTransform
 from cfl.federation.federation import Federation
 from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.runtime import distributed
+
+if TYPE_CHECKING:
+    from cfl.methods.base import Method
 
 T = TypeVar("T")
 
@@ -79,7 +82,7 @@ class Context:
         self.personal, self.frozen = model.personal, model.frozen
         self.has_personal_models, self.batchnorm = model.has_personal_models, model.batchnorm
         self.channel, self.clients, self.buffer = federation.channel, federation.clients, federation.buffer
-        self.methods: Mapping[str, object] = dict(federation.methods)
+        self.methods: Mapping[str, Method] = dict(federation.methods)
         self.seed, self.root = data.seed, data.root
         self.measure = federation.measure
         self.scenario, self.exposure, self.class_loss = data.scenario, data.exposure, data.class_loss

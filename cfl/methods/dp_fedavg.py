@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.federation.channel import UPDATE
 from cfl.methods.base import Method, Report
@@ -74,9 +74,7 @@ class DPFedAvg(Method):
             ``count_noise`` that alone takes more than the noise multiplier allows.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
-        {"task", "class", "domain", "density", "regression", "detection"}
-    )
+    scenarios = EVERY_SCENARIO
     task_free = True
     state = ("clips", "_rows")
 

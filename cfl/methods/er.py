@@ -154,7 +154,7 @@ class ER(Method):
     @property
     def computes_locally(self) -> bool:
         """Whether the memory has a weight, is filled in local steps, or changes the weights of own samples."""
-        reweighs = has(self, SampleWeights) and not getattr(self, "reweighs_added_only", False)
+        reweighs = has(self, SampleWeights) and not self.reweighs_added_only
         return self.weight > 0 or self.update == "step" or reweighs
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:

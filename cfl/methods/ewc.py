@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
@@ -85,9 +85,7 @@ class EWC(Method):
 
     looks_back: ClassVar[bool] = True
     pulls_with: ClassVar[str] = "strength"
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
-        {"task", "class", "domain", "density", "regression", "detection"}
-    )
+    scenarios = EVERY_SCENARIO
     state = ("curvature", "anchor", "_rows")  # clients' own quadratics are in ``context.clients``
 
     def __init__(

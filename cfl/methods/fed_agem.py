@@ -17,7 +17,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.replay_buffer import Replayed
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import PersonalParameters, has, leaves_other_gradients, moves_model_after_round
+from cfl.methods.capabilities import PersonalParameters, has, leaves_other_gradients
 from cfl.methods.components.gradient_projection import REFINEMENTS, Refinement, conflicts, inner, refine
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
 from cfl.methods.components.mean_gradient import Labelled, mean_gradient
@@ -137,7 +137,7 @@ class FedAGEM(Method):
                 "what it leaves of a gradient is what clients step by",
             ),
             (
-                [name for name, method in later.items() if moves_model_after_round(method)],
+                [name for name, method in later.items() if method.moves_model_after_round],
                 "its reference is of the model that the next round begins with",
             ),
         ):

@@ -81,7 +81,7 @@ class FedCIL(Method):
 
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
-    state = ("_replay", "_replayed_task", "_receivers")
+    state = ("_replay", "_receivers")
 
     def __init__(
         self,
@@ -107,7 +107,6 @@ class FedCIL(Method):
         self.consolidation_batch_size, self.consolidation_lr = consolidation_batch_size, consolidation_lr
         self.individual_uplinks = consolidation_steps > 0 and consolidation_source == "clients"
         self._replay: dict[str, Tensor] = {}
-        self._replayed_task = -1
         self._receivers: set[int] = set()
 
     def setup(self, context: Context) -> None:
@@ -378,7 +377,6 @@ class FedCIL(Method):
         if not self.context.is_last(plan.task):
             tensors = self.context.state_tensors()
             self._replay = {name: tensors[name].detach().clone() for name in self._network.generator_names}
-            self._replayed_task = plan.task
 
     def client_storage(self) -> int:
         """Bytes of the replay generator."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from cfl.data.exposure import ONE_AT_A_TIME
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
@@ -94,9 +94,7 @@ class FedCurv(Method):
         ConfigError: for values other than these; two of these methods; with ``stop``, an unstable penalty.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
-        {"task", "class", "domain", "density", "regression", "detection"}
-    )
+    scenarios = EVERY_SCENARIO
     pulls_with: ClassVar[str] = "strength"
     task_free = True
     client_clocks = True

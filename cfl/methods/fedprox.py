@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.methods.base import Method
@@ -39,9 +39,7 @@ class FedProx(Method):
         ConfigError: for another value, or if clients and server exchange no parameter.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
-        {"task", "class", "domain", "density", "regression", "detection"}
-    )
+    scenarios = EVERY_SCENARIO
     pulls_with: ClassVar[str] = "mu"
     task_free = True
     client_clocks = True

@@ -16,7 +16,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor, removing
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import BoundaryFinder, moves_model_after_round
+from cfl.methods.capabilities import BoundaryFinder
 from cfl.methods.components.basis_growth import BasisGrowth
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.layer_inputs.choose_message import choose_message
@@ -235,7 +235,7 @@ class FOT(Method):
         )
         self._dims = self._extraction.dims
         self._remembered = NewestTwo(context, "fot")
-        undone = [name for name, method in context.methods.items() if moves_model_after_round(method)]
+        undone = [name for name, method in context.methods.items() if method.moves_model_after_round]
         if undone:
             valid = f"methods without {', '.join(undone)}, which would move the model behind {self.name}'s projection"
             raise ConfigError("methods", list(context.methods), valid)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method, Report
@@ -55,9 +55,7 @@ class FoundBoundaries(Method):
         ConfigError: for other values, or two such methods.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
-        {"task", "class", "domain", "density", "regression", "detection"}
-    )
+    scenarios = EVERY_SCENARIO
     task_free = True
     client_clocks = True
     state: ClassVar[Mapping[str, str]] = {"test": "_test", "rows": "_rows"}

@@ -382,7 +382,7 @@ class GLFC(OwnLoss):
                 {"round": plan.round, "clients": len(messages), "images": len(given[1]), "new_task": int(moved)}
             )
         shared = context.shared_tensors()
-        self.proxy.judge(shared, lambda tensors: self._accuracy(plan.task, tensors), bool(messages) and not moved)
+        self.proxy.judge(shared, self._accuracy, bool(messages) and not moved)
         self.seconds += time.perf_counter() - started
 
     def _inverted(self, plan: RoundPlan, messages: Mapping[int, dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -401,7 +401,7 @@ class GLFC(OwnLoss):
         images = invert_gradients(encoder, gradients, labels, shape, steps, generators, self.images)
         return images.flatten(0, 1), labels.repeat_interleave(images.shape[1])
 
-    def _accuracy(self, task: TaskRef, tensors: Mapping[str, Tensor]) -> float:
+    def _accuracy(self, tensors: Mapping[str, Tensor]) -> float:
         """A model's accuracy on the pool's images, among the classes of which the server has images."""
         context, pool, labels = self.context, self.proxy.images, self.proxy.labels
         assert pool is not None

@@ -59,6 +59,7 @@ class InferringFOT(FOT):
     common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
     state: ClassVar[tuple[str, ...]] = ("task_bases", "identified.sums", "identified.counts")
+    identified: AccuracyMatrix
     follow_found_tasks = None  # type: ignore[assignment]  # tests need the number of every task
 
     def __init__(self, directions: int = 20, **options: Any) -> None:

@@ -23,9 +23,9 @@ def called_names() -> frozenset[str]:
 
 
 def check_names(methods: Mapping[str, Method]) -> None:
-    """Refuse a function or property whose name is nearly, but not quite, one of :func:`called_names`.
+    """Refuse a function, a property or a switch whose name is nearly, but not quite, one of :func:`called_names`.
 
-    Names with a leading underscore are free.
+    A switch is a class attribute that is True or False. Names with a leading underscore are free.
 
     Raises:
         ConfigError: with the name, and the one that is probably meant.
@@ -35,7 +35,8 @@ def check_names(methods: Mapping[str, Method]) -> None:
             if not issubclass(kind, Method) or kind is Method:
                 continue
             for name, member in vars(kind).items():
-                if name[0] == "_" or name in called_names() or not (callable(member) or isinstance(member, property)):
+                checked = callable(member) or isinstance(member, (property, bool))
+                if name[0] == "_" or name in called_names() or not checked:
                     continue
                 meant = get_close_matches(name, called_names(), 1, ALIKE)
                 if meant:

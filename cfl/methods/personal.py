@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import ClassVar
 
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.methods.base import Method
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
@@ -24,9 +23,7 @@ class PersonalLayers(Method):
         layers: patterns (as in file names) over the names of parameters and buffers, e.g. ``head.*``.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
-        {"task", "class", "domain", "density", "regression", "detection"}
-    )
+    scenarios = EVERY_SCENARIO
     task_free = True
     client_clocks = True
 

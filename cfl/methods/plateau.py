@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS
@@ -74,9 +74,7 @@ class LearningRateDecay(Method):
             two such methods, or SCAFFOLD beside it.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
-        {"task", "class", "domain", "density", "regression", "detection"}
-    )
+    scenarios = EVERY_SCENARIO
     optimizers = LINEAR_OPTIMIZERS
     client_clocks = True
     asks_after_tasks = False

@@ -14,7 +14,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import LearningRateFactors, crosses_tasks, has, looks_back
+from cfl.methods.capabilities import LearningRateFactors, crosses_tasks, has
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
@@ -151,7 +151,7 @@ class RGO(Method):
         context = self.context
         others = {name: method for name, method in context.methods.items() if method is not self}
         crossing = [name for name, method in others.items() if crosses_tasks(method)]
-        keeping = [name for name, method in others.items() if looks_back(method) or _keeps_tensors(method)]
+        keeping = [name for name, method in others.items() if method.looks_back or _keeps_tensors(method)]
         valid = ""
         if crossing:
             valid = f"false with {', '.join(crossing)}: samples of other tasks would pass through this task's order"

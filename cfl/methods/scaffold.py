@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.updates import plain_sgd
@@ -81,9 +81,7 @@ class SCAFFOLD(Method):
             to more than one task's samples, or a density is estimated.
     """
 
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset(
-        {"task", "class", "domain", "density", "regression", "detection"}
-    )
+    scenarios = EVERY_SCENARIO
     client_clocks = True
     state = ("variate",)  # clients' own variates are in ``context.clients``
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from cfl.running.resolving import Resolver, same_experiment
 from cfl.running.run_log import LOG
 from cfl.running.runner import LOCK
 from cfl.runtime.atomic_write import TEMPORARY, replacing
+from cfl.runtime.file_lock import lock
 from cfl.runtime.run_files import CHECKPOINT, CHECKSUMS, SUMMARY
 
 
@@ -53,11 +53,9 @@ def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Hold the lock by which a runner keeps others from a folder."""
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunFolderError(f"{folder}: another process is at work there") from None
+    with (folder / LOCK).open("w") as held:
+        if lock(held.fileno()) is False:
+            raise RunFolderError(f"{folder}: another process is at work there")
         yield
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cfl.papers.adopting import adopt
 from cfl.papers.cells import Experiments
-from cfl.papers.definition import papers, table_named
+from cfl.papers.definition import OPTIONS, papers, table_named
 from cfl.papers.kept import keep
 from cfl.papers.recipes import NotAvailable
 from cfl.papers.report import REPORTS, Report, write_report
@@ -33,7 +33,7 @@ from cfl.runtime.run_files import CONFIG
 
 RUNS = Path("runs/tables")
 _PAGE = Path("docs/generated/reproducibility.md")
-_SHORT = {"bench": "benchmark", "methods": "method", "partition": "partition"}
+_SHORT = {option.removeprefix("--"): axis for axis, option in OPTIONS.items()}
 
 
 def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:

@@ -379,13 +379,13 @@ def papers(folder: Path = PAPERS) -> list[Paper]:
     return [read_paper(path.parent) for path in sorted(folder.glob("*/paper.yaml"))]
 
 
-def table_named(name: str, folder: Path = PAPERS) -> Table:
+def table_named(name: str) -> Table:
     """The table called e.g. ``fot-table1``.
 
     Raises:
         ConfigError: there is none; the message lists those that are.
     """
-    tables = {table.full_name: table for paper in papers(folder) for table in paper.tables()}
+    tables = {table.full_name: table for paper in papers() for table in paper.tables()}
     return tables[one_of(name, tables, "table")]
 
 

@@ -29,9 +29,9 @@ def numpy_generator(seed: int, purpose: str, *indices: int) -> np.random.Generat
     return np.random.Generator(np.random.PCG64(seed_for(seed, purpose, *indices)))
 
 
-def torch_generator(seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Torch generator on ``device`` for large tensors (sketches, noise); see :func:`seed_for`."""
-    return torch.Generator(device).manual_seed(seed_for(seed, purpose, *indices))
+def torch_generator(seed: int, purpose: str, *indices: int) -> torch.Generator:
+    """Torch generator on the CPU for large tensors (sketches, noise); see :func:`seed_for`."""
+    return torch.Generator().manual_seed(seed_for(seed, purpose, *indices))
 
 
 def seed_device(device: torch.device, seed: int) -> None:

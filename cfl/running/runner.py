@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import os
 import signal
 import time
@@ -26,7 +25,7 @@ from cfl.running.launcher import Launched, Launcher, environment_for
 from cfl.running.missing_data import MissingData, find_missing, needs_of
 from cfl.running.resolving import num_rounds
 from cfl.running.run_log import LOG, last_lines
-from cfl.runtime import signals
+from cfl.runtime import file_lock, signals
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import CHECKPOINT, ROUNDS, SUMMARY
 
@@ -161,9 +160,7 @@ class Runner:
             return Outcome(job, "cannot run here", f"needs {', '.join(absent)}")
         job.folder.mkdir(parents=True, exist_ok=True)
         with (job.folder / LOCK).open("w") as lock, (job.folder / LOG).open("ab") as log:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if file_lock.lock(lock.fileno()) is False:
                 return Outcome(job, "runs elsewhere", f"another process is at work in {job.folder}")
             if (job.folder / SUMMARY).exists() and self._damage(job.folder) is None:  # another process was quicker
                 return Outcome(job, "finished", "by another process")

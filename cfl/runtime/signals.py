@@ -12,7 +12,7 @@ from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end."""
-_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
 class Stopped(BaseException):
@@ -56,7 +56,7 @@ def ended_by_signals(main: Callable[[], int]) -> int:
         with _handlers():
             return main()
     except Stopped as stopped:
-        if speaks():
+        if is_first_process():
             print(f"{stopped}{stopped.advice}", file=sys.stderr)
         return stopped.status
 
@@ -80,7 +80,7 @@ def stop(number: int, frame: FrameType | None = None) -> None:
     leave_terminal(number)
     if _Program.holds:
         raise Stopped(number)
-    if speaks():
+    if is_first_process():
         os.write(2, f"{Stopped(number)}\n".encode())
     os._exit(128 + number)
 
@@ -138,6 +138,6 @@ def _set(number: int, handler: Any) -> None:
         signal.signal(number, handler)
 
 
-def speaks() -> bool:
+def is_first_process() -> bool:
     """Whether this is the only process, or the first of several, by what launchers put into the environment."""
-    return next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0"
+    return all(os.environ.get(name, "0") == "0" for name in _RANKS)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.evaluation import EvaluationBatch
-from cfl.engines.base import Engine, EngineOptions
+from cfl.engines.base import EngineOptions
 from cfl.engines.choice import EngineChoice
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
@@ -45,8 +45,8 @@ ELEMENTWISE_OPTIMIZERS = frozenset(
 class Client(LightningModule):
     """Clients' local training, K side by side, and the global model they start from.
 
-    ``network`` holds the global model; the clients being trained are the rows of :attr:`cohort`. One training step is
-    one local step of every client of the cohort, computed by :attr:`work`. The rounds themselves are run by the
+    ``network`` holds the global model; the clients being trained are the rows of :attr:`work`'s cohort. One training
+    step is one local step of every client of the cohort. The rounds themselves are run by the
     FederatedOrchestrator callback.
 
     Args:
@@ -55,7 +55,7 @@ class Client(LightningModule):
         methods: name -> method; their hooks run in this order. Empty is federated averaging.
         input_shape: ``(C, H, W)``; follows from the data.
         num_outputs: follows from the data.
-        seed: the run's seed (in YAML ``seed_everything``).
+        seed: of the network's initial weights: the run's (in YAML ``seed_everything``).
         engine: how local steps are computed (in YAML the top-level key ``engine``).
         buffer: the clients' buffers, for methods that replay (in YAML the top-level key ``buffer``).
 
@@ -79,7 +79,6 @@ class Client(LightningModule):
         buffer: ReplayBuffer | None = None,
     ) -> None:
         super().__init__()
-        self.seed = seed
         self.input_shape = input_shape
         self.engine_options = EngineOptions() if engine is None else engine
         self.federation: Federation | None = None
@@ -138,18 +137,8 @@ class Client(LightningModule):
         return self.work
 
     def require_cohort(self) -> Cohort:
-        """:attr:`cohort`, or a RuntimeError."""
+        """The clients being trained, or a RuntimeError."""
         return self.require_work().cohort
-
-    @property
-    def cohort(self) -> Cohort | None:
-        """The clients being trained; None until training has started."""
-        return None if self.work is None else self.work.cohort
-
-    @property
-    def engine(self) -> Engine | None:
-        """What computes the local steps; None until training has started."""
-        return None if self.work is None else self.work.engine
 
     @property
     def mean_loss(self) -> float:
@@ -178,7 +167,7 @@ class Client(LightningModule):
         self.engine_choice, self.engine_trials = chosen.choice, chosen.trials
         engine = settle_engine(chosen, self.engine_options, federation, self.input_shape, objective)
         precision, width = self.engine_options.matmul_precision, self.engine_choice.width
-        self.work = LocalWork(federation, engine, width, objective, self.seed, precision, watched, blocks)
+        self.work = LocalWork(federation, engine, width, objective, precision, watched, blocks)
         trials = chosen.trials
         seconds = trials[0].seconds_per_client_step * width if blocks and trials else math.inf
         # All processes must have as many batches, whatever each has measured.

@@ -13,7 +13,7 @@ from contextlib import suppress
 from select import select
 from typing import Any
 
-from cfl.runtime.signals import Stopped, speaks
+from cfl.runtime.signals import Stopped, is_first_process
 
 LATE = 30.0
 """Seconds after which it is said that processes are missing."""
@@ -71,7 +71,7 @@ class Gathering:
                 self._say(f"after {LATE:.0f} s not all {self._count} processes are connected; is one of them stopped?")
 
     def _say(self, text: str) -> None:
-        if speaks():
+        if is_first_process():
             print(text, file=sys.stderr, flush=True)
 
     def _end(self, status: int, text: str) -> None:

@@ -47,7 +47,6 @@ class LocalWork:
         engine: computes the local steps.
         width: greatest number of clients that work side by side.
         objective: what a client minimises.
-        seed: the run's seed.
         precision: torch's float32 matmul precision in local steps; between them products are float32.
         watched: whether anybody else than methods wants to see gradients; asked once for every cohort.
         blocks: whether rounds may come in blocks of several local steps.
@@ -67,21 +66,20 @@ class LocalWork:
         engine: Engine,
         width: int,
         objective: Objective,
-        seed: int,
         precision: str,
         watched: Callable[[], bool],
         blocks: bool = False,
     ) -> None:
-        self.federation, self.engine = federation, engine
+        self.federation, self.engine, self._seed = federation, engine, federation.data.seed
         self.cohort = Cohort(federation.network, width, federation.data.outputs, engine.channels_last)
         self.methods = cast(Composition, federation.methods)
         self.buffer = federation.buffer
         self.plan: RoundPlan | None = None
-        self.context = StepContext(seed, objective=objective)
+        self.context = StepContext(self._seed, objective=objective)
         self.local_step = 0
         self._objective = objective
         self._plain_objective = Objective(measure=objective.measure)
-        self._seed, self._precision, self._watched = seed, precision, watched
+        self._precision, self._watched = precision, watched
         self._device = next(federation.network.parameters()).device
         self.finish: Callable[[tuple[int, ...]], None] = partial(self.collect, by_samples=False)
         self._losses = RoundLosses()
@@ -129,7 +127,7 @@ class LocalWork:
     def _open(self, batch: CohortBatch | CohortBlock, optimizer: Optimizer) -> None:
         cohort, federation, plan = self.cohort, self.federation, self.require_plan()
         # Named by a client, because every process has a cohort number 0.
-        seed_device(self._device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
+        seed_device(self._device, seed_for(self._seed, "dropout", plan.round, batch.clients[0]))
         tensors = federation.model.state_tensors()
         cohort.open(
             batch.clients,

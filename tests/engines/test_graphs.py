@@ -31,7 +31,7 @@ def test_replays_change_nothing(
         data = unequal(width)
         client = tiny_client(data, double(network), optimizer, methods())
         found.append(weights(fit(client, data, accelerator="gpu")))
-        captured = client.engine._graphs._graphs  # type: ignore[union-attr]
+        captured = client.require_work().engine._graphs._graphs  # type: ignore[attr-defined]
         assert bool(captured) == (worth == 1)
     for name, expected in found[1].items():
         torch.testing.assert_close(found[0][name], expected, rtol=0, atol=1e-10)

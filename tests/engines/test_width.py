@@ -57,8 +57,7 @@ def assert_widths_agree(
         client = tiny_client(data, network, optimizer, methods)
         initial = {name: tensor.clone() for name, tensor in client.network.state_dict().items()}
         federation = fit(client, data, federated, **trainer)
-        assert client.cohort is not None
-        assert client.cohort.width == min(width, len(federation.schedule.round(0).clients))
+        assert client.require_cohort().width == min(width, len(federation.schedule.round(0).clients))
         runs.append(federation)
     alone = runs[0]
     reference = {**weights(alone), **kept_by_clients(alone)}

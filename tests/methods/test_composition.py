@@ -212,5 +212,8 @@ def test_a_misspelt_name_is_refused(written: str, meant: str) -> None:
     for kind in (base, type("Extended", (base,), {}), type("Base", (Method,), {written: property(lambda self: True)})):
         with pytest.raises(ConfigError, match=rf"methods\.mine = 'Base\.{written}' .*valid: {meant}, or a name with"):
             Composition({"mine": kind()}).check(tiny_data())
+    switch: Any = type("Switch", (Method,), {"replaces_own_los": True})
+    with pytest.raises(ConfigError, match=r"Switch\.replaces_own_los.*valid: replaces_own_loss"):
+        Composition({"mine": switch()}).check(tiny_data())
     free: Any = type("Free", (Method,), {f"_{written}": lambda self: None, "penalty_of": lambda self: None})
     Composition({"mine": free()}).check(tiny_data())

@@ -363,8 +363,7 @@ def two_clients(keep: float = 1.0, **options: Any) -> tuple[Client, FedCurv, Fed
 @pytest.mark.parametrize("keep", [1.0, 0.5, 0.05])
 def test_of_two_clients_each_is_held_by_the_other_alone(keep: float) -> None:
     client, fedcurv, federation = two_clients(keep)
-    assert client.cohort is not None
-    assert client.cohort.clients == (0, 1)
+    assert client.require_cohort().clients == (0, 1)
     held = fedcurv._held_to(client.methods.shown(fedcurv))
     shares = [federation.clients.get("fedcurv", c) or {} for c in (0, 1)]
     alone = 0
@@ -384,7 +383,6 @@ def test_of_two_clients_each_is_held_by_the_other_alone(keep: float) -> None:
 
 def test_what_rounding_takes_below_zero_is_zero() -> None:
     client, fedcurv, _ = two_clients()
-    assert client.cohort is not None
     held = fedcurv._held_to(client.methods.shown(fedcurv))
     normal = {n: (u.clone(), v.clone()) for n, (u, v) in held.items()}
     below = {n: (fedcurv.u[n] - u[0] * 1.001).minimum(fedcurv.u[n]) for n, (u, _) in normal.items()}
@@ -402,7 +400,6 @@ def test_what_rounding_takes_below_zero_is_zero() -> None:
 
 def test_a_share_of_an_earlier_round_is_not_subtracted() -> None:
     client, fedcurv, federation = two_clients()
-    assert client.cohort is not None
     rows = {n: t.clone() for n, t in (federation.clients.get("fedcurv", 0) or {}).items()}
     rows["round"] -= 1
     federation.clients.scatter("fedcurv", [0], {n: t[None] for n, t in rows.items()})
@@ -415,7 +412,6 @@ def test_a_share_of_an_earlier_round_is_not_subtracted() -> None:
 
 def test_the_sums_follow_the_network_to_its_device() -> None:
     client, fedcurv, federation = two_clients()
-    assert client.cohort is not None
     federation.network.to("meta")
     held = fedcurv._held_to(client.methods.shown(fedcurv))
     assert {t.device.type for pair in held.values() for t in pair} == {"meta"}
@@ -549,8 +545,6 @@ def test_a_pull_may_be_clipped() -> None:
     clipped_client, clipped, _ = two_clients(on_unstable="clip")
     for method in (fedcurv, clipped):
         method.strength = 30.0  # after the run: the sums are the same
-    assert client.cohort is not None
-    assert clipped_client.cohort is not None
     held = fedcurv._held_to(client.methods.shown(fedcurv))
     clipped_held = clipped._held_to(clipped_client.methods.shown(clipped))
     limited = 0

@@ -359,7 +359,6 @@ STATES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "FedCIL": {
         "replay": ("_replay", MODEL),
-        "replayed_task": ("_replayed_task", "int"),
         "receivers": ("_receivers", "list"),
     },
     "FedCurv": {

@@ -122,11 +122,9 @@ def test_axes_are_labelled_with_task_indices(tasks: int) -> None:
 
 
 def test_names_are_taken_literally() -> None:
-    figure = accuracy_heatmap(matrix(2), "cost $5", ["a_$x", "b$"])
+    figure = accuracy_heatmap(matrix(2), "cost $5")
     pixels(figure)  # a lone dollar would be a syntax error of mathematical text
-    axes = figure.axes[0]
-    assert axes.get_title() == "cost $5"
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["a_$x", "b$"]
+    assert figure.axes[0].get_title() == "cost $5"
     pixels(accuracy_curve({"_one $": matrix(2)}))
 
 
@@ -303,8 +301,6 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         accuracy_heatmap(torch.zeros(2, 3), "run")
     with pytest.raises(ValueError, match=r"run: .* \[4, 2, 2\]"):
         accuracy_curve({"run": torch.zeros(4, 2, 2)})
-    with pytest.raises(ValueError, match="1 task names for 2 tasks"):
-        accuracy_heatmap(matrix(2), "run", ["a"])
 
 
 def test_a_notebook_shows_a_figure_that_is_returned() -> None:

@@ -53,7 +53,7 @@ def trained(
 
 def drawn_by_hand(client: Client, count: int, *indices: int, whose: int = 0) -> torch.Tensor:
     network: Any = client.network
-    return network.sample(count, torch_generator(client.seed, "samples", *indices), whose)
+    return network.sample(count, torch_generator(client.require_federation().data.seed, "samples", *indices), whose)
 
 
 def test_samples_of_a_global_model() -> None:
@@ -100,7 +100,7 @@ def test_decomposed_weights_are_put_together() -> None:
     from cfl.export.answer import plain_network
 
     network: Any = plain_network(client.network, client.require_federation().model_of(2, None))
-    expected = network.sample(5, torch_generator(client.seed, "samples", 1, 2))
+    expected = network.sample(5, torch_generator(client.require_federation().data.seed, "samples", 1, 2))
     assert torch.equal(found.images[2], expected)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from textwrap import fill
 from typing import Any
 
@@ -66,9 +66,7 @@ def cell_colours(value: float, seen: bool = True, scale: ScalarMappable | None =
     return to_hex(rgb), "#000000" if luminance > 0.179 else "#ffffff"
 
 
-def accuracy_heatmap(
-    matrix: Tensor, title: str, task_names: Sequence[str] | None = None, measure: Measure = ACCURACY
-) -> Figure:
+def accuracy_heatmap(matrix: Tensor, title: str, measure: Measure = ACCURACY) -> Figure:
     """One accuracy matrix as a picture: a row per task learned, a column per task measured.
 
     Tasks not learned yet (above the diagonal) are lighter and hatched; cells that were not evaluated are blank. Up
@@ -77,35 +75,29 @@ def accuracy_heatmap(
     Args:
         matrix: ``[T, T]`` in percent.
         title: printed above, taken literally.
-        task_names: T names for the columns; None numbers them.
         measure: what the values are.
 
     Raises:
-        ValueError: ``matrix`` is not ``[T, T]``, or there are not T names.
+        ValueError: ``matrix`` is not ``[T, T]``.
     """
-    return accuracy_heatmaps({title: matrix}, task_names, measure)
+    return accuracy_heatmaps({title: matrix}, measure)
 
 
 @rc_context(PRINT)
-def accuracy_heatmaps(
-    matrices: Mapping[str, Tensor], task_names: Sequence[str] | None = None, measure: Measure = ACCURACY
-) -> Figure:
+def accuracy_heatmaps(matrices: Mapping[str, Tensor], measure: Measure = ACCURACY) -> Figure:
     """Several accuracy matrices side by side on one colour scale, at most three to a line.
 
     Args:
-        matrices: title to ``[T, T]`` in percent; T may differ where there are no ``task_names``.
-        task_names: T names for the columns of each; None numbers them.
+        matrices: title to ``[T, T]`` in percent; T may differ.
         measure: what the values are.
 
     Raises:
-        ValueError: nothing to draw, a matrix that is not ``[T, T]``, or not T names.
+        ValueError: nothing to draw, or a matrix that is not ``[T, T]``.
     """
     if not matrices:
         raise ValueError("there is no accuracy matrix to draw")
     for title, matrix in matrices.items():
         require_square(matrix, title)
-        if task_names is not None and len(task_names) != len(matrix):
-            raise ValueError(f"{title}: {len(task_names)} task names for {len(matrix)} tasks")
     tasks, count = max(len(matrix) for matrix in matrices.values()), len(matrices)
     # Numbers of up to six tasks fit into a third of a page, those of up to twelve into a half.
     columns = min(2 if 6 < tasks <= NUMBERS_UP_TO else 3, count)
@@ -116,7 +108,7 @@ def accuracy_heatmaps(
     scale = colour_scale(measure, matrices.values())
     for axes, (title, matrix) in zip(grid.flat, matrices.items(), strict=False):
         wrapped = fill(title, int(14 * side))  # about 14 letters to the inch
-        _draw_heatmap(axes, matrix, wrapped, task_names, measure, scale)
+        _draw_heatmap(axes, matrix, wrapped, measure, scale)
     for axes in grid.flat[len(matrices) :]:
         axes.set_axis_off()
     figure.colorbar(scale, ax=grid, label=measure.label, aspect=30, pad=0.02)
@@ -129,14 +121,7 @@ def accuracy_heatmaps(
     return figure
 
 
-def _draw_heatmap(
-    axes: Axes,
-    matrix: Tensor,
-    title: str,
-    task_names: Sequence[str] | None,
-    measure: Measure,
-    scale: ScalarMappable,
-) -> None:
+def _draw_heatmap(axes: Axes, matrix: Tensor, title: str, measure: Measure, scale: ScalarMappable) -> None:
     tasks = len(matrix)
     size = 7 if tasks <= 6 else 6
     cells: list[Rectangle] = []
@@ -159,12 +144,7 @@ def _draw_heatmap(
     axes.set_title(title, parse_math=False)
     axes.tick_params(length=0)
     axes.set_yticks(range(0, tasks, math.ceil(tasks / 20)))
-    if task_names is None:
-        axes.set_xlabel(measure.task_label)
-        axes.set_xticks(axes.get_yticks())
-    else:
-        axes.set_xticks(range(tasks), list(task_names), rotation=40, ha="right", rotation_mode="anchor")
-        for label in axes.get_xticklabels():
-            label.set_parse_math(False)
+    axes.set_xlabel(measure.task_label)
+    axes.set_xticks(axes.get_yticks())
     for spine in axes.spines.values():
         spine.set_color("#bbbbbb")
