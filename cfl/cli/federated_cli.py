@@ -35,7 +35,8 @@ from cfl.cli.header import first_line
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.cli.parsing import disk_error, options_given, reason_for_user
+from cfl.cli.parsing import options_given
+from cfl.cli.reasons import disk_error, reason_for_user
 from cfl.cli.settling import settle
 from cfl.cli.trainer_classes import naming_what_fails
 from cfl.cli.trainer_settings import check_profiler, check_settings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cfl.runtime.command_line import words_with_values
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.yaml_file import BadYAML, BrokenYAML, parse_yaml, read_yaml
 
@@ -98,10 +98,9 @@ def on_command_line(words: Sequence[str]) -> Iterator[Given]:
 
     What the files of ``--config`` say is left out: others may have such names, too.
     """
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        option, equals, value = word.partition("=")
+    for option, value in words_with_values(words):
         if option.startswith("--"):
-            key, value = option.removeprefix("--"), value if equals else following
+            key = option.removeprefix("--")
             if key != "config":
                 content = _content(key, value)
                 require_short(key, content)

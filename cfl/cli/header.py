@@ -6,7 +6,6 @@ The first one is made of the command line and its files alone, because torch and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
 from cfl.reporting.experiment import data_set_name, method_name
-from cfl.runtime.command_line import read_command_line
+from cfl.runtime.command_line import read_command_line, words_with_values
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
 from cfl.runtime.signals import is_first_process
@@ -76,9 +75,7 @@ def _begins_a_fit(words: Sequence[str]) -> bool:
 def _given(words: Sequence[str]) -> Iterator[Given]:
     """What the files and the words say, in their order; a methods key without class stands for their removal."""
     yield from in_content(read_yaml(DEFAULT_CONFIG), str(DEFAULT_CONFIG))
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        option, equals, value = word.partition("=")
-        value = value if equals else following
+    for option, value in words_with_values(words):
         if option in ("--config", "-c"):
             file = None if is_written_out(value) else find_config("--config", value)
             content = parse_yaml(value) if file is None else _in_file(file)

@@ -19,7 +19,8 @@ from cfl.cli.commands import TRAINING
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
-from cfl.cli.parsing import Parser, debugging, place_of, reason_for_user
+from cfl.cli.parsing import Parser, place_of
+from cfl.cli.reasons import debugging, reason_for_user
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.sources.kept import remember
 from cfl.metrics.measures.accuracy import ACCURACY

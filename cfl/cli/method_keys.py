@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from cfl.cli.parsing import reason_for_user
+from cfl.cli.reasons import reason_for_user
 from cfl.runtime.errors import ConfigError
 
 

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import SUPPRESS, ActionConfigFile, Namespace, set_loader
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from jsonargparse import SUPPRESS, ActionConfigFile, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
 from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config, is_installed
+from cfl.cli.joining import joined, joined_loggers, named_classes
 from cfl.cli.leaves import check_leaves, dropped
 from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.plugins import import_named_in
+from cfl.cli.reasons import debugging, reason_for_user
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
 from cfl.reporting.experiment import RENAMED, with_moved_classes, with_renamed_options
-from cfl.runtime.disk import is_of_disk
-from cfl.runtime.errors import FOR_USERS, ConfigError, NotUnderstood, NotWritten
-from cfl.runtime.memory import lack_of_memory
+from cfl.runtime.errors import ConfigError, NotUnderstood
 from cfl.runtime.printable import printable
 from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
-_SAID_IN_FULL = (*FOR_USERS, MisconfigurationException)
 _log = logging.getLogger(__name__)
 _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _MODE = "cfl"
@@ -51,7 +48,7 @@ class _ConfigFile(ActionConfigFile):
     @staticmethod
     def apply_config(parser: Any, cfg: Any, dest: str, value: Any) -> None:
         """As the base class; ``methods: {}`` or ``trainer.logger: false`` in a file drop what was there before."""
-        before, loggers = cfg.get("methods"), _named_classes(cfg.get("trainer.logger"))
+        before, loggers = cfg.get("methods"), named_classes(cfg.get("trainer.logger"))
         if not is_written_out(value):
             value = str(find_config(dest, value))
         content = _content(dest, value)
@@ -59,14 +56,14 @@ class _ConfigFile(ActionConfigFile):
         check_given(given, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
         _in_files.extend(one for one in given if one.file)
         trainer = content.get("trainer")
-        more = loggers and isinstance(trainer, Mapping) and _named_classes(trainer.get("logger"))
+        more = loggers and isinstance(trainer, Mapping) and named_classes(trainer.get("logger"))
         if more:
             cfg["trainer.logger"] = None  # another class would take over its options of the same names
         ActionConfigFile.apply_config(parser, cfg, dest, value)
         if before and cfg.get("methods"):
             cfg["methods"] = joined(before, cfg["methods"])
         if more:
-            every = joined_loggers(loggers, _named_classes(cfg["trainer.logger"]))
+            every = joined_loggers(loggers, named_classes(cfg["trainer.logger"]))
             cfg["trainer.logger"] = every if len(every) > 1 else every[0]
 
 
@@ -83,53 +80,6 @@ def _content(key: str, value: str) -> Mapping[str, Any]:
     if wrong := wrong_keys(content):
         raise ConfigError(key, value, f"a YAML file ({wrong})")
     return dict(with_renamed_options(content))
-
-
-def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Methods of two configurations by name, the first one's first.
-
-    Of a name in both, the second one's options are laid over the first one's if it is the same class; else the second
-    one's method takes the first one's place.
-    """
-    found = dict(before)
-    for name, method in after.items():
-        old, new = _plain(before.get(name)), _plain(method)
-        same = "class_path" in old and "class_path" in new and _short(old) == _short(new)
-        options = {**(old.get("init_args") or {}), **(new.get("init_args") or {})}
-        found[name] = {**new, "init_args": options} if same and options else method
-    return found
-
-
-def joined_loggers(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """Loggers of two configurations, the first one's first; of a class in both as :func:`joined` has it.
-
-    Where one configuration has several of a class that is in both, those of the second one take the others' place.
-    """
-    ours, theirs = ([_short(_plain(logger)) for logger in loggers] for loggers in (before, after))
-    one_each = {name for name in ours if ours.count(name) == theirs.count(name) == 1}
-    found = []
-    for name, logger in zip(ours, before, strict=True):
-        if name in one_each:
-            logger = joined({name: logger}, {name: after[theirs.index(name)]})[name]
-        if name in one_each or name not in theirs:
-            found.append(logger)
-    return [*found, *(logger for name, logger in zip(theirs, after, strict=True) if name not in one_each)]
-
-
-def _named_classes(loggers: Any) -> list[Any]:
-    """Those of a configuration's loggers that name their classes."""
-    return [one for one in (loggers if isinstance(loggers, list) else [loggers]) if "class_path" in _plain(one)]
-
-
-def _plain(method: Any) -> dict[str, Any]:
-    method = method.as_dict() if isinstance(method, Namespace) else method
-    if isinstance(method, str):
-        return {"class_path": method}
-    return dict(method) if isinstance(method, Mapping) else {}
-
-
-def _short(method: Mapping[str, Any]) -> str:
-    return str(method["class_path"]).rpartition(".")[2]
 
 
 class Parser(LightningArgumentParser):
@@ -258,34 +208,3 @@ def place_of(error: BaseException) -> str:
 def _without_roles(text: str | None) -> str | None:
     """Docstring markup as words: a path after a tilde is shown by its last part."""
     return text and _ROLE.sub(lambda found: found[2].rpartition(".")[2] if found[1] else found[2], text)
-
-
-def debugging() -> bool:
-    """Whether JSONARGPARSE_DEBUG asks for traces instead of messages."""
-    return os.environ.get("JSONARGPARSE_DEBUG", "").lower() not in ("", "0", "false", "no")
-
-
-def reason_for_user(error: BaseException | None) -> BaseException | None:
-    """The error in a chain of causes whose message is meant for the user, or None."""
-    meant = (one if isinstance(one, _SAID_IN_FULL) else lack_of_memory(one) for one in causes(error))
-    return next((one for one in meant if one), None)
-
-
-def disk_error(error: BaseException | None) -> OSError | None:
-    """The error in a chain of causes that a disk made, also one that a library has met, or None.
-
-    An error whose message is meant for the user comes before its causes.
-    """
-    for one in causes(error):
-        if isinstance(one, NotWritten) or is_of_disk(one):
-            return one if isinstance(one, OSError) else None
-        if isinstance(one, _SAID_IN_FULL):
-            return None
-    return None
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it was raised for, the nearest first."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -11,7 +11,7 @@ from traceback import extract_tb
 from typing import Any
 
 import cfl
-from cfl.cli.parsing import causes, disk_error, reason_for_user
+from cfl.cli.reasons import causes, disk_error, reason_for_user
 from cfl.runtime.class_paths import named_class
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line

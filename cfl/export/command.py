@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cfl.cli.main import restored
-from cfl.cli.parsing import debugging, reason_for_user
+from cfl.cli.reasons import told
 from cfl.export.answer import Choice, answer_of
 from cfl.export.card import write_card
 from cfl.export.formats import PACKAGES, check_format, write
@@ -70,10 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = (run / CONFIG).read_text(encoding="utf-8", errors="backslashreplace")  # it is just shown
         write_card(card, options.out, answer, choice, federation, config, run)
     except Exception as error:
-        reason = reason_for_user(error) or (error if isinstance(error, OSError) else None)
-        if reason is None or debugging():
-            raise
-        print(printable(f"error: {reason}"), file=sys.stderr)
+        print(printable(f"error: {told(error)}"), file=sys.stderr)
         return 2
     print(f"{options.out}: answers differ from the network's by at most {difference:.1e}\n{card}")
     return 0

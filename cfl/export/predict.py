@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cfl.cli.main import restored
-from cfl.cli.parsing import debugging, reason_for_user
+from cfl.cli.reasons import told
 from cfl.export.answer import Choice
 from cfl.export.box_prediction import Box, boxes_found
 from cfl.export.prediction import ImageClassifier, output_names
@@ -114,9 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             write_whole(options.out, printable(text))
     except Exception as error:
-        reason: Any = reason_for_user(error) or (error if isinstance(error, OSError) else None)
-        if reason is None or debugging():
-            raise
+        reason: Any = told(error)
         if isinstance(reason, ConfigError) and reason.key in ("client", "task"):
             reason = ConfigError(f"--{reason.key}", reason.value, reason.valid)
         print(printable(f"error: {reason}"), file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Container, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
@@ -15,9 +14,9 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor, nothing, removing
 from cfl.methods.base import Method, Report
+from cfl.methods.components.layer_inputs.after_task import figures_after_task
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
-    evaluating,
     run_model,
     seen_inputs,
     some_samples,
@@ -201,15 +200,10 @@ class GPM(Method):
         context = self.context
         if context.is_last(plan.task) or not self._protected:
             return
-        started = time.perf_counter()
         clients = context.select_clients(plan, self.memory_clients)
-        lost = context.channel.lost(plan.round)
-        own = [client for client in context.extra_round(plan.task, clients) if client not in lost]
-        with evaluating(context):
-            grown = {client: self._grow(plan.task, client) for client in own}
-        everyones = {client: found for part in context.everyones(grown) for client, found in part.items()}
-        self._record(plan.task, [everyones[client] for client in sorted(everyones)])
-        self.memory_seconds += context.at_server(lambda: time.perf_counter() - started)
+        grown, seconds = figures_after_task(context, plan, clients, self._grow)
+        self._record(plan.task, grown)
+        self.memory_seconds += seconds
 
     @torch.no_grad()
     def _grow(self, task: int, client: int) -> list[tuple[int, int, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -15,10 +14,10 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import LearningRateFactors, crosses_tasks, has
+from cfl.methods.components.layer_inputs.after_task import figures_after_task
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
-    evaluating,
     probed_outputs,
     run_model,
     seen_inputs,
@@ -233,15 +232,10 @@ class RGO(Method):
         keepers = self.keepers(plan.task)
         if context.is_last(plan.task) or not self._dims or not keepers:
             return
-        started = time.perf_counter()
-        clients = context.select_clients(plan, self.memory_clients)
-        asked, lost = [client for client in clients if client in keepers], context.channel.lost(plan.round)
-        own = [client for client in context.extra_round(plan.task, asked) if client not in lost]
-        with evaluating(context):
-            found = {client: self._update(plan.task, client) for client in own}
-        everyones = {client: figures for part in context.everyones(found) for client, figures in part.items()}
-        self._record(plan.task, [everyones[client] for client in sorted(everyones)])
-        self.memory_seconds += context.at_server(lambda: time.perf_counter() - started)
+        asked = [client for client in context.select_clients(plan, self.memory_clients) if client in keepers]
+        figures, seconds = figures_after_task(context, plan, asked, self._update)
+        self._record(plan.task, figures)
+        self.memory_seconds += seconds
 
     @torch.no_grad()
     def _update(self, task: int, client: int) -> list[tuple[float, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from os.path import isdir, isfile
 from pathlib import Path
@@ -99,6 +99,16 @@ def _without_allowed(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ..
     return rest, tuple(allowed)
 
 
+def words_with_values(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each word with its value as an option, ``--key value`` or ``--key=value``, in order.
+
+    Words that are values themselves come as options, too: whoever asks knows the options' names.
+    """
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        yield option, value if equals else following
+
+
 def _is_configured(arguments: Sequence[str]) -> bool:
     """Whether the command line names a configuration."""
     return any(word.startswith(("--config", "-c")) for word in arguments)
@@ -106,9 +116,4 @@ def _is_configured(arguments: Sequence[str]) -> bool:
 
 def _value(arguments: Sequence[str], option: str) -> str | None:
     """The last value of an option, ``--key value`` or ``--key=value``."""
-    found = None
-    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        key, equals, value = word.partition("=")
-        if key == option:
-            found = value if equals else following
-    return found
+    return next((value for key, value in reversed(list(words_with_values(arguments))) if key == option), None)

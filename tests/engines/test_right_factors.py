@@ -73,7 +73,7 @@ class Steps(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         taken = pl_module.work.context.fused_sgd is not None
-        self.fused_sgd.setdefault(pl_module.cohort.task, set()).add(taken)
+        self.fused_sgd.setdefault(pl_module.require_cohort().task, set()).add(taken)
 
 
 @pytest.mark.parametrize("network", [mlp, double(mlp)], ids=["hand-written", "by autograd"])

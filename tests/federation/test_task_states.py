@@ -18,7 +18,7 @@ def test_a_client_is_at_the_task_it_has_begun_last() -> None:
     tasks = TaskStates(ClientStates(), "some")
     assert tasks.latest([4, 0]) == [-1, -1]
     tasks.begin([4, 2], 0)
-    tasks.begin([2, 7], 3, keep=[True, False])
+    tasks.begin([2], 3)
     assert tasks.latest([2, 4, 7, 0]) == [3, 0, -1, -1]
 
 

@@ -1,0 +1,55 @@
+"""Joins what configurations laid over each other say of methods and loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonargparse import Namespace
+
+
+def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Methods of two configurations by name, the first one's first.
+
+    Of a name in both, the second one's options are laid over the first one's if it is the same class; else the second
+    one's method takes the first one's place.
+    """
+    found = dict(before)
+    for name, method in after.items():
+        old, new = _plain(before.get(name)), _plain(method)
+        same = "class_path" in old and "class_path" in new and _short(old) == _short(new)
+        options = {**(old.get("init_args") or {}), **(new.get("init_args") or {})}
+        found[name] = {**new, "init_args": options} if same and options else method
+    return found
+
+
+def joined_loggers(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """Loggers of two configurations, the first one's first; of a class in both as :func:`joined` has it.
+
+    Where one configuration has several of a class that is in both, those of the second one take the others' place.
+    """
+    ours, theirs = ([_short(_plain(logger)) for logger in loggers] for loggers in (before, after))
+    one_each = {name for name in ours if ours.count(name) == theirs.count(name) == 1}
+    found = []
+    for name, logger in zip(ours, before, strict=True):
+        if name in one_each:
+            logger = joined({name: logger}, {name: after[theirs.index(name)]})[name]
+        if name in one_each or name not in theirs:
+            found.append(logger)
+    return [*found, *(logger for name, logger in zip(theirs, after, strict=True) if name not in one_each)]
+
+
+def named_classes(loggers: Any) -> list[Any]:
+    """Those of a configuration's loggers that name their classes."""
+    return [one for one in (loggers if isinstance(loggers, list) else [loggers]) if "class_path" in _plain(one)]
+
+
+def _plain(method: Any) -> dict[str, Any]:
+    method = method.as_dict() if isinstance(method, Namespace) else method
+    if isinstance(method, str):
+        return {"class_path": method}
+    return dict(method) if isinstance(method, Mapping) else {}
+
+
+def _short(method: Mapping[str, Any]) -> str:
+    return str(method["class_path"]).rpartition(".")[2]
