@@ -37,10 +37,10 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
     for given in settings:
         words += _as_options(given) if isinstance(given, Mapping) else ["--config", str(given)]
     try:
-        folder = trained(["fit", *words], callbacks)
+        folder, own = trained(["fit", *words], callbacks)
     except SystemExit as exit:
         raise KeyboardInterrupt(f"the run was interrupted (exit status {exit.code})") from None
-    return load(folder)
+    return load(folder, allow=own)
 
 
 _WHOLE = ("methods", "federated.codecs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +27,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def load(folder: str | Path) -> Run:
+def load(folder: str | Path, allow: Sequence[str] = ()) -> Run:
     """Read a finished run from its folder.
+
+    Args:
+        folder: the run folder.
+        allow: packages, modules or classes that the run's configuration may name for its model, besides those of cfl,
+            torch.optim and Lightning's loggers: ``--allow`` of the command line.
 
     Raises:
         RunFolderError: there is no finished run, or a file of it is damaged.
     """
-    return Run(folder)
+    return Run(folder, allow)
 
 
 class Run:
@@ -40,6 +46,7 @@ class Run:
 
     Args:
         folder: the run folder.
+        allow: as for :func:`load`.
 
     Attributes:
         folder: the run folder.
@@ -49,8 +56,8 @@ class Run:
         RunFolderError: there is no finished run, or a file of it is damaged.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, allow: Sequence[str] = ()) -> None:
+        self.folder, self._allow = Path(folder), tuple(allow)
         self.figures = read_run(self.folder)
 
     def __repr__(self) -> str:
@@ -181,4 +188,5 @@ class Run:
         for name in (CONFIG, CHECKPOINT):
             if not (self.folder / name).is_file():
                 raise RunFolderError(f"{self.folder / name}: no such file; a model needs it")
-        return restored(["--ckpt_path", str(self.folder / CHECKPOINT)])[0]
+        allowed = [f"--allow={name}" for name in self._allow]
+        return restored(["--ckpt_path", str(self.folder / CHECKPOINT), *allowed])[0]

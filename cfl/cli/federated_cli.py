@@ -32,6 +32,7 @@ from cfl.cli.checkpoints import check_checkpoint
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.commands import TRAINING
 from cfl.cli.header import first_line
+from cfl.cli.import_policy import classes_beyond
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
@@ -48,7 +49,7 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.reporting.experiment import method_name
 from cfl.runtime import signals
-from cfl.runtime.command_line import ABOUT_ALLOW
+from cfl.runtime.command_line import ABOUT_ALLOW, ALLOW
 from cfl.runtime.disk import not_written
 from cfl.runtime.distributed import ProcessFailed, cause_elsewhere
 from cfl.runtime.errors import BadUpdate, ConfigError, NotWritten
@@ -196,7 +197,7 @@ class FederatedCLI(LightningCLI):
             yield
         except signals.Stopped as stopped:
             if self.subcommand == "fit" and saved.exists():
-                stopped.advice = f"; continue with: {_continuing(saved)}"
+                stopped.advice = f"; continue with: {self._continuing(saved)}"
             raise
         except Exception as error:
             disk = self._disk_error(error)
@@ -204,7 +205,7 @@ class FederatedCLI(LightningCLI):
             advised = ADVICE.findall(str(reason)) if isinstance(reason, BadUpdate | ProcessFailed) else []
             if self.subcommand == "fit" and saved.exists() and (disk or advised):
                 options = "".join(f" --{key} {value}" for key, value in advised)
-                raise type(reason)(f"{reason}; continue with: {_continuing(saved)}{options}") from error
+                raise type(reason)(f"{reason}; continue with: {self._continuing(saved)}{options}") from error
             if disk:
                 raise disk from error
             raise
@@ -290,14 +291,14 @@ class FederatedCLI(LightningCLI):
             return
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
-                saved = f"continue with: {_continuing(Path(self._settings.run.dir) / CHECKPOINT)}"
+                saved = f"continue with: {self._continuing(Path(self._settings.run.dir) / CHECKPOINT)}"
                 print(f"interrupted; {saved if callback.enabled else 'checkpoint.enabled is false'}", flush=True)
                 raise SystemExit(128 + callback.interrupted_by)
 
-
-def _continuing(checkpoint: Path) -> str:
-    """The command that continues a run, as one could type it."""
-    return shlex.join(["cfl", "fit", "--ckpt_path", str(checkpoint)])
+    def _continuing(self, checkpoint: Path) -> str:
+        """The command that continues the run, as one could type it."""
+        allowed = (word for path in classes_beyond(self._settings) for word in (ALLOW, path))
+        return shlex.join(["cfl", "fit", "--ckpt_path", str(checkpoint), *allowed])
 
 
 def _only_once(thread: threading.ExceptHookArgs) -> None:

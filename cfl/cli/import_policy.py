@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -11,6 +12,7 @@ from typing import Any
 from jsonargparse import set_parsing_settings
 from jsonargparse._common import parsing_settings
 
+from cfl.cli.given import on_command_line
 from cfl.cli.leaves import leaves
 from cfl.runtime.class_paths import PACKAGE, named_class
 from cfl.runtime.errors import ConfigError
@@ -26,8 +28,26 @@ TRUSTED = (
     "lightning.pytorch.loggers.wandb.WandbLogger",
 )
 """What the configuration of a run from elsewhere may name. Loggers stand here by both of their paths."""
+_PLACES = ("run.dir", "ckpt_path", "data.root")
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILT_BY_THE_PROGRAM = "cfl.callbacks"
 """The program adds these itself; one more, of a run from elsewhere, could write into any folder."""
+
+
+def classes_beyond(config: Any) -> list[str]:
+    """Paths of a configuration's classes that the configuration of a run from elsewhere may not name, each once.
+
+    Args:
+        config: as a parser gives it, or as plain values.
+    """
+    paths = dict.fromkeys(str(value) for key, value in leaves(config) if key.endswith(".class_path") and value)
+    return [path for path in paths if not any(f"{path}.".startswith(f"{trusted}.") for trusted in TRUSTED)]
+
+
+def typed_paths(words: Sequence[str]) -> list[str]:
+    """Dotted names that stand on a command line as values, but for those of places: classes that a user has named."""
+    values = [one.value for one in on_command_line(words) if one.key not in _PLACES]
+    return [value for value in values if isinstance(value, str) and _DOTTED.fullmatch(value)]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback
 from cfl.callbacks import FederatedOrchestrator
 from cfl.cli.commands import TRAINING
 from cfl.cli.federated_cli import FederatedCLI
-from cfl.cli.import_policy import TRUSTED, importing_only
+from cfl.cli.import_policy import TRUSTED, classes_beyond, importing_only, typed_paths
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.parsing import Parser, place_of
 from cfl.cli.reasons import debugging, reason_for_user
@@ -80,12 +80,15 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
     return client, built.settled.config_yaml, path
 
 
-def trained(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Path:
-    """Run a command line of ``cfl fit``; return the run folder.
+def trained(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> tuple[Path, list[str]]:
+    """Run a command line of ``cfl fit``.
 
     Args:
         arguments: the command line without the program's name.
         callbacks: of the Trainer, besides those of the configuration.
+
+    Returns:
+        The run folder, and :func:`cfl.cli.import_policy.classes_beyond` of the run's configuration.
 
     Raises:
         Exception: what stopped the run, as an error for users where it is one.
@@ -100,7 +103,8 @@ def trained(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Pat
         raise reason from error
     finally:
         folder_lock.release()
-    return Path(built.settled.config.run.dir)
+    config = built.settled.config
+    return Path(config.run.dir), classes_beyond(config)
 
 
 def build(
@@ -120,7 +124,7 @@ def build(
     known = [name for name in line.arguments[:1] if name in TRAINING] or [*TRAINING]
     commands = {name: skipped for name, skipped in kind.subcommands().items() if name in known}
     kind = type(kind.__name__, (kind,), {"subcommands": staticmethod(lambda: commands), "announced": announced})
-    with importing_only((*TRUSTED, *line.allowed) if line.of_run else None):
+    with importing_only((*TRUSTED, *line.allowed, *typed_paths(line.typed)) if line.of_run else None):
         return kind(
             Client,
             FederatedDataModule,

@@ -250,9 +250,8 @@ class Composition(MethodComposition):
             method.start_clients(self.shown(method))
         for method in self.with_capability(Regularizer).values():
             cohort = self.shown(method)
-            self._pulls[method] = pulls = method.pulls(cohort)
-            if unknown := sorted(set(pulls).difference(cohort.parameters, cohort.buffers)):
-                raise ValueError(f"{type(method).__name__}.pulls names {unknown[0]}, no parameter of the network")
+            self._pulls[method] = method.pulls(cohort)
+            _check_pulls(type(method).__name__, self._pulls[method], cohort)
         for method in self.with_capability(RightMultiplication).values():
             self._factors[method] = method.right_factors(self.shown(method))
 
@@ -395,3 +394,19 @@ class Composition(MethodComposition):
         """Restore :meth:`state_dict`."""
         for name, method in self.items():
             method.load_state_dict(state[name])
+
+
+def _check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:
+    """Refuse pulls that do not fit the weights; some engines would train something else without a word.
+
+    Raises:
+        ValueError: naming the method's class and the parameter.
+    """
+    if unknown := sorted(set(pulls).difference(cohort.parameters, cohort.buffers)):
+        raise ValueError(f"{who}.pulls names {unknown[0]}, no parameter of the network")
+    for name in set(pulls).intersection(cohort.parameters):
+        wanted, pull = list(cohort.parameters[name].shape), pulls[name]
+        for what, value in (("an anchor", pull.anchor), ("a strength", pull.strength)):
+            if isinstance(value, Tensor) and value.ndim and list(value.shape) not in (wanted, [1, *wanted[1:]]):
+                given = f"{who}.pulls gives {name} {what} of shape {list(value.shape)}"
+                raise ValueError(f"{given}; the weights of these clients have {wanted}, the first axis may be 1")

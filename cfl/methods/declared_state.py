@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
+from torch import Tensor
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
 
 def declared_state(kind: type) -> dict[str, str]:
     """Key in a checkpoint -> attribute, as declared by a class and its base classes, base classes first.
@@ -29,9 +33,18 @@ def save(owner: object) -> dict[str, Any]:
     """The values of an object's declared state by key, as a checkpoint holds them.
 
     Containers are copied, tensors are not. A set becomes a sorted list. An object with a ``state_dict`` becomes that.
+
+    Raises:
+        TypeError: an attribute holds, or has within it, something else than tensors and plain values.
     """
-    values = {key: attrgetter(attribute)(owner) for key, attribute in declared_state(type(owner)).items()}
-    return {key: sorted(value) if _is_set(value) else _copied(value) for key, value in values.items()}
+    found = {}
+    for key, attribute in declared_state(type(owner)).items():
+        value = attrgetter(attribute)(owner)
+        try:
+            found[key] = sorted(value) if _is_set(value) else _copied(value)
+        except TypeError as error:
+            raise TypeError(f"{type(owner).__name__}.state names {attribute}, which cannot be saved: {error}") from None
+    return found
 
 
 def restore(owner: object, state: Mapping[str, Any]) -> None:
@@ -50,7 +63,7 @@ def restore(owner: object, state: Mapping[str, Any]) -> None:
 
 
 def check(owner: object) -> None:
-    """Refuse the declaration of an attribute that does not exist.
+    """Refuse the declaration of an attribute that does not exist, or that cannot be saved.
 
     Raises:
         TypeError: naming the class and the attribute.
@@ -61,6 +74,7 @@ def check(owner: object) -> None:
         except AttributeError:
             kind = type(owner).__name__
             raise TypeError(f"{kind}.state names {attribute}, which {kind} does not have after setup") from None
+    save(owner)
 
 
 def _is_set(value: Any) -> bool:
@@ -77,4 +91,8 @@ def _copied(value: Any) -> Any:
         return tuple(_copied(element) for element in value)
     if _is_set(value):  # refused: when restored, it could not be told from a list
         raise TypeError("a set within a container cannot be restored: make it an attribute of its own")
-    return value.state_dict() if hasattr(value, "state_dict") else value
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
+    if type(value) not in _PLAIN and not isinstance(value, Tensor):  # the checkpoint could not be read again
+        raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is no tensor and no plain value")
+    return value

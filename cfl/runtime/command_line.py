@@ -29,11 +29,13 @@ class CommandLine(NamedTuple):
         arguments: arguments for the parser, with the run's configuration if it is used, and without ``--allow``.
         of_run: whether the configuration beside a checkpoint is used, which the user has not named.
         allowed: the packages of ``--allow``.
+        typed: the words of the user, without ``--allow``.
     """
 
     arguments: list[str]
     of_run: bool
     allowed: tuple[str, ...]
+    typed: tuple[str, ...] = ()
 
 
 def read_command_line(arguments: Sequence[str]) -> CommandLine:
@@ -62,8 +64,8 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         if folder and checkpoint and isfile(Path(folder) / CONFIG):
             # The folder may have been moved since, or have another relative path from here.
             place = ["--config", str(Path(folder) / CONFIG), "--run.dir", folder]
-            return CommandLine([given[0], *place, *given[1:]], of_run=True, allowed=allowed)
-    return CommandLine(given, of_run=False, allowed=allowed)
+            return CommandLine([given[0], *place, *given[1:]], True, allowed, tuple(given))
+    return CommandLine(given, False, allowed, tuple(given))
 
 
 def place_of_current_folder(arguments: Sequence[str]) -> int | None:

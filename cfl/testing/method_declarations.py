@@ -15,7 +15,6 @@ from cfl.data.scenarios import Scenario
 from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
 from cfl.engines.cohort import Cohort
-from cfl.engines.quadratic_pull import Pull
 from cfl.federation.federation import OF_ALL, Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
@@ -189,8 +188,6 @@ def shapes_are_right(case: MethodCase) -> None:
     for name in ("transform_step", "model_for", "recall", "as_tested"):
         if hasattr(method, name):
             setattr(method, name, partial(_same_shapes, case, name, getattr(method, name)))
-    if hasattr(method, "pulls"):
-        method.pulls = partial(_fitting_pulls, case, method.pulls)
     try:
         case.start(case.data_of(), methods)
     except Exception as error:
@@ -213,20 +210,6 @@ def _same_shapes(
         if n in shapes and _kind(value) != shapes[n]:
             raise _WrongShape(f"{name} of {case.who} gives {n} as {_kind(value)} instead of {shapes[n]}")
     return returned
-
-
-def _fitting_pulls(case: MethodCase, function: Callable[..., Mapping[str, Pull]], cohort: Cohort) -> Mapping[str, Pull]:
-    """The result of ``function``, if anchors and strengths fit the weights."""
-    found = function(cohort)
-    for name, pull in found.items():
-        wanted = list(cohort.parameters[name].shape)
-        for what, value in (("an anchor", pull.anchor), ("a strength", pull.strength)):
-            if isinstance(value, Tensor) and value.ndim and list(value.shape) not in (wanted, [1, *wanted[1:]]):
-                raise _WrongShape(
-                    f"pulls of {case.who} gives {name} {what} of shape {list(value.shape)}; the weights of these "
-                    f"clients have {wanted}, the first axis may be 1"
-                )
-    return found
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -49,6 +49,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> cfl.Run:
     return cfl.fit(TINY, {"run.dir": folder, "methods": {"ewc": {"class_path": "EWC"}}})
 
 
+class Own(EWC):
+    """A class that is not of the package."""
+
+
+def test_a_run_with_an_own_class_has_its_model(tmp_path: Path) -> None:
+    own = cfl.fit(TINY, {"run.dir": tmp_path / "own", "methods": {"own": {"class_path": f"{__name__}.Own"}}})
+    images = torch.zeros(2, 1, 4, 4)
+    assert own.model(images).shape[0] == 2
+    with pytest.raises((ConfigError, NotUnderstood), match="--allow PACKAGE"):
+        _ = cfl.load(own.folder).model
+    assert torch.equal(cfl.load(own.folder, [__name__]).model(images), own.model(images))
+
+
 def test_a_fit_is_that_of_the_command(run: cfl.Run, tmp_path: Path) -> None:
     assert fit_by_command(tmp_path / "run", "--methods.ewc=EWC") == 0
     other = cfl.load(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ import yaml
 from support import foreign, tiny_cli
 
 from cfl.__main__ import main
-from cfl.cli.import_policy import require_classes
+from cfl.cli.import_policy import classes_beyond, require_classes
 from cfl.federation.row_store import FileRows
 from cfl.running.finished import read_experiment
 from cfl.runtime.checkpoint_file import read_checkpoint, write_checkpoint
@@ -96,6 +97,26 @@ def test_a_run_with_an_own_method_is_scored_where_its_package_is_allowed(
     assert "--allow PACKAGE" in said
     assert tiny_cli.run("validate", "--ckpt_path", checkpoint, "--allow", "other", "--allow=trap") == 0
     assert tiny_cli.run("validate", "--config", str(run / "config.yaml"), "--ckpt_path", checkpoint) == 0
+
+
+def test_what_the_command_line_names_is_used_again(trap: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command goes on with its run. A folder's name is no class."""
+    foreign.set_trap(trap)
+    run = trap / "trap.TrapMethod"
+    for _ in range(2):
+        assert tiny_cli.run("fit", "--ckpt_path", "last", "--run.dir", str(run), "--methods.a", "trap.TrapMethod") == 0
+    assert "nothing is left to train" in capsys.readouterr().out
+    with contextlib.chdir(trap):
+        assert tiny_cli.run("validate", "--ckpt_path", "last", "--run.dir", run.name) == 2
+
+
+def test_the_command_that_continues_a_run_allows_its_classes() -> None:
+    config = {
+        "methods": {"a": {"class_path": "cfl.methods.EWC"}, "b": {"class_path": "mine.Own", "init_args": {"x": 1}}}
+    }
+    network = {"class_path": "cflx.Net", "init_args": {"activation": {"class_path": "mine.Own"}}}
+    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+    assert classes_beyond({**config, "model": {"network": network, "optimizer": optimizer}}) == ["mine.Own", "cflx.Net"]
 
 
 @pytest.mark.parametrize("allowed", ["jsonargparse", "a b", "*", ""])

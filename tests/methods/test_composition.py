@@ -11,6 +11,7 @@ from support.tiny import fit, mlp, permuted, sgd, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl import methods as built_in
+from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
@@ -137,6 +138,26 @@ def test_a_pull_of_no_parameter_is_refused() -> None:
     data = tiny_data()
     with pytest.raises(RuntimeError, match=r"Misspelt\.pulls names wieght, no parameter of the network"):
         fit(tiny_client(data, methods={"m": Misspelt()}), data)
+
+
+@pytest.mark.parametrize(
+    ("pull", "said"),
+    [
+        (lambda received: Pull(1.0, received), r"an anchor of shape \[4, 8\]"),
+        (lambda received: Pull(torch.ones(4, 8), received[None]), r"a strength of shape \[4, 8\]"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["vmap", "workers"])
+def test_a_pull_that_does_not_fit_the_weights_is_refused(engine: Any, pull: Any, said: str) -> None:
+    """Without the clients' axis some engines would broadcast it otherwise than others."""
+
+    class Unfitting(Method):
+        def pulls(self, cohort: Cohort) -> dict[str, Pull]:
+            return {"head.weight": pull(cohort.global_parameters["head.weight"])}
+
+    data = tiny_data()
+    with pytest.raises(RuntimeError, match=rf"Unfitting\.pulls gives head\.weight {said}; .* may be 1"):
+        fit(tiny_client(data, methods={"m": Unfitting()}, engine=EngineOptions(engine)), data)
 
 
 def test_nothing_is_left_of_a_rounds_pulls() -> None:

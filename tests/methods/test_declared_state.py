@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from support.tiny import fit, tiny_client, tiny_data
 
 from cfl.methods import EWC, Method
 from cfl.methods.components.previous_model import PreviousModel
+from cfl.methods.context import Context
 
 
 class Part:
@@ -158,3 +160,21 @@ def test_a_declaration_of_what_is_not_there_is_refused_after_setup() -> None:
     data = tiny_data()
     with pytest.raises(TypeError, match=r"Forgets\.state names _sums, which Forgets does not have after setup"):
         fit(tiny_client(data, methods={"mine": Forgets()}), data)
+
+
+@pytest.mark.parametrize(
+    "value", [np.float64(1.0), np.zeros(3), {"a": [np.int64(2)]}, object()], ids=lambda v: type(v).__name__
+)
+def test_a_state_that_could_not_be_read_again_is_refused_before_training(value: Any) -> None:
+    class Keeps(Method):
+        state = ("_kept",)
+
+        def setup(self, context: Context) -> None:
+            super().setup(context)
+            self._kept = value
+
+    data = tiny_data()
+    with pytest.raises(
+        TypeError, match=r"Keeps\.state names _kept, which cannot be saved: .* is no tensor and no plain"
+    ):
+        fit(tiny_client(data, methods={"m": Keeps()}), data)
