@@ -19,7 +19,6 @@ from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
 from cfl.data.exposure import STREAMING, Exposure
-from cfl.data.left_out import left_out
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
 from cfl.data.round_loader import RoundLoader
@@ -29,6 +28,7 @@ from cfl.data.sequences import TaskSequences
 from cfl.data.sources.base import Source
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
+from cfl.data.to_warn_of import to_warn_of
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
@@ -244,7 +244,7 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         require_memory("schedule.local_epochs", epochs, needed, "fewer")
         if not self._warned and not distributed.rank():
             self._warned = True
-            for sentence in left_out(self):
+            for sentence in to_warn_of(self, self.input_shape):
                 warnings.warn(sentence, stacklevel=2)
 
     # Lightning's loaders.

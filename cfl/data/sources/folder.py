@@ -168,7 +168,7 @@ class ImageFolder(StandardSource):
         missing = [str(folder / part) for part in ("train", "test") if not os.path.isdir(folder / part)]
         if missing:
             raise DataFilesMissing(
-                f"{' and '.join(missing)}: missing. Expected: one folder of images per class in each. "
+                f"{' and '.join(missing)}: missing. Expected: one folder of images per class in train and in test. "
                 f"{where_else(self.path)}"
             )
         if os.path.samefile(folder / "train", folder / "test"):

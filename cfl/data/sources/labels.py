@@ -22,7 +22,7 @@ def checked_labels(stored: NDArray[Any], name: str) -> NDArray[np.int64]:
     if stored.ndim != 1 or not np.issubdtype(stored.dtype, np.integer):
         raise ValueError(f"{name} are {stored.dtype} {list(stored.shape)}, not integers [N]")
     if stored.size and not 0 <= int(stored.min()) <= int(stored.max()) <= np.iinfo(np.int64).max:
-        raise ValueError(f"{name} run from {stored.min()} to {stored.max()}; valid: 0 to {np.iinfo(np.int64).max}")
+        raise ValueError(f"{name} run from {stored.min()} to {stored.max()}; valid: integers from 0, below 2^63")
     return stored.astype(np.int64)
 
 

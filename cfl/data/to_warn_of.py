@@ -1,4 +1,4 @@
-"""What a run leaves out, in words to warn of: clients that take part in no task, and tasks that no client reaches."""
+"""What of a run's data is probably not meant, in sentences to warn of."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import numpy as np
 from cfl.data.client_data import ClientDataAssignment
 from cfl.data.exposure import OWN_PACE
 
+_USUAL_CHANNELS = 4
+"""Most channels that images usually have."""
 
-def left_out(data: ClientDataAssignment) -> list[str]:
-    """A sentence for the clients that take part in no task, and one for the tasks that no client trains on.
+
+def to_warn_of(data: ClientDataAssignment, input_shape: tuple[int, int, int]) -> list[str]:
+    """Sentences about clients and tasks that are left out, clients that are not used, and channels that may be none.
 
     Idle clients may be intended, to leave their samples out. Accuracies of unreached tasks are those of untrained ones.
+
+    Args:
+        data: who holds what.
+        input_shape: ``(C, H, W)`` of one image.
     """
     found = []
     idle = np.setdiff1d(np.arange(data.num_clients), np.concatenate(data.members)).tolist()
@@ -26,4 +33,12 @@ def left_out(data: ClientDataAssignment) -> list[str]:
         count = data.num_tasks if data.exposure == "asynchronous" else data.num_rounds
         ends = f"{count} portions of data.portion = {data.portion} end before"
         found.append(f"no client trains on {some} (from 0): {ends}")
+    owners = (task.train.clients for task in data.tasks if not data.partition.by_owner)
+    if any(of is not None and len(of.unique()) > 1 for of in owners):
+        dealt = f"data.partition = {type(data.partition).__name__} deals samples otherwise"
+        found.append(f"the data say whose each sample is, and {dealt}; Natural gives every client its own")
+    channels, height, width = input_shape
+    if channels > _USUAL_CHANNELS >= min(height, width):
+        read = f"images are read as {channels} channels of {height} x {width} pixels"
+        found.append(f"{read}: if that is not meant, their axes are in another order than the data set expects")
     return found
