@@ -364,4 +364,4 @@ def test_configuration_of_the_checkpoints_run_is_used(
     Path("RUN").mkdir()
     Path("RUN/config.yaml").touch()
     inserted = ["--config", "RUN/config.yaml", "--run.dir", "RUN"] if added else []
-    assert read_command_line(given) == ([*given[:1], *inserted, *given[1:]], added, ())
+    assert read_command_line(given) == ([*given[:1], *inserted, *given[1:]], added, (), tuple(given))
