@@ -111,7 +111,7 @@ ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "a class for tests alone": ({"test_labels": repeated([0, 4], 8)}, "1 of its labels 0 to 4 .* first is 4"),
     "unsigned above 2^63": (
         {"train_labels": repeated([0, 2**63 + 5], dtype=np.uint64)},
-        "train_labels run from 0 to 9223372036854775813; valid: integers from 0, below 2^63",
+        r"train_labels run from 0 to 9223372036854775813; valid: integers from 0, below 2\^63",
     ),
     "negative": ({"test_labels": repeated([0, -3], 8)}, "test_labels run from -3 to 0; valid: integers"),
     "float labels": ({"train_labels": repeated([0.0, np.nan])}, "train_labels float64"),
