@@ -428,3 +428,9 @@ def test_batches_of_a_round_are_of_their_clients_tasks_in_all_processes() -> Non
                 seen += [batch.clients[position] for position in batch.closes]
         assert sorted(seen) == sorted(plan.clients)
         assert len(lengths) == 1
+
+
+def test_no_end_of_the_spread_is_rounded_out() -> None:
+    """Where 1 - spread and 1 + spread are not exact as floats, too."""
+    assert set(rounds_of_clients([10], 0.7, 3000, 0).ravel().tolist()) == set(range(3, 18))
+    assert rounds_of_clients([100], 0.15, 3000, 0).max() == 115

@@ -165,3 +165,11 @@ def test_every_client_drops_out_as_often_as_others() -> None:
     counts = np.bincount([client for r in range(3000) for client in schedule.dropouts(r)], minlength=10)
     assert counts.sum() == 9000
     assert np.abs(counts - 900).max() < 5 * (3000 * 0.3 * 0.7) ** 0.5
+
+
+def test_of_few_clients_everyone_joins_but_nobody_more_often() -> None:
+    """Of three clients wanted, only two hold the second task."""
+    members = [np.arange(10), np.array([1, 4])]
+    bound = Schedule(1, 3, sampling="poisson").bind(members, 0, [np.arange(10)] * 2)
+    assert [bound.sampling_rate(round) for round in (0, 1)] == [0.3, 1.0]
+    assert bound.expected_clients(1) == 2.0
