@@ -28,7 +28,8 @@ TRUSTED = (
     "lightning.pytorch.loggers.wandb.WandbLogger",
 )
 """What the configuration of a run from elsewhere may name. Loggers stand here by both of their paths."""
-_PLACES = ("run.dir", "ckpt_path", "data.root")
+_NO_CLASSES = ("run", "ckpt_path", "data.root")
+"""Options, and a section of options, whose values are names and places."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILT_BY_THE_PROGRAM = "cfl.callbacks"
 """The program adds these itself; one more, of a run from elsewhere, could write into any folder."""
@@ -45,8 +46,9 @@ def classes_beyond(config: Any) -> list[str]:
 
 
 def typed_paths(words: Sequence[str]) -> list[str]:
-    """Dotted names that stand on a command line as values, but for those of places: classes that a user has named."""
-    values = [one.value for one in on_command_line(words) if one.key not in _PLACES]
+    """Paths of the classes that a user has typed: dotted values of a command line's options that may name classes."""
+    given = (one for one in on_command_line(words) if not {one.key, one.key.partition(".")[0]} & {*_NO_CLASSES})
+    values = [one.value for one in given]
     return [value for value in values if isinstance(value, str) and _DOTTED.fullmatch(value)]
 
 

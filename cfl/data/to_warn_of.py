@@ -12,7 +12,8 @@ _USUAL_CHANNELS = 4
 
 
 def to_warn_of(data: ClientDataAssignment, input_shape: tuple[int, int, int]) -> list[str]:
-    """Sentences about clients and tasks that are left out, clients that are not used, and channels that may be none.
+    """Sentences about idle clients, unreached tasks, clients in the data that the partition passes over, and channels
+    that are probably pixels.
 
     Idle clients may be intended, to leave their samples out. Accuracies of unreached tasks are those of untrained ones.
 

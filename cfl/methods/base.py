@@ -87,7 +87,7 @@ class Method:
     asks_after_tasks: ClassVar[bool] = True
     state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
-    # More about the members of a capability, which says what each means (:mod:`cfl.methods.capabilities`).
+    # Details of capabilities, explained there (:mod:`cfl.methods.capabilities`).
     identified: AccuracyMatrix | None = None
     reweighs_added_only: bool = False
     replaces_own_loss: bool = False

@@ -108,6 +108,7 @@ def test_what_the_command_line_names_is_used_again(trap: Path, capsys: pytest.Ca
     assert "nothing is left to train" in capsys.readouterr().out
     with contextlib.chdir(trap):
         assert tiny_cli.run("validate", "--ckpt_path", "last", "--run.dir", run.name) == 2
+    assert "methods.a = 'trap.TrapMethod' cannot work" in capsys.readouterr().err
 
 
 def test_the_command_that_continues_a_run_allows_its_classes() -> None:

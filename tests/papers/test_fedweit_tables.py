@@ -17,6 +17,7 @@ from support.tiny import fit, mlp, split, tiny_client, tiny_data
 
 from cfl.data.sequences import FixedTasks
 from cfl.methods import FedWeIT
+from cfl.models import ResNet18
 from cfl.papers.definition import Table
 from cfl.reporting.figures import attention_heatmap
 
@@ -54,6 +55,21 @@ def test_pictures_have_no_numbers_and_table_7_those_of_the_paper() -> None:
     assert not any(table(name).published for name in PICTURES)
     found = {(p.place["mode"], p.figure): (p.mean, p.std) for p in table("table7").published}
     assert found == {("synchronous", "accuracy"): (84.11, 0.27), ("asynchronous", "accuracy"): (84.40, 0.41)}
+
+
+@pytest.mark.parametrize("name", ["table2", "table2-present"])
+def test_table_2_has_the_whole_resnet_18(name: str) -> None:
+    """torchvision's weights before the head, with a stem of 3 x 3 instead of 7 x 7 pixels. The published sizes are
+    between five clients' networks and these with dense A of ten tasks besides.
+    """
+    (network,) = {str(of["model"]["network"]): of["model"]["network"] for _, of in configs(name)}.values()
+    assert network["class_path"] == "cfl.models.ResNet18"
+    body = {n: p.numel() for n, p in ResNet18((3, 32, 32), 50, **network["init_args"]).named_parameters()}
+    weights = sum(count for n, count in body.items() if not n.startswith("head."))
+    assert weights == 11_176_512 - 3 * 64 * (7 * 7 - 3 * 3)
+    gigabytes = 5 * 4 * weights / 1e9
+    sizes = [one.mean for one in table("table2").published if one.figure == "size"]
+    assert all(gigabytes < size < 11 * gigabytes for size in sizes)
 
 
 def test_what_can_be_had_of_noniid_50_is_tried_in_the_same_way() -> None:
