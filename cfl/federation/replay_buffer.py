@@ -197,15 +197,11 @@ class ReplayBuffer:
         return fresh
 
     def close(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Save the buffers of the clients at ``positions``, which have finished.
-
-        A client with NaN or infinity among its logits keeps its former buffer.
-        """
+        """Save the buffers of the clients at ``positions``, which have finished with finite models."""
         rows = torch.tensor(positions)
         clients = [cohort.clients[p] for p in positions]
         table = {name: values[moved(rows, values.device)].cpu() for name, values in self._table.items()}
-        keep = table["logits"].isfinite().flatten(1).all(1).tolist() if self.keeps_logits else None
-        self._states.scatter(TOPIC, clients, table, keep)
+        self._states.scatter(TOPIC, clients, table)
 
     # Replay.
 

@@ -269,21 +269,27 @@ def test_a_share_of_every_rounds_clients_reviews_but_never_all(share: float, cou
     assert count == 0 or len(set(drawn[6:])) > 2
 
 
+@pytest.mark.parametrize("offered", ["every_step", "once"])
 @pytest.mark.parametrize("first", ["cfed", "der"])
-def test_the_samples_of_who_reviews_stay_out_of_the_buffers(first: str) -> None:
-    """Logits of surrogate images would come with them."""
+def test_the_samples_of_who_reviews_stay_out_of_the_buffers(first: str, offered: Any) -> None:
+    """Logits of surrogate images would come with them. A client offers them when it first trains on them."""
     data, method = data_of(), CFeD(surrogate(), 0.5)
     both: dict[str, Method] = {"cfed": method, "der": DER(1.0, 0.0, 4)}
     methods = {name: both[name] for name in sorted(both, reverse=first == "der")}
-    federation = fit(replay_client(data, methods, double(norm_net), ReplayBuffer(10, offered="every_step")), data)
-    offered = [0] * 5
+    federation = fit(replay_client(data, methods, double(norm_net), ReplayBuffer(10, offered=offered)), data)
+    seen, trained, late = [0] * 5, set[tuple[int, int]](), False
     for number in range(data.num_rounds):
         plan = data.rounds.round(number)
-        for client in set(plan.clients) - method._reviewing(plan):
-            offered[client] += 2 * len(data.indices[plan.task][client])
+        reviewing = method._reviewing(plan)
+        late |= any((client, plan.task) not in trained and not plan.last_of_task for client in reviewing)
+        for client in set(plan.clients) - reviewing:
+            passes = 2 if offered == "every_step" else int((client, plan.task) not in trained)
+            seen[client] += passes * len(data.indices[plan.task][client])
+            trained.add((client, plan.task))
+    assert late, "somebody reviews before it has trained on the task"
     for client in range(5):
         table = federation.clients.get("buffer", client)
-        assert (0 if table is None else int(table["seen"])) == offered[client]
+        assert (0 if table is None else int(table["seen"])) == seen[client]
 
 
 @pytest.mark.parametrize("first", ["cfed", "er"])

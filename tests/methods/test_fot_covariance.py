@@ -246,20 +246,23 @@ def test_room_is_divided_among_the_tasks_to_come() -> None:
     assert room_for(None, 100, 30, 5) == 70
 
 
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("capacity", [{"total": 0.5}, {"per_task": 0.25}])
-def test_no_task_takes_more_than_its_room(capacity: dict[str, float]) -> None:
-    free = FOT(0.999, message="covariance")
+def test_no_task_takes_more_than_its_room(capacity: dict[str, float], last: bool) -> None:
+    """Three tasks extract twice, or three times if the last one does."""
+    free = FOT(0.999, message="covariance", last_extraction=last)
     run(deep_mlp, free)
-    bound = FOT(0.999, message="covariance", capacity=capacity)
-    _, watch, _ = run(deep_mlp, bound)
+    bound = FOT(0.999, message="covariance", capacity=capacity, last_extraction=last)
+    extractions = 2 + last
+    run(deep_mlp, bound)
     for name, d in LAYERS[deep_mlp].items():
         used = 0
-        for task in (0, 1):
+        for task in range(extractions):
             added = next(row["added"] for row in bound.report().rows if (row["task"], row["layer"]) == (task, name))
-            assert added == room_for(capacity, d, used, 2 - task)
+            assert added == room_for(capacity, d, used, extractions - task)
             used += added
         assert used < free.bases[name].shape[1]
-        assert watch.bases[-1][name].shape == (d, used)
+        assert bound.bases[name].shape == (d, used)
 
 
 # Protection in proportion to importance

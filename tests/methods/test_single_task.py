@@ -23,6 +23,7 @@ from support.tiny import (
     split,
     tiny_client,
     tiny_data,
+    weights,
 )
 
 from cfl.engines.cohort import Cohort
@@ -124,6 +125,15 @@ def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
             assert same == (task == 0 or ("running" not in name and "num_batches" not in name)), (task, name)
     assert set(federation.clients.state_dict()) == {"model"}
     assert set(client.methods["single"].report().figures) == {"acc_single_task"}
+
+
+def test_momentum_of_the_server_is_no_part_of_the_next_task() -> None:
+    """In the only round of a task it thus makes no difference."""
+    models = []
+    for momentum in (0.0, 0.9):
+        data = data_of(rounds_per_task=1, clients_per_round=1.0)
+        models.append(weights(fit(tiny_client(data, mlp, sgd, {"single": SingleTask()}), data, {"server_momentum": momentum})))
+    assert all(torch.equal(models[1][name], value) for name, value in models[0].items())
 
 
 def test_outputs_that_are_not_in_the_loss_are_initial_in_every_tasks_model() -> None:
