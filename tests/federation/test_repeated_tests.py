@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from support.tiny import fit, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.data.evaluation import EvaluationBatch
@@ -51,3 +52,13 @@ def test_memory_is_bounded_and_freed() -> None:
         with tests.of(EvaluationBatch(0, start, start + 10)):
             tests.once("a", compute)
     assert compute.calls == 5 + 2
+
+
+def test_a_run_that_goes_on_from_another_state_computes_anew() -> None:
+    data, compute = tiny_data(), Counts()
+    federation = fit(tiny_client(data), data)
+    for _ in range(2):
+        with federation.repeated_tests.of(EvaluationBatch(0, 0, 10)):
+            federation.repeated_tests.once("a", compute)
+        federation.load_state_dict(federation.state_dict())
+    assert compute.calls == 2

@@ -169,6 +169,16 @@ def test_rounds_that_nobody_joins_close(kind: str) -> None:
             assert float(torch.cat([m.flatten() for m in moved]).std()) == pytest.approx(0.05, rel=0.3)
 
 
+def test_rounds_that_nobody_joins_leave_an_adaptive_bound_at_the_median_as_it_is() -> None:
+    data, method = poisson(1), DPFedAvg(0.1, 0.0, quantile=0.5)
+    run(data, {"dp": method})
+    bounds = [row["clip"] for row in method.report().rows]
+    empty = [round for round in range(11) if not data.rounds.round(round).clients]
+    assert len(empty) > 2
+    assert all(bounds[round + 1] == bounds[round] for round in empty)
+    assert len(set(bounds)) > 2
+
+
 def test_noise_of_a_round_without_clients_moves_the_outputs_of_the_task_alone() -> None:
     data = tiny_data(split(2), num_clients=4, schedule={**POISSON, "clients_per_round": 1}, scenario="task")
     (empty, *_) = [r for r in range(6, 12) if not data.rounds.round(r).clients]

@@ -29,7 +29,20 @@ from support.naive_replay import (
     word,
 )
 from support.naive_replay import Slot as Sample
-from support.tiny import ConvNet, Rounds, SaveAfter, double, fit, mlp, norm_net, permuted, prompted_net, split, weights
+from support.tiny import (
+    DECAY,
+    ConvNet,
+    Rounds,
+    SaveAfter,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    prompted_net,
+    split,
+    weights,
+)
 from torch import Tensor
 from torch.func import functional_call
 
@@ -715,9 +728,10 @@ def test_gradients_of_rounding_alone_are_no_conflict(how: Any) -> None:
 
 
 def test_outputs_of_other_tasks_move_and_are_kept() -> None:
-    """The reference knows them from the buffers; those of tasks to come do not."""
+    """The reference knows them from the buffers; those of tasks to come do not, and do not decay."""
     data, watch = replay_data(split(3, classes=6, train=120)), Rounds()
-    fit(replay_client(data, {"fed_agem": FedAGEM(8, when="always", refinement="average")}, mlp), data, None, [watch])
+    methods: dict[str, Method] = {"fed_agem": FedAGEM(8, when="always", refinement="average")}
+    fit(replay_client(data, methods, mlp, optimizer=DECAY), data, None, [watch])
     heads = [model["head.weight"] for model in watch.models]
     for before, after in pairwise(heads[1:5]):
         assert not torch.equal(before[:2], after[:2])

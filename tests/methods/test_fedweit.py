@@ -24,6 +24,7 @@ from cfl.engines.probe import Trial
 from cfl.engines.trials import Trials
 from cfl.federation.federation import Federation
 from cfl.methods import FedProx, FedWeIT, Method
+from cfl.models import MLP
 from cfl.models.decomposition import decomposed_layers
 from cfl.runtime.errors import ConfigError
 
@@ -326,16 +327,33 @@ def test_masks_of_the_clients_own_let_them_send_different_units() -> None:
     assert held["own"] > held["common"]
 
 
-def test_only_the_largest_adaptive_weights_are_sent() -> None:
-    looks, ends = Looks(), Ends()
-    _, federation = run({**OPTIONS, "top_kappa": 0.1, "threshold": 0.0}, methods={"looks": looks, "ends": ends})
+def test_only_the_largest_adaptive_weights_of_all_layers_are_sent() -> None:
+    """18 of the two layers' 128 and 48 are a tenth."""
+    lent: dict[int, list[Tensor]] = {}
+    ends: dict[int, list[dict[str, Tensor]]] = {}
+
+    class Watch(Method):
+        def adjust_gradients(self, cohort: Cohort) -> None:
+            entries = [layer.parts.knowledge.entries for layer in decomposed_layers(self.context.network)]
+            lent[cohort.task] = [values.clone() for values in entries if values is not None]
+
+        def end_task(self, plan: RoundPlan) -> None:
+            ends[plan.task] = [dict(self.context.clients.get("model", client) or {}) for client in plan.clients]
+
+    options = {**OPTIONS, "top_kappa": 0.1, "threshold": 0.0}
+    data, method = data_of(), FedWeIT(**options)
+    methods = {"fedweit": method, "watch": Watch()}
+    federation = fit(tiny_client(data, double(partial(MLP, hidden=[8, 6])), ADAM, methods), data)
+    layers, shares = decomposed_layers(federation.network), set()
     for task in (1, 2):
-        lent = looks.lent[task]
-        assert lent is not None
-        for number, own in enumerate(ends.values[task - 1].values()):
-            least = own.abs().flatten().sort(descending=True).values[12]  # 13 of 128 are a tenth
-            assert torch.equal(lent[number], torch.where(own.abs() >= least, own, 0.0))
-    assert federation.channel.uplink_bytes["adaptive"] == 4 * 13 * 12
+        for number, model in enumerate(ends[task - 1]):
+            own = [model[layer.adaptive] for layer in layers]
+            least = torch.cat([values.abs().flatten() for values in own]).sort(descending=True).values[17]
+            for found, values in zip(lent[task], own, strict=True):
+                assert torch.equal(found[number], torch.where(values.abs() >= least, values, 0.0))
+            shares.add(tuple(int((found[number] != 0).sum()) for found in lent[task]))
+    assert shares - {(13, 5)}, "layers do not send a tenth each"
+    assert federation.channel.uplink_bytes["adaptive"] == 4 * 18 * 12
 
 
 def test_attention_may_start_evenly() -> None:

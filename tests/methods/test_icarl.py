@@ -277,6 +277,32 @@ def test_who_stays_away_from_a_task_sends_means_of_what_it_has() -> None:
     assert federation.channel.downlink_bytes.get("old model", 0) == late * model
 
 
+def test_classes_that_nobody_sends_keep_their_means() -> None:
+    """Two clients hold each class, and two of four drop out of a round."""
+    means: list[Tensor] = []
+
+    class Means(Method):
+        def end_task(self, plan: RoundPlan) -> None:
+            assert method.means is not None
+            means.append(method.means.clone())
+
+    data = data_of(seed=1, partition=ClassesPerClient(1), schedule={"clients_per_round": 1.0, "client_dropout": 0.5})
+    method, holders, kept = ICaRL(12), dict[int, set[int]](), set[int]()
+    fit(tiny_client(data, double(wide_mlp), sgd, {"icarl": method, "means": Means()}), data)
+    for task in range(3):
+        lost = data.rounds.dropouts(2 * task + 1)
+        assert len(lost) == 2
+        for client, index in data.indices[task].items():
+            if client not in lost:  # else it chooses no exemplars
+                (label,) = data.tasks[task].train.labels[index].unique().tolist()
+                holders.setdefault(2 * task + label, set()).add(client)
+        for output in range(2 * task):
+            same = torch.equal(means[task][output], means[task - 1][output])
+            assert same == (holders.get(output, set()) <= lost), (task, output)
+            kept |= {output} if same and output in holders else set()
+    assert kept
+
+
 def test_earlier_classes_share_what_is_left_of_the_memory() -> None:
     federation = run(ICaRL(12))
     for client in range(4):

@@ -135,6 +135,12 @@ def test_a_task_with_few_directions_has_no_others() -> None:
     torch.testing.assert_close(lengths, torch.tensor([[1.0] * 2 + [0.0] * 4] * 3), rtol=0, atol=1e-5)
 
 
+def test_a_basis_is_at_most_half_of_the_space() -> None:
+    """With all directions every task's residual would be 0. The layer has 16 inputs."""
+    run(mlp, fot := InferringFOT(20, threshold=0.9), data_of())
+    assert fot.task_bases["layers.0"].shape == (3, 16, 8)
+
+
 def test_bytes_are_those_of_fot_with_an_extraction_after_the_last_task() -> None:
     federation, _ = run(mlp, method := InferringFOT(4, threshold=0.9), data_of())
     other, _ = run(mlp, FOT(0.9, message="covariance", last_extraction=True), data_of())

@@ -132,7 +132,8 @@ def test_momentum_of_the_server_is_no_part_of_the_next_task() -> None:
     models = []
     for momentum in (0.0, 0.9):
         data = data_of(rounds_per_task=1, clients_per_round=1.0)
-        models.append(weights(fit(tiny_client(data, mlp, sgd, {"single": SingleTask()}), data, {"server_momentum": momentum})))
+        client = tiny_client(data, mlp, sgd, {"single": SingleTask()})
+        models.append(weights(fit(client, data, {"server_momentum": momentum})))
     assert all(torch.equal(models[1][name], value) for name, value in models[0].items())
 
 

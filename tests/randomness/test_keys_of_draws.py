@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import product
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +20,7 @@ from cfl.randomness import generators
 
 CLIENTS, TASKS, ROUNDS = range(3), range(3), range(3)  # a round per task
 BATCHES, LAYERS = range(3), range(2)  # 24 samples in batches of 8
+PER_BATCH: dict[str, Any] = {"gpse_dropout": True, "gpse_batch_size": 8}
 Keys = Iterable[tuple[int, ...]]
 
 
@@ -28,7 +29,7 @@ class Case(NamedTuple):
 
     methods: Callable[[], dict[str, Method]]
     keys: Keys
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 dropped_units = partial(MLP, hidden=[8], dropout=0.5)
@@ -36,7 +37,7 @@ dropped_units = partial(MLP, hidden=[8], dropout=0.5)
 CASES = {
     "scaffold dropout": Case(lambda: {"scaffold": SCAFFOLD("I")}, product(ROUNDS, CLIENTS, BATCHES)),
     "sketch": Case(lambda: {"fot": FOT()}, product(TASKS[:-1], CLIENTS, LAYERS)),
-    "gpse dropout": Case(lambda: {"fot": FOT(gpse_dropout=True, gpse_batch_size=8)}, product(TASKS[:-1], CLIENTS, BATCHES)),
+    "gpse dropout": Case(lambda: {"fot": FOT(**PER_BATCH)}, product(TASKS[:-1], CLIENTS, BATCHES)),
     "fisher labels": Case(lambda: {"ewc": EWC(fisher="sampled")}, product(TASKS[:-1], CLIENTS)),
     "fedcurv labels": Case(lambda: {"fedcurv": FedCurv(fisher="sampled")}, product(ROUNDS[:-1], CLIENTS)),
     "rgo labels": Case(lambda: {"rgo": RGO(1.0)}, product(TASKS[:-1], CLIENTS)),

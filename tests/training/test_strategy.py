@@ -124,6 +124,7 @@ class Counts(Method):
 
 
 SKEWED = Dirichlet(0.05, min_samples=0, balance=False)
+OWN_OUTPUTS = {"scenario": "class", "class_loss": "own"}
 
 # name -> network, methods, options of the data, options of the orchestrator
 VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
@@ -183,8 +184,8 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "own clocks of one model": (
         mlp,
         lambda: {"prox": FedProx(0.5)},
-        {"stream": permuted(3), "schedule": {"clock_spread": 0.67}, "eval_batch_size": 7},
-        {},
+        {"stream": split(3, classes=6), "schedule": {"clock_spread": 0.67}, "eval_batch_size": 7, **OWN_OUTPUTS},
+        {"server_momentum": 0.5},
     ),
     "own clocks with buffers": (
         mlp,
