@@ -60,14 +60,24 @@ def global_network(
 def _made(
     make: Callable[[tuple[int, int, int], int], Network], input_shape: tuple[int, int, int], num_outputs: int
 ) -> Network:
-    """What the maker makes; a layer that refuses a value, such as a dropout above 1, refuses the network's options."""
+    """What the maker makes.
+
+    Raises:
+        ConfigError: a layer refuses a value, such as a dropout above 1, or the class does not take these arguments.
+    """
     try:
         return make(input_shape, num_outputs)
     except ConfigError:
         raise
-    except ValueError as error:
-        name = getattr(getattr(make, "func", make), "__name__", str(make))
-        raise ConfigError("model.network", name, f"options with which it can be built ({error})") from error
+    except (TypeError, ValueError) as error:
+        valid = f"a network that can be built of input_shape, num_outputs and its options ({error})"
+        raise ConfigError("model.network", _name_of(make), valid) from error
+
+
+def _name_of(make: Callable[..., Network]) -> str:
+    """The name of the class that a maker, such as jsonargparse's ``partial``, makes."""
+    parts = (make, getattr(make, "func", None), *getattr(make, "args", ()))
+    return next((part.__name__ for part in parts if isinstance(part, type)), str(make))
 
 
 def frozen_parameters(network: Network) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,36 @@ def test_a_network_that_lacks_what_every_network_has(
     assert tiny_cli.fit(tmp_path / "run", "--model.network", "featureless.Net") == 2
     said = "model.network = 'featureless.Net' cannot work; valid: a class with all it needs; this one lacks features"
     assert capsys.readouterr().err == f"error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("self", r"Net.__init__() takes 1 positional argument but 3 were given"),
+        ("self, input_shape, num_outputs, share=1.5", "dropout probability has to be between 0 and 1, but got 1.5"),
+    ],
+)
+def test_a_network_that_cannot_be_built(
+    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"""
+import torch
+from cfl.models.base import Network
+
+class Net(Network):
+    def __init__({arguments}):
+        super().__init__(input_shape, num_outputs)
+        self.dropout = torch.nn.Dropout(share)
+
+    def features(self, x):
+        return self.dropout(x.flatten(1))
+"""
+    (tmp_path / "unbuilt.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "unbuilt", raising=False)
+    assert tiny_cli.fit(tmp_path / "run", "--model.network", "unbuilt.Net") == 2
+    valid = f"a network that can be built of input_shape, num_outputs and its options ({said})"
+    assert capsys.readouterr().err == f"error: model.network = 'Net' cannot work; valid: {valid}\n"
 
 
 SHARING = """

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from cfl.data.sources.base import Source
+from cfl.data.sources.loading import load_checked
 from cfl.data.streams.base import Stream, check_number_of_tasks, require_classes
 from cfl.data.types import ImageSet, Task
 from cfl.randomness.generators import numpy_generator
@@ -91,7 +92,7 @@ class ClassSplit(Stream):
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; each task holds copies of its own samples."""
-        train, test = self.source.load(root)
+        train, test = load_checked(self.source, root)
         return [
             Task(
                 self._task_name(t, group),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cfl.data.sources.base import Source
+from cfl.data.sources.loading import load_checked
 from cfl.data.sources.split import balanced_subset
 from cfl.data.streams.base import Stream, require_classes
 from cfl.data.streams.class_split import select_classes
@@ -101,7 +102,7 @@ class Mixture(Stream):
         tasks: list[Task] = []
         size = self.classes_per_task[0]
         for number, source in enumerate(self.sources):
-            train, test = (enlarge(part, self.shape) for part in source.load(root))
+            train, test = (enlarge(part, self.shape) for part in load_checked(source, root, "data.stream.sources"))
             transform = repeat_channels(source.transform(), self.shape[0])
             for own in self._groups(number):
                 own_train, own_test = (select_classes(part, own, source.num_classes) for part in (train, test))

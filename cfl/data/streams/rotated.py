@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from cfl.data.sources.base import Source
+from cfl.data.sources.loading import load_checked
 from cfl.data.streams.base import Stream, check_number_of_tasks, refuse_boxes
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
@@ -73,7 +74,7 @@ class Rotated(Stream):
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; every task refers to the same two ImageSets."""
-        train, test = self.source.load(root)
+        train, test = load_checked(self.source, root)
         _, height, width = self.shape
         tasks = []
         for t in range(self.num_tasks):

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch.nn.functional import pad
 
 from cfl.data.sources.base import Source
+from cfl.data.sources.loading import load_checked
 from cfl.data.streams.base import Stream
 from cfl.data.types import ImageSet, PixelTransform, Task
 from cfl.runtime.errors import ConfigError
@@ -48,7 +49,7 @@ class Sequence(Stream):
         """See :meth:`Stream.tasks`; nothing here is drawn at random."""
         tasks = []
         for source in self.sources:
-            train, test = source.load(root)
+            train, test = load_checked(source, root, "data.stream.sources")
             train, test = enlarge(train, self.shape), enlarge(test, self.shape)
             transform = repeat_channels(source.transform(), self.shape[0])
             tasks.append(Task(source.name, train, test, source.num_classes, transform))

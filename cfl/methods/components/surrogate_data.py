@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cfl.data.sources.base import Source
+from cfl.data.sources.loading import load_checked
 from cfl.data.types import PixelTransform
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
@@ -31,7 +32,7 @@ def read_surrogate(source: Source, root: Path, shape: tuple[int, int, int], key:
         ConfigError: if its images are larger, or their channels others, than wanted.
         DataFilesMissing: if files are absent.
     """
-    images = source.load(root)[0].images
+    images = load_checked(source, root, key)[0].images
     channels, height, width = images.shape[1:]
     if channels not in (1, shape[0]) or height > shape[1] or width > shape[2]:
         valid = f"images that fit into {list(shape)}, the network's input: no larger, grey or of {shape[0]} channels"

@@ -1,0 +1,89 @@
+"""A data set's class that is not right is refused by its key before training, whichever stream reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cfl.data.sources import Source
+from cfl.data.streams import ClassSplit, Mixture, Permuted, Rotated, Sequence, Stream
+from cfl.data.types import ImageSet
+from cfl.runtime.errors import ConfigError, DataFilesMissing
+
+
+class Mine(Source):
+    """Four classes of grey images, some of it wrong."""
+
+    name, shape, num_classes, mean, std = "mine", (1, 4, 4), 4, (0.5,), (0.5,)
+
+    def __init__(self, load: Callable[[], Any] | None = None, **wrong: Any) -> None:
+        self._load = load or (lambda: (part(), part()))
+        for name, value in wrong.items():
+            setattr(self, name, value)
+
+    def load(self, root: Path) -> Any:
+        return self._load()
+
+
+def part(size: int = 16, shape: tuple[int, ...] = (1, 4, 4), labels: torch.Tensor | None = None) -> ImageSet:
+    return ImageSet(torch.zeros(size, *shape, dtype=torch.uint8), torch.arange(size) % 4 if labels is None else labels)
+
+
+def boxes(*corners: float) -> ImageSet:
+    return part(1, labels=torch.tensor([[[0.0, *corners]]]))
+
+
+def absent() -> Any:
+    raise FileNotFoundError("nothing here")
+
+
+STREAMS: dict[str, tuple[Callable[[Source], Stream], str]] = {
+    "Permuted": (lambda source: Permuted(source, 2), "data.stream.source"),
+    "Rotated": (lambda source: Rotated(source, 2), "data.stream.source"),
+    "ClassSplit": (lambda source: ClassSplit(source, 2), "data.stream.source"),
+    "Sequence": (lambda source: Sequence([source]), "data.stream.sources"),
+    "Mixture": (lambda source: Mixture([source], classes_per_task=2), "data.stream.sources"),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_every_stream_refuses_it(stream: str, tmp_path: Path) -> None:
+    make, key = STREAMS[stream]
+    assert len(make(Mine()).tasks(tmp_path, 0)) == (1 if stream == "Sequence" else 2)
+    with pytest.raises(ConfigError, match=rf"^{key} = 'Mine, whose load gives NoneType' cannot work; valid: two"):
+        make(Mine(lambda: None)).tasks(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Mine(std=(0.0,)), r"whose std is \(0\.0,\)' cannot work; valid: finite numbers above 0"),
+        (Mine(mean=(0.5, 0.5)), r"with 2 numbers for mean and 1 channels' cannot work; valid: one for each"),
+        (Mine(lambda: (part(), None)), r"whose load gives \['ImageSet', 'NoneType'\]"),
+        (Mine(lambda: (part(shape=(4, 4)), part())), r"which cannot be loaded \(images must be uint8 or float32 \["),
+        (Mine(lambda: (part(), part(shape=(1, 5, 4)))), r"whose test images have the shape \[1, 5, 4\]' .*\[1, 4, 4\]"),
+        (Mine(num_classes=3), r"whose training labels run from 0 to 3' cannot work; valid: 0 to 2, the announced 3"),
+        (Mine(targets="numbers"), r"whose training labels are int64 \[16\]' cannot work; valid: the announced numbers"),
+        (
+            Mine(lambda: (part(labels=torch.zeros(16, 2)),) * 2, targets="numbers", num_classes=3),
+            r"whose training labels are \[16, 2\], or not finite' cannot work; valid: 3 finite numbers each",
+        ),
+        (
+            Mine(lambda: (boxes(0, 0, 2, 2), boxes(0, 0, 5, 2)), targets="boxes"),
+            r"whose test boxes are not within its images' .* valid: left, top, right and bottom within 4 x 4",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said(wrong: Mine, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^data\.stream\.sources = [\"']Mine, {said}"):
+        Sequence([wrong]).tasks(tmp_path, 0)
+
+
+def test_files_that_a_class_does_not_find_are_missing_data(tmp_path: Path) -> None:
+    with pytest.raises(DataFilesMissing, match=r"^Mine: nothing here$"):
+        Permuted(Mine(absent)).tasks(tmp_path, 0)
