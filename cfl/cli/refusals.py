@@ -32,6 +32,7 @@ _UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized argu
 _LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
 _DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
 _OTHER_CLASS = re.compile(r"([\w.]+\.\w+)'? (?:to be|does not correspond to) a subclass of (?:<class ')?(\w+)")
+_OF_THE_PARSER = (ValueError, TypeError, KeyError, argparse.ArgumentError)  # others come from a module it imports
 _WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
 _LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger", "LitLogger"}))  # the latter's options need its package
@@ -145,7 +146,7 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
         return f"its options, as those that begin with --{key}. in --help"
     while ex is not None and ex.__cause__ is not None:
         ex = ex.__cause__  # type: ignore[assignment]
-    told = isinstance(ex, AttributeError | ModuleNotFoundError) or "is abstract" in str(ex)
+    told = (ex is not None and not isinstance(ex, _OF_THE_PARSER)) or "is abstract" in str(ex)
     if isinstance(ex, ModuleNotFoundError):
         ex = ModuleNotFoundError(f"{ex}; its folder is found in PYTHONPATH, and by python -m cfl if current")
     if other := _OTHER_CLASS.search(text):

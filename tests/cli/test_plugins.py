@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,25 @@ def test_a_module_that_is_not_found_says_where_modules_are_looked_for(
     said = capfd.readouterr().err
     assert "No module named 'nowhere_at_all'" in said
     assert "PYTHONPATH" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("from cfl.methods import Nothing", r"cannot import name 'Nothing' from 'cfl.methods'"),
+        ("def f(:", r"invalid syntax \(broken_here.py, line 1\)"),
+        ("1 / 0", "division by zero"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_says_why(
+    code: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "broken_here", raising=False)
+    (tmp_path / "broken_here.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fit(tmp_path / "run", "--data.partition=broken_here.Mine") == 2
+    said = rf"^error: data.partition = 'broken_here.Mine' cannot work; .*\({why}"
+    assert re.search(said, capfd.readouterr().err, re.MULTILINE)
 
 
 def test_a_plugin_works_beside_the_built_wheel(tmp_path: Path) -> None:

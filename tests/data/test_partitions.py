@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from support.tiny import permuted, split, tiny_data
 
 from cfl.data.partitions import (
     IID,
@@ -440,6 +443,43 @@ def test_bad_settings_are_refused_when_built(build: object, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build()
     assert caught.value.key == key
+
+
+class Mine(Partition):
+    """Gives what it is told to."""
+
+    name = "mine"
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+
+    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Any:
+        return self.parts
+
+
+@pytest.mark.parametrize("repartition", [True, False])
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        (None, "NoneType"),
+        ([[0, 1]], "1 shares"),
+        ([[0.0, 1.0], [2]], r"client 0 float64 \[2\]"),
+        ([[0, 1], [True, False]], r"client 1 bool \[2\]"),
+        ([[[0]], [1]], r"client 0 int64 \[1, 1\]"),
+        ([[0, 1], [2, 24]], "client 1 2 numbers, the first 2 and the last 24"),
+        ([[-1, 1], [2]], "client 0 2 numbers, the first -1 and the last 1"),
+        ([[1, 0], [2]], "client 0 2 numbers, the first 1 and the last 0"),
+        ([[0, 1], [2, 2]], "client 1 2 numbers, the first 2 and the last 2"),
+    ],
+    ids=str,
+)
+def test_shares_that_are_none_are_refused(parts: Any, found: str, repartition: bool) -> None:
+    stream = permuted(2, train=24) if repartition else split(2, train=24)
+    data = tiny_data(stream, num_clients=2, partition=Mine(parts), repartition=repartition)
+    with pytest.raises(
+        ConfigError, match=rf"^data\.partition = 'Mine, which gives {found}' cannot work; valid: for each"
+    ):
+        data.setup("fit")
 
 
 def test_a_class_too_small_for_its_holders_is_refused() -> None:

@@ -80,7 +80,8 @@ def _dealt_as_one(
     together = np.concatenate([of_task + first for of_task, first in zip(labels, firsts, strict=False)])
     owners = [of_task for task in tasks if (of_task := _owners(task)) is not None]
     owner = np.concatenate(owners) if len(owners) == len(tasks) else None
-    parts = partition.deal(together, owner, np.arange(num_clients), numpy_generator(seed, "partition", 0))
+    dealt = partition.deal(together, owner, np.arange(num_clients), numpy_generator(seed, "partition", 0))
+    parts = _checked(dealt, partition, num_clients, len(together))
     return [
         ClientShares(clients, Shares.of([_between(part, *starts[t : t + 2].tolist()) for part in parts]))
         for t, clients in enumerate(members)
@@ -102,4 +103,27 @@ def _deal(t: int, task: Task, partition: Partition, clients: np.ndarray, seed: i
         parts = partition.deal(task.train.groups.numpy(), _owners(task), clients, generator)
     except ConfigError as error:
         raise ConfigError(error.key, error.value, f"{error.valid} (task {t}, {task.name!r})") from error
-    return parts if isinstance(parts, Shares) else Shares.of(parts)
+    return _checked(parts, partition, len(clients), len(task.train))
+
+
+def _checked(parts: Sequence[np.ndarray], partition: Partition, num_clients: int, num_samples: int) -> Shares:
+    """The shares, if each client has one, of samples that there are.
+
+    Raises:
+        ConfigError: ``data.partition``; its class gives something else.
+    """
+    if isinstance(parts, Shares):
+        return parts
+    valid = f"for each of {num_clients} clients ascending integers from 0 to {num_samples - 1}"
+    if not isinstance(parts, Sequence) or len(parts) != num_clients:
+        found = f"{len(parts)} shares" if isinstance(parts, Sequence) else type(parts).__name__
+        raise ConfigError("data.partition", f"{type(partition).__name__}, which gives {found}", valid)
+    for client, part in enumerate(map(np.asarray, parts)):
+        if part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
+            found = f"client {client} {part.dtype} {list(part.shape)}"
+        elif len(part) and not (part[0] >= 0 and part[-1] < num_samples and bool((np.diff(part) > 0).all())):
+            found = f"client {client} {len(part)} numbers, the first {part[0]} and the last {part[-1]}"
+        else:
+            continue
+        raise ConfigError("data.partition", f"{type(partition).__name__}, which gives {found}", valid)
+    return Shares.of(parts)
