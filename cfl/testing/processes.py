@@ -135,11 +135,16 @@ def arrays(tree: Any) -> Any:
     return [arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def processes_do_not_matter(case: MethodCase, processes: int = 2) -> None:
+def processes_do_not_matter(case: MethodCase, processes: int = 2, crew: Crew | None = None) -> None:
     """Several processes, each with its share of a round's clients, give the numbers of one process, in float64.
 
     This detects state that a method keeps on its object instead of at the clients or at the server. Processes take some
     seconds to start. ``case`` is pickled, so it may hold no lambdas and no local classes.
+
+    Args:
+        case: the method and its settings.
+        processes: how many are started.
+        crew: processes to use in place of new ones. It is of no more use after a process has failed.
 
     Raises:
         AssertionError: numbers differ, or a process fails.
@@ -150,15 +155,17 @@ def processes_do_not_matter(case: MethodCase, processes: int = 2) -> None:
         pickle.dumps(bare)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(f"several processes need what pickles, functions and classes of modules: {error}") from error
-    expected = _numbers(bare, 1)
-    crew = Crew(processes)
+    expected = _with_one_thread(bare)
+    used = crew or Crew(processes)
+    processes = len(used.processes)
     try:
-        found = crew.run(_numbers, bare, processes)
+        found = used.run(_numbers, bare, processes)
     except Failed as error:
         what = f"{error.kind}: {error.message}"
         raise AssertionError(f"processes: {case.who} fails in {processes} processes: {what}") from error
     finally:
-        crew.close()
+        if crew is None:
+            used.close()
     for rank, numbers in enumerate(found):
         differs = difference(numbers, expected, case.tolerance)
         if differs:
@@ -168,8 +175,18 @@ def processes_do_not_matter(case: MethodCase, processes: int = 2) -> None:
             )
 
 
+def _with_one_thread(case: MethodCase) -> Any:
+    """The results in this process with as many threads as others have: float32 kernels may round by their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _numbers(case, 1)
+    finally:
+        torch.set_num_threads(before)
+
+
 def _numbers(case: MethodCase, processes: int) -> Any:
-    """The results in one process: models, states of clients and of the method, bytes."""
+    """The results in one process: models, states of clients and of the method, scores, bytes."""
     methods, watch = case.methods("tried"), Rounds()
     data = case.data_of(shares="unequal")
     parallel = several(processes) if processes > 1 else {}
@@ -181,6 +198,7 @@ def _numbers(case: MethodCase, processes: int) -> Any:
             "model": {f"after round {number}": model for number, model in enumerate(watch.models, 1)},
             "what clients keep": kept,
             "state": methods[NAME].state_dict(),
+            "scores": federation.measured.compute(),
             "bytes": {"up": channel.uplink_bytes, "down": channel.downlink_bytes},
         }
     )

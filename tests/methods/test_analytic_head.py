@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,6 @@ from cfl.methods import AnalyticHead, CFeD, Method, PersonalLayers, analytic_hea
 from cfl.models import Network
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import distance
-from cfl.testing.method_case import MethodCase
-from cfl.testing.processes import processes_do_not_matter
 from cfl.training.client import Client
 
 
@@ -124,10 +121,6 @@ def test_the_order_of_the_tasks_does_not_matter() -> None:
         places = [2 * order.index(task) + number for task in range(3) for number in range(2)]
         weights.append(method.weight[places])
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-12)
-
-
-def test_the_number_of_processes_does_not_matter() -> None:
-    processes_do_not_matter(MethodCase(partial(AnalyticHead, 0.5)), 2)
 
 
 @pytest.mark.parametrize("network", [mlp, norm_net])

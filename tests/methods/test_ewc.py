@@ -27,7 +27,6 @@ from support.tiny import (
     tiny_data,
     weights,
 )
-from support.tiny_parallel import Crew, several
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
@@ -374,39 +373,6 @@ def test_a_resumed_run_is_the_same(options: dict[str, Any], tmp_path: Path) -> N
         again = go(ckpt_path=tmp_path / f"{r}.ckpt")
         assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
         assert again.channel.state_dict() == whole.channel.state_dict()
-
-
-def of_process(size: int, scope: Any) -> dict[str, Any]:
-    """One of ``size`` processes: the model, everybody's state and the record it ends with."""
-    methods: dict[str, Method] = {"ewc": EWC(5.0, scope=scope, fisher="sampled"), "own": PersonalLayers(["head.*"])}
-    federation = run(methods, **(several(size) if size > 1 else {}))
-    kept = {client: federation.clients.get("ewc", client) or {} for client in federation.clients.holders("ewc")}
-    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in methods["ewc"].report().rows]
-    return {
-        "weights": {n: t.numpy() for n, t in weights(federation).items()},
-        "kept": {client: {n: t.numpy() for n, t in own.items()} for client, own in kept.items()},
-        "bytes": (federation.channel.uplink_bytes, federation.channel.downlink_bytes),
-        "rows": rows,
-    }
-
-
-@pytest.mark.parametrize("scope", ["client", "server"])
-def test_two_processes_are_the_same_as_one(scope: str) -> None:
-    crew = Crew(2)
-    try:
-        results = crew.run(of_process, 2, scope)
-    finally:
-        crew.close()
-    one = of_process(1, scope)
-    for result in results:
-        assert result["bytes"] == one["bytes"]
-        assert set(result["kept"]) == set(one["kept"])
-        pairs = [(result["weights"], one["weights"]), *((result["kept"][c], one["kept"][c]) for c in one["kept"])]
-        for found, expected in pairs:
-            for name, value in expected.items():
-                torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(value), rtol=1e-9, atol=1e-10)
-        for found, expected in zip(result["rows"], one["rows"], strict=True):
-            assert found == pytest.approx(expected, rel=1e-9)
 
 
 # What is refused.

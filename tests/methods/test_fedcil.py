@@ -26,7 +26,6 @@ from support.tiny import (
     tiny_data,
     weights,
 )
-from support.tiny_parallel import Crew, several
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -593,31 +592,6 @@ def test_with_samples_of_other_methods(order: tuple[str, str]) -> None:
     for name, tensor in found[0].items():
         torch.testing.assert_close(tensor, found[1][name], rtol=0, atol=1e-9)
     assert max(float((found[0][n] - without[n]).abs().max()) for n in without) > 1e-3
-
-
-def of_process(size: int) -> dict[str, Any]:
-    data = tiny_data(permuted(2, train=70), schedule={"rounds_per_task": 2, "clients_per_round": 3})
-    method = FedCIL(consistency=0.3, consolidation_steps=2, consolidation_batch_size=6)
-    client = tiny_client(data, double(dropping), sgd, {"cil": method})
-    federation = fit(client, data, **(several(size) if size > 1 else {}))
-    channel = federation.channel
-    return {
-        "weights": {n: t.numpy() for n, t in weights(federation).items()},
-        "bytes": (dict(channel.uplink_bytes), dict(channel.downlink_bytes)),
-    }
-
-
-def test_two_processes_are_the_same_as_one() -> None:
-    crew = Crew(2)
-    try:
-        results = crew.run(of_process, 2)
-    finally:
-        crew.close()
-    one = of_process(1)
-    for result in results:
-        assert result["bytes"] == one["bytes"]
-        for name, value in one["weights"].items():
-            torch.testing.assert_close(torch.tensor(result["weights"][name]), torch.tensor(value), rtol=0, atol=1e-9)
 
 
 # What is refused.

@@ -31,8 +31,6 @@ from cfl.methods import FOT, InferringFOT, Method, PersonalLayers
 from cfl.methods.inferring_fot import residual_shares
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
-from cfl.testing.method_case import MethodCase
-from cfl.testing.processes import processes_do_not_matter
 
 deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
 LAYERS: dict[NetworkFactory, dict[str, int]] = {
@@ -162,10 +160,6 @@ def test_an_output_layer_that_tasks_share_in_the_loss_is_protected() -> None:
         method = FOT(0.9, message="covariance")
         run(deep_mlp, method, data_of(class_loss))
         assert ("head" in method.bases) == protected
-
-
-def test_the_number_of_processes_does_not_matter() -> None:
-    processes_do_not_matter(MethodCase(partial(InferringFOT, 4, threshold=0.9), tolerance=1e-4), 2)
 
 
 def test_what_cannot_work_is_refused() -> None:

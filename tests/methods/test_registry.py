@@ -39,6 +39,7 @@ from cfl.testing.comparing import difference, distance
 from cfl.testing.method_case import MethodCase
 from cfl.testing.method_declarations import scenario_is_as_declared
 from cfl.testing.method_numbers import blocks_agree, devices_agree
+from cfl.testing.processes import Crew, processes_do_not_matter
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
 DATA_PAGE = CONFIGS.parents[1] / "docs" / "data.md"
@@ -57,6 +58,7 @@ class Entry:
         data: options of the data that it needs.
         rounds: of each task.
         device_tolerance: see :class:`MethodCase`.
+        process_tolerance: greatest difference between numbers of one process and of two.
     """
 
     active: Mapping[str, Any]
@@ -67,6 +69,7 @@ class Entry:
     data: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 2
     device_tolerance: float = 1e-6
+    process_tolerance: float = 1e-8
 
     def case(self, method: type[Method]) -> MethodCase:
         """The method as the kit's checks take it."""
@@ -115,6 +118,7 @@ ENTRIES: dict[str, Entry] = {
         config="glfc-full.yaml",
         plain_in_first_task=False,
         device_tolerance=1e-2,  # L-BFGS in float32 makes much of rounding
+        process_tolerance=1e-3,
     ),
     "GradientCompensation": Entry(active={"size": 2}, config="glfc.yaml", neutral={"weight": 0.0}),
     "SingleTask": Entry(active={}, config="single-task.yaml"),
@@ -155,7 +159,11 @@ ENTRIES: dict[str, Entry] = {
     "FedWeIT": Entry(active={"consolidation": 1.0, "keep": 0.6}, config="fedweit.yaml", plain_in_first_task=False),
     "SCAFFOLD": Entry(active={}, config="scaffold.yaml", plain_in_first_task=False),
     "FOT": Entry(active={"threshold": 0.9}, config="fot.yaml", neutral={"layers": []}),
-    "InferringFOT": Entry(active={"threshold": 0.9}, config="inferring-fot.yaml"),
+    "InferringFOT": Entry(
+        active={"threshold": 0.9},
+        config="inferring-fot.yaml",
+        process_tolerance=1e-5,  # messages are float32, added up in another order
+    ),
     "PersonalLayers": Entry(
         active={"layers": ["head.*"]}, config="local.yaml", neutral={"layers": []}, plain_in_first_task=False
     ),
@@ -202,6 +210,19 @@ def test_every_method_is_known_here_and_by_its_short_name() -> None:
 def test_what_holds_for_every_method(name: str, prop: str) -> None:
     """Width, engines, resuming, effect, reduction, declarations, reports, ...: :func:`cfl.testing.check_method`."""
     PROPERTIES[prop](CASES[name])
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    crew = Crew(2)
+    yield crew
+    crew.close()
+
+
+@each_method
+def test_two_processes_compute_what_one_does(name: str, crew: Crew) -> None:
+    case = CASES[name]
+    processes_do_not_matter(replace(case, tolerance=ENTRIES[name].process_tolerance), crew=crew)
 
 
 @each_method

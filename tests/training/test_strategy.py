@@ -21,11 +21,11 @@ from support.tiny import (
     MOMENTUM,
     ConvNet,
     double,
+    dropping,
     fit,
     mlp,
     norm_net,
     permuted,
-    prompted_net,
     source,
     split,
     tiny_client,
@@ -55,11 +55,11 @@ from cfl.methods import (
     FOT,
     GLFC,
     GPM,
-    L2P,
     RGO,
     SCAFFOLD,
     CFeD,
     FedAGEM,
+    FedCIL,
     FedCurv,
     FedProx,
     FedWeIT,
@@ -69,7 +69,7 @@ from cfl.methods import (
     PersonalLayers,
     SingleTask,
 )
-from cfl.models import MADE, TinyYOLO
+from cfl.models import ACGAN, MADE, TinyYOLO
 from cfl.runtime.distributed import gather, rank
 from cfl.runtime.errors import DataFilesMissing
 from cfl.testing.tiny_data import squares
@@ -163,12 +163,6 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"schedule": {"clients_per_round": 3}},
         {},
     ),
-    "fedweit": (
-        norm_net,
-        lambda: {"fedweit": FedWeIT(consolidation=1.0, keep=0.4)},
-        {"stream": permuted(3), "schedule": {"clients_per_round": 3}},
-        {},
-    ),
     "fedweit as printed": (
         mlp,
         lambda: {"fedweit": FedWeIT(consolidation=1.0, keep=0.4, base_mean="clients", lenders="next_round")},
@@ -210,7 +204,12 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "fedcurv of one": (mlp, lambda: {"fedcurv": FedCurv(2.0)}, {"schedule": {"clients_per_round": 1}}, {}),
-    "ewc of the server": (mlp, lambda: {"ewc": EWC(5.0, scope="server", fisher_clients="sampled")}, {}, {}),
+    "ewc of the server": (
+        mlp,
+        lambda: {"ewc": EWC(5.0, scope="server", fisher="sampled", fisher_clients="sampled")},
+        {},
+        {},
+    ),
     "scaffold, fedprox": (
         mlp,
         lambda: {"prox": FedProx(0.5), "scaffold": SCAFFOLD(at_task_switch="reset", any_optimizer=True)},
@@ -235,7 +234,6 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"schedule": {"clients_per_round": 3}},
         {},
     ),
-    "agem": (norm_net, lambda: {"agem": AGEM(3)}, {"schedule": {"clients_per_round": 3}, "buffer": {"size": 4}}, {}),
     "der, fed-a-gem": (
         mlp,
         lambda: {"der": DER(0.5, 0.5, 3), "fed_agem": FedAGEM(3, clients="all", share=0.8)},
@@ -254,9 +252,9 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
-    "l2p": (
-        prompted_net,
-        lambda: {"l2p": L2P(0.5)},
+    "fedcil with dropout": (
+        partial(ACGAN, classifier=dropping, widths=[6], noise_dim=4),
+        lambda: {"fedcil": FedCIL(consistency=0.3, consolidation_steps=2, consolidation_batch_size=6)},
         {"schedule": {"clients_per_round": 3}},
         {},
     ),
