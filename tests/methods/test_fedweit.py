@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.naive_decomposed import assert_the_same, data_of, written_out
-from support.tiny import ConvNet, SaveAfter, double, fit, kept_by, mlp, permuted, sgd, split, tiny_client, tiny_data
+from support.tiny import ConvNet, double, fit, kept_by, mlp, permuted, sgd, split, tiny_client, tiny_data
 from torch import Tensor
 from torch.func import functional_call
 
@@ -129,22 +128,6 @@ def same(one: Federation, other: Federation) -> bool:
     assert set(kept) == set(expected)
     equal = all(torch.equal(kept[c][n], value) for c, own in expected.items() for n, value in own.items())
     return equal and torch.equal(one.accuracy.compute().nan_to_num(), other.accuracy.compute().nan_to_num())
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
-def test_a_resumed_run_goes_on_bit_for_bit(rounds: int, tmp_path: Path) -> None:
-    """From the middle of a task, its end, and with clients that have missed one."""
-    path = tmp_path / "after.ckpt"
-
-    def start(*arguments: Any, **more: Any) -> Federation:
-        data = data_of()
-        return fit(tiny_client(data, mlp, ADAM, {"fedweit": FedWeIT(**OPTIONS)}), data, *arguments, **more)
-
-    whole = start(callbacks=[SaveAfter(rounds - 1, path)])
-    resumed = start(ckpt_path=path)
-    assert same(resumed, whole)
-    assert resumed.methods["fedweit"].report().figures == whole.methods["fedweit"].report().figures
-    assert resumed.methods["fedweit"].report().rows == whole.methods["fedweit"].report().rows
 
 
 # The exchange of bases.

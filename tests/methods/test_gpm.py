@@ -248,20 +248,6 @@ def test_clients_that_join_late_remember_and_freeze_nothing() -> None:
     assert all(torch.equal(found["gpm"][name], found["fedavg"][name]) for name in found["fedavg"])
 
 
-@pytest.mark.parametrize("width", [1, 2])
-def test_cohort_width_changes_nothing(width: int) -> None:
-    found = {}
-    for k in (width, 5):
-        data = tiny_data(
-            permuted(3), num_clients=5, partition=UNEQUAL, schedule={"rounds_per_task": 2, "cohort_width": k}
-        )
-        watch = Watch()
-        fit(tiny_client(data, double(deep_mlp), sgd, {"gpm": GPM(threshold=0.9)}), data, None, [watch])
-        found[k] = watch.models[-1]
-    for name, value in found[5].items():
-        torch.testing.assert_close(found[width][name], value, rtol=0, atol=1e-10)
-
-
 def test_directions_are_kept_in_blocks_over_their_borders(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for block in (3, 32):

@@ -347,9 +347,7 @@ def no_statistics_net(input_shape: tuple[int, int, int], num_outputs: int) -> Co
 @pytest.mark.parametrize(
     ("network", "batchnorm", "augmentation"),
     [
-        (mlp, "average", None),
         (mlp, "average", CropFlip(1)),
-        (norm_net, "average", None),
         (norm_net, "local", None),
         (norm_net, "drop", None),
         (no_statistics_net, "average", None),

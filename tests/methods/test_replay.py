@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from support.naive_augmentation import augmented
 from support.naive_replay import replay_client, replay_data
 from support.tiny import (
-    ConvNet,
     Rounds,
     at_round,
     double,
     fit,
     mlp,
+    norm_net,
     permuted,
     sgd,
     split,
@@ -227,11 +227,17 @@ def test_a_memory_for_the_whole_run_is_a_uniform_sample_of_all_ended_tasks(size:
     assert float(((counts[:3] - 40.0 * size) ** 2 / (40.0 * size)).sum()) < 9.21  # 1 % of chi-square, 2 degrees
 
 
-@pytest.mark.parametrize("options", [{"size": 3}, {"size": 5, "per_task": False, "update": "step", "batch_size": 3}])
+IN_EVERY_STEP: dict[str, Any] = {"size": 5, "per_task": False, "update": "step", "batch_size": 3}
+
+
 @pytest.mark.parametrize(
-    ("network", "augmentation"),
-    [(mlp, None), (partial(ConvNet, norm=True), None), (partial(ConvNet, norm=True), CropFlip(1))],
-    ids=["mlp", "convolutional", "augmented"],
+    ("options", "network", "augmentation"),
+    [
+        ({"size": 3}, norm_net, CropFlip(1)),
+        (IN_EVERY_STEP, mlp, None),
+        (IN_EVERY_STEP, norm_net, None),
+        (IN_EVERY_STEP, norm_net, CropFlip(1)),
+    ],
 )
 def test_width_and_engine_do_not_matter(options: dict[str, Any], network: Any, augmentation: CropFlip | None) -> None:
     results = []
