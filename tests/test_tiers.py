@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support import tiers
@@ -15,13 +17,35 @@ def test_every_test_that_has_a_tier_is_there() -> None:
         assert tiers.is_there(test), f"{test}: write {tiers.FILE.name} anew"
 
 
-def test_marks_are_those_of_the_file(request: pytest.FixtureRequest) -> None:
-    known = tiers.read()
-    for item in request.session.items:
-        name = item.nodeid.partition("[")[0]
-        file, *_, function = name.split("::")
-        tier = known.get(f"{file}::{function}")
-        assert tier is None or item.get_closest_marker(tier) is not None, name
+class Item:
+    """A test as pytest has collected it."""
+
+    def __init__(self, nodeid: str) -> None:
+        self.nodeid, self.marks = nodeid, list[str]()
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append(name)
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "marks"),
+    [
+        ("tests/a.py::test_one", ["slow"]),
+        ("tests/a.py::test_one[x-y::z]", ["slow"]),
+        ("tests/a.py::Kind::test_two[0]", ["medium"]),
+        ("tests/a.py::test_three", []),
+        ("tests/b.py::test_one", []),
+    ],
+)
+def test_tests_are_marked_as_the_file_says(
+    nodeid: str, marks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(tiers, "FILE", tmp_path / "tiers.txt")
+    tiers.FILE.write_text("# Tier and test.\nslow tests/a.py::test_one\nmedium tests/a.py::test_two\n")
+    here = str(Path(__file__).with_name("conftest.py"))
+    conftest: Any = request.config.pluginmanager.get_plugin(here)
+    conftest.pytest_collection_modifyitems([item := Item(nodeid)])
+    assert item.marks == marks
 
 
 def test_the_longest_go_first_until_the_rest_is_short_enough() -> None:

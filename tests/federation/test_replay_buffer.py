@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 from support import tiny_cli
-from support.naive_replay import Slot, filled_buffers, held, inputs, local_samples, replay_client, word
+from support.naive_replay import (
+    AFTER_THE_ROUND,
+    Slot,
+    filled_buffers,
+    held,
+    inputs,
+    local_samples,
+    replay_client,
+    word,
+)
 from support.tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
 from support.tiny_cli import printed_config
 from torch import Tensor
@@ -32,7 +41,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel
 from cfl.federation.federated_model import FederatedModel
 from cfl.federation.federation import Federation
-from cfl.federation.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer, Replayed
+from cfl.federation.replay_buffer import ReplayBuffer, Replayed
 from cfl.federation.replay_memory import RULES, slots, winners
 from cfl.federation.server import Server
 from cfl.methods import AGEM, DER, FedAGEM, Method
@@ -358,8 +367,8 @@ def test_augmented_images_come_back_as_they_were_put_in_and_raw_ones_anew(keeps:
     for column in range(3):
         task, y = int(unwrap_tasks(between.tasks)[0, column]), int(between.y[0, column])
         candidates = [moment for key, moment in compare.moments.items() if key[:2] == (2, task)]
-        if keeps == "raw":  # as in no local step
-            candidates = [Slot(task, moment.index, 3, BETWEEN_ROUNDS) for moment in candidates]
+        if keeps == "raw":
+            candidates = [Slot(task, moment.index, 3, AFTER_THE_ROUND) for moment in candidates]
         images = inputs(data, candidates)
         same = (images[0] == between.x[0, column]).flatten(1).all(1)
         assert same.any()

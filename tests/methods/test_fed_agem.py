@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer
 from support.naive_replay import (
+    AFTER_THE_ROUND,
     EVEN,
     SCENARIOS,
     Settings,
@@ -57,7 +58,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel
 from cfl.federation.federated_model import FederatedModel
 from cfl.federation.federation import Federation
-from cfl.federation.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.federation.server import Server
 from cfl.methods import (
     AGEM,
@@ -429,7 +430,7 @@ def test_raw_samples_are_augmented_anew_for_every_reference() -> None:
         found.append(watch.references)
     for round in range(data.num_rounds - 1):
         pooled = [
-            Sample(*pair, round, BETWEEN_ROUNDS)
+            Sample(*pair, round, AFTER_THE_ROUND)
             for member in data.rounds.round(round).clients
             for pair in watch.held[round][member]
         ]

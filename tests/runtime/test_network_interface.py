@@ -16,6 +16,8 @@ def test_an_address_of_this_machine_is_on_its_own_interface() -> None:
         pytest.skip("needs the program ip, which lists interfaces and their addresses")
     listed = json.loads(subprocess.run(["ip", "-j", "-4", "address"], capture_output=True, check=True).stdout)
     found = {address["local"]: one["ifname"] for one in listed for address in one.get("addr_info", [])}
+    if all(address.startswith("127.") for address in found):
+        pytest.skip("needs an interface beside the loopback one")
     for address, name in found.items():
         assert interface_towards(address, 29500) == (None if address.startswith("127.") else name)
 

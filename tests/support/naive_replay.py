@@ -72,6 +72,10 @@ class Slot:
     logits: Tensor | None = None
 
 
+AFTER_THE_ROUND = -1
+"""In place of a local step: no step of a round has this number, since they count from 0."""
+
+
 @dataclass
 class Buffer:
     """One client's."""
