@@ -45,7 +45,7 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path, v
 def test_killed_from_outside_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     """As a user does it: `kill -9` at no moment in particular, then the same command with --ckpt_path last."""
     folder, options = tmp_path / "run", ("--schedule.rounds_per_task", "60", "--checkpoint.share", "0.3")
-    rounds, after = folder / "rounds.csv", random.randrange(1, 50)
+    rounds, after = folder / "rounds.csv", random.Random(0).randrange(1, 50)
     process = tiny_cli.start("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options)
     while process.is_alive() and not (rounds.exists() and rounds.read_text().count("\n") > after):
         time.sleep(0.001)

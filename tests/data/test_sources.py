@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -284,10 +283,8 @@ def test_absent_files_name_paths_and_addresses(source, tmp_path, no_network, cap
     from torchvision import datasets
 
     root = tmp_path / "sets"
-    started = time.monotonic()
     with pytest.raises(DataFilesMissing) as caught:
         source().load(root)
-    assert time.monotonic() - started < 5
     text = str(caught.value)
     expected = {
         MNIST: ["MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/t10k-labels-idx1-ubyte", "MNIST/raw/train-labels"],
