@@ -439,7 +439,8 @@ def test_three_processes_are_the_same_as_one(three: Crew, variant: str) -> None:
     assert_the_same_as_one_process(three, variant)
 
 
-def test_one_process_may_have_the_strategy_too() -> None:
+def test_one_process_may_have_the_strategy_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as ``alone``; else the strategy takes all cores
     crew = Crew(1)
     (result,) = crew.run(train, "fot all", 1, True, several(1))
     assert_close(result["state"], alone("fot all")["state"], 0.0)
