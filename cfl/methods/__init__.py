@@ -17,9 +17,9 @@ from cfl.methods.fedprox import FedProx
 from cfl.methods.fedweit import FedWeIT
 from cfl.methods.fot import FOT
 from cfl.methods.found_boundaries import FoundBoundaries
-from cfl.methods.glfc import GradientCompensation
-from cfl.methods.glfc_full import GLFC
+from cfl.methods.glfc import GLFC
 from cfl.methods.gpm import GPM
+from cfl.methods.gradient_compensation import GradientCompensation
 from cfl.methods.icarl import ICaRL
 from cfl.methods.inferring_fot import InferringFOT
 from cfl.methods.l2p import L2P

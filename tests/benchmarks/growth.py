@@ -66,7 +66,7 @@ TASK_METHODS: dict[str, dict[str, Any]] = {
     "ewc": {},
     "fedcurv": {},
     "er": {"size": 10, "per_task": False},
-    "glfc": {"size": 10, "per_task": False},
+    "gradient-compensation": {"size": 10, "per_task": False},
     "icarl": {"size": 210},
     "fedweit": {},
     "apd": {},

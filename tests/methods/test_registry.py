@@ -115,12 +115,12 @@ ENTRIES: dict[str, Entry] = {
     "ER": Entry(active={"size": 2}, config="er.yaml", neutral={"weight": 0.0}),
     "GLFC": Entry(
         active={"size": 8, "threshold": 0.05, "perturbation_steps": 2, "inversion_steps": 2, "images": 1},
-        config="glfc-full.yaml",
+        config="glfc.yaml",
         plain_in_first_task=False,
         device_tolerance=1e-2,  # L-BFGS in float32 makes much of rounding
         process_tolerance=1e-3,
     ),
-    "GradientCompensation": Entry(active={"size": 2}, config="glfc.yaml", neutral={"weight": 0.0}),
+    "GradientCompensation": Entry(active={"size": 2}, config="gradient-compensation.yaml", neutral={"weight": 0.0}),
     "SingleTask": Entry(active={}, config="single-task.yaml"),
     "GPM": Entry(active={"threshold": 0.9}, config="gpm.yaml", neutral={"layers": []}),
     "RGO": Entry(

@@ -31,7 +31,7 @@ from cfl.methods import GLFC, FedAGEM, Method, PersonalLayers
 from cfl.methods.components.glfc_proxy import ProxyServer
 from cfl.methods.components.gradient_inversion import GradientEncoder
 from cfl.methods.context import Context
-from cfl.methods.glfc_full import compensation
+from cfl.methods.glfc import compensation
 from cfl.models import MLP, Network
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
@@ -311,8 +311,8 @@ def test_a_late_signal_finds_the_data_of_before(late: int) -> None:
 
 
 def shipped() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of method and data in ``configs/methods/glfc-full.yaml``."""
-    content = yaml.safe_load((Path(__file__).parents[2] / "configs" / "methods" / "glfc-full.yaml").read_text())
+    """Options of method and data in ``configs/methods/glfc.yaml``."""
+    content = yaml.safe_load((Path(__file__).parents[2] / "configs" / "methods" / "glfc.yaml").read_text())
     assert set(content) == {"data", "methods"}
     return content["methods"]["glfc"]["init_args"], content["data"]
 
