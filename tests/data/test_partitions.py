@@ -448,8 +448,6 @@ def test_bad_settings_are_refused_when_built(build: object, key: str) -> None:
 class Mine(Partition):
     """Gives what it is told to."""
 
-    name = "mine"
-
     def __init__(self, parts: Any) -> None:
         self.parts = parts
 

@@ -16,12 +16,17 @@ class Partition(ABC):
     """A rule that deals one task's training samples to clients.
 
     Attributes:
-        name: short lower-case name for reports and run names, e.g. ``dirichlet-0.3``.
+        name: short lower-case name for reports and run names, e.g. ``dirichlet-0.3``; the class's if it gives none.
         by_owner: whether every client gets the samples that are its own in the data.
     """
 
     name: str
     by_owner: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__.lower()
 
     def check(self, num_samples: int, num_classes: int, num_clients: int) -> None:
         """Raise ConfigError, naming the setting, if a task of this size cannot be dealt.

@@ -19,7 +19,7 @@ class Source(ABC):
     """One data set. Everything except :meth:`load` is known without reading a file.
 
     Attributes:
-        name: short lower-case name used in reports and run names.
+        name: short lower-case name used in reports and run names; the class's if it gives none.
         shape: ``(C, H, W)`` of the stored images.
         num_classes: number of classes; of numbers to predict, D.
         targets: what labels are: ``classes``, ``numbers`` to predict ``[N, D]``, or ``boxes`` ``[N, M, 5]``.
@@ -45,6 +45,11 @@ class Source(ABC):
     scale: float = 255.0
     superclasses: tuple[tuple[int, ...], ...] = ()
     class_names: tuple[str, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__.lower()
 
     def kept(self, root: Path) -> dict[str, dict[str, Any]]:
         """What only files tell, by a name of the data set, for a run's checkpoint; empty for most data sets."""
