@@ -12,7 +12,9 @@ from lightning.pytorch import Callback
 
 from cfl.api.run import Run, load
 from cfl.cli.main import trained
+from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.run_files import SUMMARY
 
 
 def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback] = ()) -> Run:
@@ -31,6 +33,7 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
     Raises:
         ConfigError: a setting that cannot work, before anything is trained.
         cfl.runtime.errors.NotUnderstood: a key that is no option, or a value of the wrong type.
+        RunFolderError: a callback ended the run early.
         KeyboardInterrupt: SIGINT or SIGTERM ended the run between two rounds; ``{"ckpt_path": "last"}`` continues it.
     """
     words: list[str] = []
@@ -40,6 +43,9 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
         folder, own = trained(["fit", *words], callbacks)
     except SystemExit as exit:
         raise KeyboardInterrupt(f"the run was interrupted (exit status {exit.code})") from None
+    if not (folder / SUMMARY).exists():
+        going_on = "{'ckpt_path': 'last'} continues it"
+        raise RunFolderError(f"{folder}: a callback ended the run before its last round; {going_on}")
     return load(folder, allow=own)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def load(folder: str | Path, allow: Sequence[str] = ()) -> Run:
+def load(folder: str | Path, allow: str | Sequence[str] = ()) -> Run:
     """Read a finished run from its folder.
 
     Args:
@@ -56,8 +56,8 @@ class Run:
         RunFolderError: there is no finished run, or a file of it is damaged.
     """
 
-    def __init__(self, folder: str | Path, allow: Sequence[str] = ()) -> None:
-        self.folder, self._allow = Path(folder), tuple(allow)
+    def __init__(self, folder: str | Path, allow: str | Sequence[str] = ()) -> None:
+        self.folder, self._allow = Path(folder), (allow,) if isinstance(allow, str) else tuple(allow)
         self.figures = read_run(self.folder)
 
     def __repr__(self) -> str:

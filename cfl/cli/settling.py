@@ -60,6 +60,8 @@ def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled
     if run.dir is None:
         run.dir = f"runs/{run.benchmark}/{method}-seed{seed}-{digest[:8]}"
         check_path("run.dir", run.dir)  # of many methods, whose names are part of it
+    else:
+        run.dir = str(Path(run.dir).expanduser()) if run.dir else run.dir  # an empty name is refused later
     if not trains:  # Lightning opens loggers anyhow: every scoring would be an empty run at wandb
         config.trainer.logger = False
     put_into(run.dir, config.trainer)

@@ -88,6 +88,7 @@ class Channel:
         self.skipped: list[tuple[int, int, int]] = []
         self.skipped_messages: list[tuple[int, str, int]] = []
         self._sums: dict[str, dict[str, Tensor]] = {}
+        self._forms: dict[str, dict[str, list[int]]] = {}
         self._weights: dict[str, float] = {}
         self._senders: dict[str, set[int]] = {}
         self._came: dict[str, set[int]] = {}
@@ -152,7 +153,14 @@ class Channel:
 
         Raises:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
+            ValueError: if earlier messages of the sum have other names or shapes; a mean would be wrong.
         """
+        form = {name: list(values.shape[1:]) for name, values in payload.items()}
+        if (expected := self._forms.setdefault(topic, form)) != form:
+            raise ValueError(
+                f"clients {list(clients)} send {form} in topic {topic!r}, others {expected}: all messages of a sum "
+                "have the same names and shapes; a client sends zeros, and a count of 0, for what it lacks"
+            )
         lost = self.lost(self._round)
         if lost:
             weights = [0.0 if client in lost else weight for weight, client in zip(weights, clients, strict=True)]
@@ -202,6 +210,7 @@ class Channel:
             RuntimeError: if one client sent messages from two processes.
         """
         senders, came = self._senders.pop(topic, set()), self._came.pop(topic, set())
+        self._forms.pop(topic, None)
         own = distributed.gather((self._weights.pop(topic, 0.0), senders, came))
         weight = sum(weight for weight, _, _ in own)
         seen: set[int] = set()
@@ -221,6 +230,7 @@ class Channel:
             self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + down
         if weight == 0.0:
             why = "every client was skipped" if topic == UPDATE else "every one that came has NaN or infinity"
+            why = why if seen else "no client has sent one"
             raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
         self.ledger.read(self._round, self._task, topic, seen, everyones)
         return sums, weight

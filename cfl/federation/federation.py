@@ -14,7 +14,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
 from cfl.data.schedule import BoundSchedule, RoundPlan
 from cfl.data.task_handles import TaskRef, unwrap_task
-from cfl.federation.channel import Channel, payload_bytes
+from cfl.federation.channel import UPDATE, Channel, payload_bytes
 from cfl.federation.federated_model import MODEL_TOPIC, FederatedModel
 from cfl.federation.method_protocol import MethodComposition
 from cfl.federation.repeated_tests import RepeatedTests
@@ -29,8 +29,8 @@ from cfl.runtime.errors import ConfigError
 
 FORMAT = 2
 """Format of a federation in checkpoints; increased whenever older files can no longer be read."""
-OF_ALL = frozenset({MODEL_TOPIC, BUFFER_TOPIC})
-"""Topics of clients' states that do not belong to a method; methods use their names as topics."""
+OF_ALL = frozenset({MODEL_TOPIC, BUFFER_TOPIC, UPDATE})
+"""Topics of messages and of clients' states that do not belong to a method; methods use their names as topics."""
 
 
 class Federation:

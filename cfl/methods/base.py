@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from torch import Tensor
 
 from cfl.data.samples import Samples
@@ -46,6 +47,26 @@ class Report:
 
     figures: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def report_of(name: str, method: Method) -> Report:
+    """A method's report, with single numbers of torch and NumPy as plain ones.
+
+    Raises:
+        TypeError: naming the method, if it gives something else.
+    """
+    report = method.report()
+    if not isinstance(report, Report):
+        raise TypeError(f"methods.{name}: report gives {type(report).__name__}, not a cfl.methods.base.Report")
+    return Report(_plain(report.figures), [_plain(row) for row in report.rows])
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    single = (np.generic, Tensor)
+    return {
+        key: value.item() if isinstance(value, single) and np.ndim(value) == 0 else value
+        for key, value in values.items()
+    }
 
 
 class Method:

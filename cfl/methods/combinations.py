@@ -72,7 +72,7 @@ def check_data(methods: Methods, data: FederatedDataModule) -> None:
     exposure, spread = data.exposure, data.schedule.clock_spread
     for name, method in methods.items():
         if name in OF_ALL:
-            raise ConfigError(f"methods.{name}", name, "another name: clients keep something else under it")
+            raise ConfigError(f"methods.{name}", name, "another name: clients send or keep something else under it")
         who = f"methods.{name} ({type(method).__name__})"
         needs_steps = f"null: {who} needs clients to learn the same tasks in step"
         needs_clock = f"0: {who} needs clients to change tasks together"

@@ -47,7 +47,7 @@ from cfl.methods.capabilities import (
 )
 from cfl.methods.combinations import check_data, check_losses, check_protection, passes_forward
 from cfl.methods.context import Context
-from cfl.methods.member_names import check_names
+from cfl.methods.member_names import check_members
 from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
 from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.privacy.release import Noise
@@ -126,9 +126,9 @@ class Composition(MethodComposition):
 
         Raises:
             ConfigError: see :func:`cfl.methods.combinations.check_data`,
-                :func:`cfl.methods.combinations.check_protection` and :func:`cfl.methods.member_names.check_names`.
+                :func:`cfl.methods.combinations.check_protection` and :func:`cfl.methods.member_names.check_members`.
         """
-        check_names(self)
+        check_members(self)
         check_data(self, data)
         check_protection(self)
 
@@ -345,7 +345,11 @@ class Composition(MethodComposition):
             if method is not self._multiplied and (factors := self._factors.get(method)):
                 multiply_gradients(cohort.gradients, factors)
             if name in transforming:
-                transforming[name].adjust_gradients(cohort)
+                returned: Any = transforming[name].adjust_gradients(cohort)  # type: ignore[func-returns-value]
+                if returned is not None:
+                    raise TypeError(
+                        f"{method.key}.adjust_gradients returns a value, which nobody reads: it changes cohort"
+                    )
 
     # Models and tests.
 
@@ -371,6 +375,9 @@ class Composition(MethodComposition):
         for method in self.with_capability(Predictor).values():
             found = method.classify(shown_task(method, task), model, x)
             if found is not None:
+                wanted = [len(x), method.context.num_outputs]
+                if list(found.shape) != wanted:
+                    raise ValueError(f"{method.key}.classify gives scores of shape {list(found.shape)}, not {wanted}")
                 return found
         return None
 

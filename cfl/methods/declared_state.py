@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from cfl.runtime.errors import ConfigError
+
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -51,8 +53,14 @@ def restore(owner: object, state: Mapping[str, Any]) -> None:
     """Give an object's declared attributes the values that :func:`save` returned.
 
     An attribute that holds a set becomes a set again. For an object with ``load_state_dict``, that is called.
+
+    Raises:
+        ConfigError: ``ckpt_path``; the class has another ``state`` than when it was saved.
     """
     for key, attribute in declared_state(type(owner)).items():
+        if key not in state:
+            value = f"a checkpoint without {key}, which {type(owner).__name__}.state names"
+            raise ConfigError("ckpt_path", value, "one that this version of the class has saved")
         path, _, name = attribute.rpartition(".")
         holder = attrgetter(path)(owner) if path else owner
         present = getattr(holder, name)

@@ -1,10 +1,13 @@
-"""Refuses methods with a member whose name is nearly one that is called, since a misspelt one never would be."""
+"""Refuses methods whose members cannot be called as they are: misspelt, with other parameters, or overwritten."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
+from types import FunctionType
+from typing import Any
 
 from cfl.methods import capabilities
 from cfl.methods.base import Method
@@ -14,21 +17,64 @@ ALIKE = 0.85
 """Likeness from which on two names are taken for one, as of :class:`difflib.SequenceMatcher`."""
 
 
+SET_BY_SETUP = ("context", "name", "source")
+"""Attributes that :meth:`Method.setup` sets; an option that is kept in one of them would be lost."""
+
+
 @cache
 def called_names() -> frozenset[str]:
     """Names of the moments, of everything else that :class:`Method` has, and of the members of capabilities."""
-    protocols = [kind for kind in vars(capabilities).values() if getattr(kind, "_is_protocol", False)]
-    of_capabilities = {name for kind in protocols for name in capabilities.members(kind)}
+    of_capabilities = {name for kind in _protocols() for name in capabilities.members(kind)}
     return frozenset({name for name in dir(Method) if name[0] != "_"} | of_capabilities)
 
 
-def check_names(methods: Mapping[str, Method]) -> None:
+def _protocols() -> list[type]:
+    return [kind for kind in vars(capabilities).values() if getattr(kind, "_is_protocol", False)]
+
+
+@cache
+def _declared() -> dict[str, Callable[..., Any]]:
+    """Name -> the function as :class:`Method` or a capability declares it."""
+    members = {name: member for kind in (*_protocols(), Method) for name, member in vars(kind).items()}
+    return {name: one for name, one in members.items() if isinstance(one, FunctionType) and name[0] != "_"}
+
+
+def check_members(methods: Mapping[str, Method]) -> None:
+    """Refuse members that would not be called, or not with the declared parameters, and options that would be lost.
+
+    Raises:
+        ConfigError: naming the member or the option, and what would be valid.
+    """
+    _check_names(methods)
+    for key, method in methods.items():
+        kind = type(method)
+        for name, declared in _declared().items():
+            own = getattr(kind, name, None)
+            if isinstance(own, FunctionType) and own is not declared and not _takes(own, declared):
+                value, valid = (f"{name}({', '.join(inspect.signature(one).parameters)})" for one in (own, declared))
+                raise ConfigError(f"methods.{key}", f"{kind.__name__}.{value}", f"{valid}, as it is called")
+        for option in inspect.signature(kind).parameters:
+            if option in SET_BY_SETUP and option in vars(method):
+                valid = f"another name in {kind.__name__}, whose self.{option} setup overwrites"
+                raise ConfigError(f"methods.{key}.{option}", vars(method)[option], valid)
+
+
+def _takes(own: Callable[..., Any], declared: Callable[..., Any]) -> bool:
+    """Whether a function can be called with the parameters that are declared."""
+    wanted = inspect.signature(declared).parameters.values()
+    by_place = [one for one in wanted if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    by_name = {one.name: None for one in wanted if one.kind is one.KEYWORD_ONLY}
+    try:
+        inspect.signature(own).bind(*by_place, **by_name)
+    except TypeError:
+        return False
+    return True
+
+
+def _check_names(methods: Mapping[str, Method]) -> None:
     """Refuse a function, a property or a switch whose name is nearly, but not quite, one of :func:`called_names`.
 
     A switch is a class attribute that is True or False. Names with a leading underscore are free.
-
-    Raises:
-        ConfigError: with the name, and the one that is probably meant.
     """
     for key, method in methods.items():
         for kind in type(method).__mro__:

@@ -29,6 +29,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods",
         metavar="NAME,...",
+        action="append",
+        default=[],
         help="names of the methods that come along (cfl configs methods), and configuration files of your own; unless "
         "given: what the other options say",
     )

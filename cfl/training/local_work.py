@@ -29,6 +29,7 @@ from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision, matmul_precision
 from cfl.training.blocks import steps_per_block
+from cfl.training.finite_model import require_finite
 from cfl.training.left_to_engine import left_to_engine, step_at_once
 from cfl.training.round_losses import RoundLosses
 from cfl.training.same_model import check_same_model
@@ -383,12 +384,14 @@ class LocalWork:
                 {n: mean[n] for n in federation.model.shared_buffers},
                 [*self.methods.step_transforms, self._hold_unused_outputs],
             )
+            require_finite(federation, plan, "the server's step, which methods may transform")
         self._used_outputs = None
         federation.round += 1
         self.methods.end_round(plan)
         ended = [part for part in plan.parts if part.last_of_task]
         for part in ended:
             self.methods.end_task(part)
+        require_finite(federation, plan, "what methods do when it ends")
         if ended:
             check_same_model(federation)
         federation.synchronise()

@@ -59,7 +59,8 @@ def test_a_run_with_an_own_class_has_its_model(tmp_path: Path) -> None:
     assert own.model(images).shape[0] == 2
     with pytest.raises((ConfigError, NotUnderstood), match="--allow PACKAGE"):
         _ = cfl.load(own.folder).model
-    assert torch.equal(cfl.load(own.folder, [__name__]).model(images), own.model(images))
+    for allow in (__name__, [__name__]):
+        assert torch.equal(cfl.load(own.folder, allow).model(images), own.model(images))
 
 
 def test_a_fit_is_that_of_the_command(run: cfl.Run, tmp_path: Path) -> None:
@@ -101,6 +102,17 @@ def test_bad_settings_raise_their_sentence_and_print_nothing(
     assert said in str(caught.value)
     assert "error" not in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_a_callback_ends_says_how_to_go_on(tmp_path: Path) -> None:
+    class Ends(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            trainer.should_stop = trainer.current_epoch == 1
+
+    settings: dict[str, Any] = {"run.dir": tmp_path / "run"}
+    with pytest.raises(RunFolderError, match=r"run: a callback ended the run .*\{'ckpt_path': 'last'\} continues it"):
+        cfl.fit(TINY, settings, callbacks=[Ends()])
+    assert cfl.fit(TINY, {**settings, "ckpt_path": "last"}).acc is not None
 
 
 def test_callbacks_see_losses_every_round_and_figures_when_they_are_new(tmp_path: Path) -> None:

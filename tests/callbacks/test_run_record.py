@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import multiprocessing
 import re
@@ -12,17 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from PIL import Image
 from support import tiny_cli
+from support.tiny import fit, tiny_client, tiny_data
 
 import cfl
 import cfl.callbacks.run_pictures
 import cfl.callbacks.run_record
 import cfl.reporting.compare.pictures
-from cfl.callbacks import LocalModels
+from cfl.callbacks import LocalModels, RunRecord
 from cfl.callbacks.rounds_table import RoundsTable
 from cfl.callbacks.run_figures import methods_figures
 from cfl.data.datamodule import FederatedDataModule
@@ -160,6 +163,33 @@ def test_figures_that_several_methods_have_are_told_apart() -> None:
 
     found = methods_figures({"one": Weighs(bytes=1, seconds=2), "two": Weighs(bytes=3), "three": Weighs(share=4)})
     assert found == {"one_bytes": 1, "seconds": 2, "two_bytes": 3, "share": 4}
+
+
+def test_what_every_run_has_is_no_methods_to_say_and_numbers_become_plain(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Claims(Method):
+        def report(self) -> Report:
+            own = {"acc": 200.0, "share": torch.tensor(0.5), "count": np.int64(3)}
+            return Report(own, [{"task": 0, "size": torch.tensor(1.5)}])
+
+    data, folder = tiny_data(), tmp_path / "run"
+    record = RunRecord(dir=str(folder))
+    fit(tiny_client(data, methods={"claims": Claims()}), data, callbacks=[record])
+    found = json.loads((folder / "summary.json").read_text())
+    assert found["acc"] <= 100
+    assert (found["share"], found["count"]) == (0.5, 3)
+    assert "a method reports acc, which every run has: the method's value is left out" in caplog.text
+    assert tiny_cli.rows(folder / "claims.csv") == [{"task": "0", "size": "1.5"}]
+
+
+def test_a_report_of_another_kind_is_refused_by_the_methods_name() -> None:
+    class Plain(Method):
+        def report(self) -> Any:
+            return {"share": 0.5}
+
+    with pytest.raises(TypeError, match=r"^methods\.mine: report gives dict, not a cfl\.methods\.base\.Report$"):
+        methods_figures({"mine": Plain()})
 
 
 def test_summary_says_which_code_it_was(run: Path, tmp_path: Path) -> None:

@@ -40,6 +40,11 @@ def test_what_was_parsed_stays_as_it_was(trains: bool) -> None:
     assert settled.config.run.dir.startswith("runs/")
 
 
+def test_a_run_folder_may_be_below_the_users_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert settle(*parsed(dir="~/runs/x"), trains=True).config.run.dir == "/home/somebody/runs/x"
+
+
 def test_loggers_go_into_the_run_folder_and_scoring_has_none() -> None:
     config, plain = parsed(logger=True, dir="here", benchmark="digits")
     own = settle(config, plain, trains=True).config.trainer.logger.init_args

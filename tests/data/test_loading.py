@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,10 @@ def boxes(*corners: float) -> ImageSet:
     return part(1, labels=torch.tensor([[[0.0, *corners]]]))
 
 
+def floats(value: float) -> ImageSet:
+    return ImageSet(torch.full((4, 1, 4, 4), value), torch.arange(4))
+
+
 def absent() -> Any:
     raise FileNotFoundError("nothing here")
 
@@ -68,6 +73,12 @@ def test_every_stream_refuses_it(stream: str, tmp_path: Path) -> None:
         (Mine(lambda: (part(), None)), r"whose load gives \['ImageSet', 'NoneType'\]"),
         (Mine(lambda: (part(shape=(4, 4)), part())), r"which cannot be loaded \(images must be uint8 or float32 \["),
         (Mine(lambda: (part(), part(shape=(1, 5, 4)))), r"whose test images have the shape \[1, 5, 4\]' .*\[1, 4, 4\]"),
+        (Mine(mean=0.5), r"whose mean is 0\.5' cannot work; valid: a number per channel"),
+        (Mine(lambda: (part(shape=(1, 4, 4)), part().nothing)), r"which cannot be loaded \('ImageSet' object has no"),
+        (
+            Mine(lambda: (part(), floats(math.nan))),
+            r"whose test images hold NaN or infinity' cannot work",
+        ),
         (Mine(num_classes=3), r"whose training labels run from 0 to 3' cannot work; valid: 0 to 2, the announced 3"),
         (Mine(targets="numbers"), r"whose training labels are int64 \[16\]' cannot work; valid: the announced numbers"),
         (

@@ -302,3 +302,19 @@ def test_declared_single_messages_arrive_by_client() -> None:
     assert channel.uplink_bytes["parameters"] == payload_bytes(payload)
     with pytest.raises(BadUpdate, match="client 5 "):
         Channel("stop", individual_allowed=True).uplink_individually("parameters", rows(payload, [2]), [5])
+
+
+def test_messages_of_a_sum_have_the_same_names_and_shapes() -> None:
+    """Else a mean would divide what some have sent by the weight of all."""
+    channel = Channel()
+    channel.uplink("prototypes", {"a": torch.ones(2, 3)}, [1.0, 1.0], [0, 1])
+    for other in ({"b": torch.ones(1, 3)}, {"a": torch.ones(1, 3), "b": torch.ones(1)}, {"a": torch.ones(1, 1)}):
+        with pytest.raises(ValueError, match=r"clients \[2\] send .* in topic 'prototypes', others \{'a': \[3\]\}"):
+            channel.uplink("prototypes", other, [1.0], [2])
+    assert channel.mean("prototypes")["a"].tolist() == [1.0] * 3
+    channel.uplink("prototypes", {"b": torch.ones(1, 2)}, [1.0], [0])  # the next sum may be of another form
+
+
+def test_a_sum_that_nobody_has_sent_to_says_so() -> None:
+    with pytest.raises(BadUpdate, match="no usable message for 'nothing'; no client has sent one"):
+        Channel().mean("nothing")

@@ -238,3 +238,67 @@ def test_a_misspelt_name_is_refused(written: str, meant: str) -> None:
         Composition({"mine": switch()}).check(tiny_data())
     free: Any = type("Free", (Method,), {f"_{written}": lambda self: None, "penalty_of": lambda self: None})
     Composition({"mine": free()}).check(tiny_data())
+
+
+class Short(Method):
+    def end_round(self) -> None:  # type: ignore[override]
+        """Takes no plan."""
+
+
+class Long(Method):
+    def transform_step(self, step: dict[str, Tensor], share: float) -> dict[str, Tensor]:
+        return step
+
+
+class MoreByDefault(Method):
+    def transform_step(self, step: dict[str, Tensor], share: float = 0.5, *others: Any) -> dict[str, Tensor]:
+        return step
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Short(), r"methods\.mine = 'Short\.end_round\(self\)' cannot work; valid: end_round\(self, plan\)"),
+        (Long(), r"methods\.mine = 'Long\.transform_step\(self, step, share\)' .* transform_step\(self, step\)"),
+    ],
+)
+def test_parameters_other_than_the_declared_ones_are_refused(method: Method, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Composition({"mine": method}).check(tiny_data())
+    Composition({"mine": MoreByDefault()}).check(tiny_data())
+
+
+def test_an_option_that_setup_would_overwrite_is_refused() -> None:
+    class Lost(Method):
+        def __init__(self, source: str) -> None:
+            self.source = source  # type: ignore[assignment]
+
+    class Kept(Method):
+        def __init__(self, source: str) -> None:
+            self.data = source
+
+    with pytest.raises(
+        ConfigError, match=r"methods\.mine\.source = 'coco' .*Lost, whose self\.source setup overwrites"
+    ):
+        Composition({"mine": Lost("coco")}).check(tiny_data())
+    Composition({"mine": Kept("coco")}).check(tiny_data())
+
+
+def test_scores_of_another_shape_are_refused() -> None:
+    class Narrow(Method):
+        def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor:
+            return torch.zeros(len(x), 1)
+
+    data = tiny_data()
+    with pytest.raises(RuntimeError, match=r"methods\.mine\.classify gives scores of shape \[\d+, 1\], not \[\d+, 4\]"):
+        fit(tiny_client(data, methods={"mine": Narrow()}), data)
+
+
+def test_a_returned_gradient_is_refused() -> None:
+    class Returns(Method):
+        def adjust_gradients(self, cohort: Cohort) -> Any:
+            return {name: 0 * gradient for name, gradient in cohort.gradients.items()}
+
+    data = tiny_data()
+    with pytest.raises(RuntimeError, match=r"methods\.mine\.adjust_gradients returns a value"):
+        fit(tiny_client(data, methods={"mine": Returns()}), data)

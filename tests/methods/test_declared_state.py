@@ -13,6 +13,7 @@ from support.tiny import fit, tiny_client, tiny_data
 from cfl.methods import EWC, Method
 from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.context import Context
+from cfl.runtime.errors import ConfigError
 
 
 class Part:
@@ -119,7 +120,7 @@ def test_a_subclass_adds_to_the_state_of_its_base() -> None:
 def test_a_checkpoint_without_part_of_the_state_is_refused() -> None:
     state = filled(Kept()).state_dict()
     del state["clients"]
-    with pytest.raises(KeyError, match="clients"):
+    with pytest.raises(ConfigError, match=r"ckpt_path = 'a checkpoint without clients, which Kept\.state names'"):
         Kept().load_state_dict(state)
 
 

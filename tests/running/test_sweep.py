@@ -86,7 +86,8 @@ def test_every_combination_is_run_and_a_methods_options_where_it_is_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = ["--set", "model.optimizer.lr=0.1,0.2", "--set", "methods.fot.threshold=0.9,0.95"]
-    options = [*TINY, "--methods", "fedavg,fot", *grid, "--seeds", "2", "--schedule.batch_size", "4", "--dry-run"]
+    methods = ["--methods", "fedavg", "--methods", "fot"]
+    options = [*TINY, *methods, *grid, "--seeds", "2", "--schedule.batch_size", "4", "--dry-run"]
     assert swept(tmp_path, *options) == 0
     commands = printed(capsys)
     found = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ def load_checked(source: Source, root: Path, key: str = "data.stream.source") ->
             raise
         except FileNotFoundError as error:
             raise DataFilesMissing(f"{who}: {error}") from error
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             flaw = Flaw("images", f"which cannot be loaded ({error})", "two cfl.data.types.ImageSet")
         else:
             flaw = flaw_of_loaded(source, loaded)
@@ -63,6 +64,8 @@ def flaw_of_class(source: Source) -> Flaw | None:
     """The first thing that is wrong with how a data set is normalised; None for nothing."""
     channels = source.shape[0]
     for name, values in (("mean", source.mean), ("std", source.std)):
+        if not isinstance(values, Sequence):
+            return Flaw("transform", f"whose {name} is {values!r}", "a number per channel")
         if len(values) != channels:
             return Flaw("transform", f"with {len(values)} numbers for {name} and {channels} channels", "one for each")
         if not all(map(math.isfinite, values)) or (name == "std" and min(values) <= 0):
@@ -87,9 +90,11 @@ def flaw_of_loaded(source: Source, loaded: object) -> Flaw | None:
 
 def _flaw_of_images(source: Source, part: str, images: ImageSet) -> Flaw | None:
     found = list(images.images.shape[1:])
-    if found == list(source.shape):
-        return None
-    return Flaw("images", f"whose {part} images have the shape {found}", f"the announced {list(source.shape)}")
+    if found != list(source.shape):
+        return Flaw("images", f"whose {part} images have the shape {found}", f"the announced {list(source.shape)}")
+    if images.images.is_floating_point() and not bool(images.images.isfinite().all()):
+        return Flaw("images", f"whose {part} images hold NaN or infinity", "finite numbers")
+    return None
 
 
 def _flaw_of_labels(source: Source, part: str, images: ImageSet) -> Flaw | None:

@@ -130,7 +130,7 @@ class StandardSource(Source):
             raise DataFilesMissing(f"{self.name}: the {part} set is empty")
         # For the user's own files there is nothing to compare with.
         others = ": these are not this data set's files" if self.sizes_known() else ""
-        if tuple(read.images.shape[1:]) != self.shape:
+        if tuple(read.images.shape[1:]) != tuple(self.shape):
             raise DataFilesMissing(
                 f"{self.name}: the files hold {part} images of shape {list(read.images.shape[1:])}, "
                 f"not {list(self.shape)}{others}"
