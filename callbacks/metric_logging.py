@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from cfl.callbacks.checkpoint import record_of
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
+from cfl.methods.base import report_of
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.reporting.method_names import printed_methods
@@ -183,7 +184,7 @@ def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
         known = average_accuracy(federation.known.compute(), task).nanmean().item()
         figures[f"cl/{figure}{federation.measure.known}"] = known
     for name, method in federation.methods.items():
-        rows = [row for row in method.report().rows if _task_of(row, federation) == task]
+        rows = [row for row in report_of(name, method).rows if _task_of(row, federation) == task]
         figures |= {f"{name}/{key}": value for key, value in _method_figures(rows).items()}
     return figures
 

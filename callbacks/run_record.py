@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import platform
 import shlex
@@ -26,6 +27,7 @@ from cfl.callbacks.run_figures import known_tasks, methods_figures, round_figure
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.report import save_partition_figure, write_partition_csv
 from cfl.federation.federation import Federation
+from cfl.methods.base import report_of
 from cfl.reporting import folder_lock
 from cfl.reporting.checksums import write_checksums
 from cfl.reporting.csv_file import csv_of
@@ -55,6 +57,9 @@ from cfl.training.client import Client
 from cfl.training.evaluation import over_clients
 
 MOST_SAMPLES = 10_000
+
+
+_log = logging.getLogger(__name__)
 
 
 class RunRecord(Callback):
@@ -267,7 +272,7 @@ class RunRecord(Callback):
             of_clients = zip(federation.measured.compute(), federation.measured.initial(), strict=True)
             for client, (values, initial) in enumerate(of_clients):
                 write_matrix_csv(self.folder / CLIENTS / client_matrix_file(measure, client), values, initial)
-        tables = {f"{name}.csv": method.report().rows for name, method in federation.methods.items()}
+        tables = {f"{name}.csv": report_of(name, method).rows for name, method in federation.methods.items()}
         for file, rows in {**tables, PRIVACY: self.privacy.rows(federation)}.items():
             if rows:
                 write_whole(self.folder / file, csv_of(rows))
@@ -280,7 +285,12 @@ class RunRecord(Callback):
         if self.targets.accuracies or self.privacy.budget is not None:
             figures["stopped_early"] = federation.stopped
         figures |= self.privacy.summary(federation) | self.local_models.summary()
-        return figures | methods_figures(federation.methods)
+        for key, value in methods_figures(federation.methods).items():
+            if figures.get(key) is None:
+                figures[key] = value
+            else:
+                _log.warning("a method reports %s, which every run has: the method's value is left out", key)
+        return figures
 
     def _draw(self, client: Client) -> None:
         """Draw a finished run's pictures. Those that cannot be written are left out, with a warning."""

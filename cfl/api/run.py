@@ -31,7 +31,7 @@ def load(folder: str | Path, allow: str | Sequence[str] = ()) -> Run:
     """Read a finished run from its folder.
 
     Args:
-        folder: the run folder.
+        folder: the run folder, or its checkpoint ``last.ckpt``.
         allow: packages, modules or classes that the run's configuration may name for its model, besides those of cfl,
             torch.optim and Lightning's loggers: ``--allow`` of the command line.
 
@@ -57,7 +57,9 @@ class Run:
     """
 
     def __init__(self, folder: str | Path, allow: str | Sequence[str] = ()) -> None:
-        self.folder, self._allow = Path(folder), (allow,) if isinstance(allow, str) else tuple(allow)
+        folder = Path(folder)
+        self.folder = folder.parent if folder.name == CHECKPOINT else folder
+        self._allow = (allow,) if isinstance(allow, str) else tuple(allow)
         self.figures = read_run(self.folder)
 
     def __repr__(self) -> str:

@@ -345,18 +345,20 @@ class Composition(MethodComposition):
             if method is not self._multiplied and (factors := self._factors.get(method)):
                 multiply_gradients(cohort.gradients, factors)
             if name in transforming:
-                returned: Any = transforming[name].adjust_gradients(cohort)  # type: ignore[func-returns-value]
+                returned: Any = transforming[name].adjust_gradients(cohort)
                 if returned is not None:
-                    raise TypeError(
-                        f"{method.key}.adjust_gradients returns a value, which nobody reads: it changes cohort"
-                    )
+                    raise TypeError(f"{method.key}.adjust_gradients returns a value: it is to change cohort.gradients")
 
     # Models and tests.
 
     def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model that is tested on a task; the given object if no method changes it."""
         for method in self.with_capability(TaskModel).values():
+            given = [tensor for tensor in model.values() if not tensor.is_inference()]  # these count their changes
+            before = [tensor._version for tensor in given]
             model = method.model_for(shown_task(method, task), model)
+            if [tensor._version for tensor in given] != before:
+                raise RuntimeError(f"{method.key}.model_for changes the model in place, with which training goes on")
         return model
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -48,6 +48,11 @@ def check_members(methods: Mapping[str, Method]) -> None:
     _check_names(methods)
     for key, method in methods.items():
         kind = type(method)
+        if kind.task_free is True and not capabilities.has(method, capabilities.FoundTasks):
+            for name in ("begin_task", "end_task"):
+                if getattr(kind, name) is not getattr(Method, name):
+                    valid = "no such function while task_free is true: nobody calls it"
+                    raise ConfigError(f"methods.{key}", f"{kind.__name__}.{name}", valid)
         for name, declared in _declared().items():
             own = getattr(kind, name, None)
             if isinstance(own, FunctionType) and own is not declared and not _takes(own, declared):

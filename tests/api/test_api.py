@@ -125,6 +125,10 @@ def test_callbacks_see_losses_every_round_and_figures_when_they_are_new(tmp_path
     assert "cl/fgt" not in seen.metrics[2]  # undefined after the first task
 
 
+def test_a_run_is_loaded_by_its_checkpoint_too(run: cfl.Run) -> None:
+    assert cfl.load(run.folder / "last.ckpt").folder == run.folder
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no such folder"):
         cfl.load(tmp_path / "none")

@@ -302,3 +302,25 @@ def test_a_returned_gradient_is_refused() -> None:
     data = tiny_data()
     with pytest.raises(RuntimeError, match=r"methods\.mine\.adjust_gradients returns a value"):
         fit(tiny_client(data, methods={"mine": Returns()}), data)
+
+
+@pytest.mark.parametrize("moment", ["begin_task", "end_task"])
+def test_moments_that_a_task_free_method_never_hears_of_are_refused(moment: str) -> None:
+    kind: Any = type("Free", (Method,), {"task_free": True, moment: lambda self, plan: None})
+    with pytest.raises(ConfigError, match=rf"methods\.mine = 'Free\.{moment}' cannot work; valid: no such function"):
+        Composition({"mine": kind()}).check(tiny_data())
+
+
+def test_a_model_for_tests_is_another_one() -> None:
+    class Halves(Method):
+        def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor.mul_(0.5) for name, tensor in model.items()}
+
+    class Half(Method):
+        def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor * 0.5 for name, tensor in model.items()}
+
+    data = tiny_data()
+    fit(tiny_client(data, methods={"mine": Half()}), data)
+    with pytest.raises(RuntimeError, match=r"methods\.mine\.model_for changes the model in place"):
+        fit(tiny_client(data, methods={"mine": Halves()}), data)
