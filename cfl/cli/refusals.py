@@ -32,6 +32,7 @@ _UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized argu
 _LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
 _DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
 _OTHER_CLASS = re.compile(r"([\w.]+\.\w+)'? (?:to be|does not correspond to) a subclass of (?:<class ')?(\w+)")
+_UNTYPED = re.compile(r"Parameter '(\w+)' from '[\w.]*?(\w+)\.__init__' does not specify a type")
 _OF_THE_PARSER = (ValueError, TypeError, KeyError, argparse.ArgumentError)  # others come from a module it imports
 _WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
@@ -139,6 +140,8 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
     """What would be a valid value of an option."""
     if denied := _DENIED.search(text):
         return _WITH_ALLOW if denied[1] == "*" else _OF_A_RUN
+    if untyped := _UNTYPED.search(text):
+        return without_type(untyped[2], untyped[1])
     if (key := FOLLOWING.get(key, key)) in _BY_HAND and not (key == "methods" and "class 'dict'" not in text):
         return _BY_HAND[key]
     kind = next((getattr(action, "_typehint", None) for action in parser._actions if action.dest == key), None)
@@ -153,6 +156,11 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
         ex, told = TypeError(f"{other[1]} is no subclass of {other[2]}"), True
     words = list(dict.fromkeys(_in_words(get_args(kind)[-1] if key == "methods" else kind)))
     return " or ".join(words or [" ".join(str(ex).split())]) + (f" ({ex})" if told and words else "")
+
+
+def without_type(kind: str, option: str) -> str:
+    """What would be valid in place of a class of one's own that has an option without a type and a default."""
+    return f"a class whose options have types, as in {option}: float; {option} of {kind} has neither type nor default"
 
 
 def allows_null(kind: Any) -> bool:

@@ -141,3 +141,38 @@ def test_a_plugin_works_beside_the_built_wheel(tmp_path: Path) -> None:
     assert "toy counts 4" in done.stdout
     code = f"import cfl; assert cfl.__file__.startswith({str(site)!r})"
     subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
+
+
+UNTYPED = """
+from torch import nn
+from cfl.methods import Method
+from cfl.models.base import Network
+
+class Net(Network):
+    def __init__(self, input_shape, num_outputs, width):
+        super().__init__(input_shape, num_outputs)
+        self.body, self.head = nn.Linear(16, width), nn.Linear(width, num_outputs)
+
+    def features(self, x):
+        return self.body(x.flatten(1))
+
+class Mine(Method):
+    def __init__(self, width):
+        self.width = width
+"""
+
+
+@pytest.mark.parametrize(("key", "kind"), [("model.network", "Net"), ("methods.mine", "Mine")])
+def test_an_option_without_type_default_and_value_is_refused(
+    key: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "untyped_here", raising=False)
+    (tmp_path / "untyped_here.py").write_text(UNTYPED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fit(tmp_path / "run", f"--{key}=untyped_here.{kind}") == 2
+    said = (
+        f"error: {key} = 'untyped_here.{kind}' cannot work; valid: a class whose options have types, as in width: float"
+    )
+    assert said in capfd.readouterr().err
+    if key == "model.network":
+        assert fit(tmp_path / "run", f"--{key}=untyped_here.{kind}", f"--{key}.width=3") == 0
