@@ -36,7 +36,7 @@ from cfl.cli.import_policy import classes_beyond
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.cli.own_classes import check_given
+from cfl.cli.own_classes import check_given, naming_what_cannot_be_made
 from cfl.cli.parsing import options_given
 from cfl.cli.reasons import disk_error, reason_for_user
 from cfl.cli.settling import settle
@@ -142,7 +142,7 @@ class FederatedCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Put the settled configuration in the parsed one's place, and look at the checkpoint that it names."""
         self._fit_default_to_clients()
-        plain = self._plain_config()
+        plain = self._plain = self._plain_config()
         check_given(plain)
         self.settled = settle(self._settings, plain, trains=self.subcommand == "fit")
         of_clients = plain["data"]["num_clients"], plain["schedule"]["clients_per_round"]
@@ -172,6 +172,7 @@ class FederatedCLI(LightningCLI):
             keys_as_typed(self.settled.methods),
             naming_what_fails(settings.trainer),
             data_root_given(settings.data.root),
+            naming_what_cannot_be_made(self._plain),
         ):
             super().instantiate_classes()
 

@@ -1,12 +1,16 @@
-"""Options of classes that are not the package's, as far as the parser does not check them."""
+"""Classes that are not the package's: options that the parser does not check, and errors while they are made."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from cfl.cli.reasons import causes, debugging, reason_for_user
 from cfl.cli.refusals import without_type
 from cfl.runtime.errors import ConfigError
 
@@ -20,25 +24,52 @@ def check_given(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: with the key of the class.
     """
-    _check(config, "")
+    for key, path, options in _classes(config):
+        module, _, name = path.rpartition(".")
+        for one in _parameters(getattr(sys.modules.get(module), name, None)):
+            bare = one.annotation is one.empty and one.default is one.empty
+            if bare and one.name in options and options[one.name] is None:
+                raise ConfigError(key, path, without_type(name, one.name))
 
 
-def _check(node: Any, key: str) -> None:
+@contextmanager
+def naming_what_cannot_be_made(config: Mapping[str, Any]) -> Iterator[None]:
+    """Within the context, an error of a class's own code names its key; the parser would tell it within its own words.
+
+    Args:
+        config: plain values, whose classes have been imported.
+
+    Raises:
+        ConfigError: with the key of a class of the file in which the error was raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        *_, first = causes(error)
+        frames = traceback.extract_tb(first.__traceback__)
+        if reason_for_user(error) or debugging() or not frames:
+            raise
+        place = Path(frames[-1].filename)
+        for key, path, _ in _classes(config):
+            file = getattr(sys.modules.get(path.rpartition(".")[0]), "__file__", None)
+            if file and Path(file) == place:
+                what = f"{type(first).__name__}: {first} ({place.name}, line {frames[-1].lineno})"
+                raise ConfigError(key, path, f"options with which it can be made; {what}") from error
+        raise
+
+
+def _classes(node: Any, key: str = "") -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Key, path and options of every class that a configuration names."""
     if isinstance(node, list):
         for one in node:
-            _check(one, key)
+            yield from _classes(one, key)
     if not isinstance(node, Mapping):
         return
     path, options = node.get("class_path"), node.get("init_args") or {}
     if isinstance(path, str) and isinstance(options, Mapping):
-        module, _, name = path.rpartition(".")
-        kind = getattr(sys.modules.get(module), name, None)
-        for one in _parameters(kind):
-            bare = one.annotation is one.empty and one.default is one.empty
-            if bare and one.name in options and options[one.name] is None:
-                raise ConfigError(key, path, without_type(name, one.name))
+        yield key, path, options
     for name, value in node.items():
-        _check(value, key if name == "init_args" else f"{key}.{name}".lstrip("."))
+        yield from _classes(value, key if name == "init_args" else f"{key}.{name}".lstrip("."))
 
 
 def _parameters(kind: object) -> list[inspect.Parameter]:

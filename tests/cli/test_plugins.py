@@ -176,3 +176,17 @@ def test_an_option_without_type_default_and_value_is_refused(
     assert said in capfd.readouterr().err
     if key == "model.network":
         assert fit(tmp_path / "run", f"--{key}=untyped_here.{kind}", f"--{key}.width=3") == 0
+
+
+def test_an_error_of_an_own_class_while_it_is_made_names_its_key(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "raises_here", raising=False)
+    code = (
+        "from cfl.methods import Method\n\nclass Mine(Method):\n    def __init__(self, share: float = 2.0) -> None:\n"
+    )
+    (tmp_path / "raises_here.py").write_text(f"{code}        raise KeyError(share)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fit(tmp_path / "run", "--methods.mine=raises_here.Mine") == 2
+    why = "options with which it can be made; KeyError: 2.0 (raises_here.py, line 5)"
+    assert f"error: methods.mine = 'raises_here.Mine' cannot work; valid: {why}" in capfd.readouterr().err
