@@ -295,6 +295,8 @@ class Composition(MethodComposition):
             penalty = method.penalty(self.shown(method))
             if penalty is None:
                 continue
+            if not isinstance(penalty, Tensor):
+                raise TypeError(f"{method.key}.penalty gives {type(penalty).__name__}, no tensor of [k] numbers")
             if penalty.shape != losses.shape:
                 what = f"{method.key}: penalty of shape {list(penalty.shape)}"
                 raise ValueError(f"{what}, not {list(losses.shape)}: one number for every client")
@@ -409,8 +411,11 @@ def _check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:
     """Refuse pulls that do not fit the weights; some engines would train something else without a word.
 
     Raises:
+        TypeError: naming the method's class, if they are no pulls.
         ValueError: naming the method's class and the parameter.
     """
+    if not isinstance(pulls, Mapping) or not all(isinstance(pull, Pull) for pull in pulls.values()):
+        raise TypeError(f"{who}.pulls gives no mapping of names to Pull, but {pulls!r:.60}")
     if unknown := sorted(set(pulls).difference(cohort.parameters, cohort.buffers)):
         raise ValueError(f"{who}.pulls names {unknown[0]}, no parameter of the network")
     for name in set(pulls).intersection(cohort.parameters):

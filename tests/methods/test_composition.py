@@ -324,3 +324,17 @@ def test_a_model_for_tests_is_another_one() -> None:
     fit(tiny_client(data, methods={"mine": Half()}), data)
     with pytest.raises(RuntimeError, match=r"methods\.mine\.model_for changes the model in place"):
         fit(tiny_client(data, methods={"mine": Halves()}), data)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"pulls": lambda self, cohort: [1.0]}, r"Odd\.pulls gives no mapping of names to Pull, but \[1\.0\]"),
+        ({"pulls": lambda self, cohort: dict(cohort.parameters)}, r"Odd\.pulls gives no mapping of names to Pull"),
+        ({"penalty": lambda self, cohort: 0.5}, r"methods\.mine\.penalty gives float, no tensor of \[k\] numbers"),
+    ],
+)
+def test_values_of_another_kind_name_the_method(members: dict[str, Any], said: str) -> None:
+    data, kind = tiny_data(), type("Odd", (Method,), members)
+    with pytest.raises(RuntimeError, match=said):
+        fit(tiny_client(data, methods={"mine": kind()}), data)

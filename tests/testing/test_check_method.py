@@ -234,6 +234,13 @@ class KnowsTheTask(Decays):
         self.ended = int(self.context._behind.task_of(cohort.round))  # type: ignore[attr-defined]
 
 
+class ReportsPlainly(Decays):
+    """Reports no Report."""
+
+    def report(self) -> Any:
+        return {"share": 0.5}
+
+
 class ReportsTensors(Decays):
     """Puts a tensor into its report."""
 
@@ -354,6 +361,7 @@ WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
         r"^shapes: PullsTooMuch fails: .*PullsTooMuch\.pulls gives head\.weight an anchor of shape \[1, 5\]; ",
     ),
     ("task_free", KnowsTheTask, {}, r"^task_free: KnowsTheTask .* called three tasks instead of one: .* differs by \d"),
+    ("state", ReportsPlainly, {}, r"^reports: report of ReportsPlainly gives dict, not a Report$"),
     ("reports", ReportsTensors, {}, r"^reports: figures of ReportsTensors hold more than plain values"),
     ("reports", ChangesColumns, {}, r"^reports: rows of ChangesColumns have other columns"),
     ("storage", KeepsWithoutSaying, {}, r"^storage: clients keep \['rounds'\] for KeepsWithoutSaying, but its client_"),
