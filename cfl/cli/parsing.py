@@ -14,6 +14,7 @@ import yaml
 from jsonargparse import SUPPRESS, ActionConfigFile, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
+from cfl.cli.class_entries import check_entries
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
 from cfl.cli.import_policy import require_classes
@@ -52,6 +53,7 @@ class _ConfigFile(ActionConfigFile):
         if not is_written_out(value):
             value = str(find_config(dest, value))
         content = _content(dest, value)
+        check_entries(content)
         given = list(in_content(content, None if is_written_out(value) else value))
         check_given(given, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
         _in_files.extend(one for one in given if one.file)

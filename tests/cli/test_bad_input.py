@@ -330,6 +330,14 @@ YAML = {
         "data: {partition: {class_path: cfl.data.streams.Permuted}}",
         "data.partition = 'cfl.data.streams.Permuted' cannot work; valid: one of ClassesPerClient, Dirichlet",
     ),
+    "option beside its class": (
+        "methods: {mine: {class_path: FedProx, mu: 0.1}}",
+        "methods.mine.mu = 0.1 cannot work; valid: mu below init_args, as an option of FedProx",
+    ),
+    "options that are not there": (
+        "methods: {mine: {class_path: FedProx, init_args: }}",
+        "methods.mine.init_args = None cannot work; valid: options of FedProx below it, or no init_args",
+    ),
     "broken file": ("schedule: [", "bad.yaml' cannot work; valid: a YAML file (line "),
     "empty file": ("", "bad.yaml' cannot work; valid: a YAML file that holds a mapping"),
     "list": ("- data", "bad.yaml' cannot work; valid: a YAML file that holds a mapping"),
