@@ -90,7 +90,7 @@ def test_every_stream_refuses_it(stream: str, tmp_path: Path) -> None:
             r"whose test boxes are not within its images' .* valid: left, top, right and bottom within 4 x 4",
         ),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_wrong_is_said(wrong: Mine, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^data\.stream\.sources = [\"']Mine, {said}"):
