@@ -20,7 +20,9 @@ def require_finite(federation: Federation, plan: RoundPlan, cause: str) -> None:
     Raises:
         BadUpdate: naming the round, what has changed the model, and the methods.
     """
-    state = {n: values for n, values in federation.model.state_tensors().items() if values.is_floating_point()}
+    model = federation.model
+    tensors, changing = model.state_tensors(), (*model.shared_parameters, *model.shared_buffers)  # constants may be inf
+    state = {name: tensors[name] for name in changing if tensors[name].is_floating_point()}
     sums = [values.detach().sum(dtype=torch.float32) for values in state.values()]
     if not sums or bool(torch.stack(sums).isfinite().all()):  # a sum is finite only if all its terms are
         return

@@ -157,7 +157,7 @@ def test_a_network_that_cannot_be_built_with_its_options_is_refused() -> None:
             super().__init__(input_shape, num_outputs)
             self.dropout = torch.nn.Dropout(1.000000001)
 
-    with pytest.raises(ConfigError, match=r"model\.network = 'Dropping' .* built \(dropout probability has to be"):
+    with pytest.raises(ConfigError, match=r"model\.network = 'Dropping' .* options \(dropout probability has to be"):
         tiny_client(tiny_data(), Dropping)
 
 
