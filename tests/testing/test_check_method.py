@@ -229,6 +229,7 @@ class KnowsTheTask(Decays):
 
     task_free = True
     looks_back: ClassVar[bool] = False
+    end_task = Method.end_task
 
     def start_clients(self, cohort: Cohort) -> None:
         self.ended = int(self.context._behind.task_of(cohort.round))  # type: ignore[attr-defined]
