@@ -542,8 +542,8 @@ def test_slots_move_on_with_new_classes() -> None:
 class Judged(GLFC):
     """Notes what the proxy server finds of every model."""
 
-    def _accuracy(self, task: Any, tensors: Mapping[str, Tensor]) -> float:
-        found = super()._accuracy(task, tensors)
+    def _accuracy(self, tensors: Mapping[str, Tensor]) -> float:
+        found = super()._accuracy(tensors)
         assert self.proxy.images is not None
         held = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         seen = self.proxy.classes.clone()
