@@ -22,6 +22,7 @@ from cfl.engines.scaled_steps import ScaledSteps
 from cfl.federation.channel import UPDATE
 from cfl.federation.federated_model import MODEL_TOPIC
 from cfl.federation.federation import Federation
+from cfl.methods.base import Method
 from cfl.methods.capabilities import BatchExtension
 from cfl.methods.composition import Composition
 from cfl.randomness.generators import seed_device, seed_for
@@ -384,14 +385,18 @@ class LocalWork:
                 {n: mean[n] for n in federation.model.shared_buffers},
                 [*self.methods.step_transforms, self._hold_unused_outputs],
             )
-            require_finite(federation, plan, "the server's step, which methods may transform")
+            if self.methods.step_transforms:
+                require_finite(federation, plan, "the server's step, which methods may transform")
         self._used_outputs = None
         federation.round += 1
         self.methods.end_round(plan)
         ended = [part for part in plan.parts if part.last_of_task]
         for part in ended:
             self.methods.end_task(part)
-        require_finite(federation, plan, "what methods do when it ends")
+        if self.methods and (
+            ended or any(type(one).end_round is not Method.end_round for one in self.methods.values())
+        ):
+            require_finite(federation, plan, "what methods do when it ends")
         if ended:
             check_same_model(federation)
         federation.synchronise()
