@@ -1,7 +1,8 @@
-"""How a configuration file writes a class with its options."""
+"""Entries of a configuration that name a class: ``class_path`` with its options below ``init_args``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cfl.runtime.errors import ConfigError
@@ -9,26 +10,32 @@ from cfl.runtime.errors import ConfigError
 _OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
 
 
-def check_entries(node: Any, key: str = "") -> None:
+def class_entries(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Key, dotted, and entry of every class that plain values name, outer ones first."""
+    if isinstance(node, list):
+        for one in node:
+            yield from class_entries(one, key)
+    if not isinstance(node, Mapping):
+        return
+    if isinstance(node.get("class_path"), str):
+        yield key, node
+    for name, value in node.items():
+        yield from class_entries(value, key if name == "init_args" else f"{key}.{name}".lstrip("."))
+
+
+def check_entries(content: Mapping[str, Any]) -> None:
     """Refuse options that stand beside ``class_path`` instead of below ``init_args``, and an empty ``init_args``.
 
     Args:
-        node: content of a file.
-        key: dotted, of the node.
+        content: of a file.
 
     Raises:
         ConfigError: naming the option, and where it belongs.
     """
-    if isinstance(node, list):
-        for one in node:
-            check_entries(one, key)
-    if not isinstance(node, dict):
-        return
-    if isinstance(path := node.get("class_path"), str):
-        for name, value in node.items():
+    for key, entry in class_entries(content):
+        path = entry["class_path"]
+        for name, value in entry.items():
             if name not in _OF_A_CLASS:
                 raise ConfigError(f"{key}.{name}", value, f"{name} below init_args, as an option of {path}")
-        if "init_args" in node and node["init_args"] is None:
+        if "init_args" in entry and entry["init_args"] is None:
             raise ConfigError(f"{key}.init_args", None, f"options of {path} below it, or no init_args")
-    for name, value in node.items():
-        check_entries(value, key if name == "init_args" else f"{key}.{name}".lstrip("."))

@@ -36,7 +36,7 @@ from cfl.cli.import_policy import classes_beyond
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.cli.own_classes import check_given, naming_what_cannot_be_made
+from cfl.cli.own_classes import check_untyped, naming_what_cannot_be_made
 from cfl.cli.parsing import options_given
 from cfl.cli.reasons import disk_error, reason_for_user
 from cfl.cli.settling import settle
@@ -143,7 +143,7 @@ class FederatedCLI(LightningCLI):
         """Put the settled configuration in the parsed one's place, and look at the checkpoint that it names."""
         self._fit_default_to_clients()
         plain = self._plain = self._plain_config()
-        check_given(plain)
+        check_untyped(plain)
         self.settled = settle(self._settings, plain, trains=self.subcommand == "fit")
         of_clients = plain["data"]["num_clients"], plain["schedule"]["clients_per_round"]
         self._first_line = first_line(method_name(plain["methods"]), self.settled.config.run.benchmark, *of_clients)

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cfl.cli.class_entries import class_entries
 from cfl.cli.reasons import causes, debugging, reason_for_user
 from cfl.cli.refusals import without_type
 from cfl.runtime.errors import ConfigError
 
 
-def check_given(config: Mapping[str, Any]) -> None:
+def check_untyped(config: Mapping[str, Any]) -> None:
     """Refuse options without a type and a default that nobody has given a value: the parser would make them null.
 
     Args:
@@ -24,7 +25,8 @@ def check_given(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: with the key of the class.
     """
-    for key, path, options in _classes(config):
+    for key, entry in class_entries(config):
+        path, options = entry["class_path"], entry.get("init_args") or {}
         module, _, name = path.rpartition(".")
         for one in _parameters(getattr(sys.modules.get(module), name, None)):
             bare = one.annotation is one.empty and one.default is one.empty
@@ -50,26 +52,13 @@ def naming_what_cannot_be_made(config: Mapping[str, Any]) -> Iterator[None]:
         if reason_for_user(error) or debugging() or not frames:
             raise
         place = Path(frames[-1].filename)
-        for key, path, _ in _classes(config):
+        for key, entry in class_entries(config):
+            path = entry["class_path"]
             file = getattr(sys.modules.get(path.rpartition(".")[0]), "__file__", None)
             if file and Path(file) == place:
                 what = f"{type(first).__name__}: {first} ({place.name}, line {frames[-1].lineno})"
                 raise ConfigError(key, path, f"options with which it can be made; {what}") from error
         raise
-
-
-def _classes(node: Any, key: str = "") -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Key, path and options of every class that a configuration names."""
-    if isinstance(node, list):
-        for one in node:
-            yield from _classes(one, key)
-    if not isinstance(node, Mapping):
-        return
-    path, options = node.get("class_path"), node.get("init_args") or {}
-    if isinstance(path, str) and isinstance(options, Mapping):
-        yield key, path, options
-    for name, value in node.items():
-        yield from _classes(value, key if name == "init_args" else f"{key}.{name}".lstrip("."))
 
 
 def _parameters(kind: object) -> list[inspect.Parameter]:

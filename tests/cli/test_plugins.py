@@ -99,6 +99,13 @@ def test_a_module_that_is_not_found_says_where_modules_are_looked_for(
     assert "PYTHONPATH" in said
 
 
+def own_module(name: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user's own that can be imported during a test."""
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    (folder / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(folder))
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -110,9 +117,7 @@ def test_a_module_that_is_not_found_says_where_modules_are_looked_for(
 def test_a_module_that_cannot_be_imported_says_why(
     code: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "broken_here", raising=False)
-    (tmp_path / "broken_here.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    own_module("broken_here", code, tmp_path, monkeypatch)
     assert fit(tmp_path / "run", "--data.partition=broken_here.Mine") == 2
     said = rf"^error: data.partition = 'broken_here.Mine' cannot work; .*\({why}"
     assert re.search(said, capfd.readouterr().err, re.MULTILINE)
@@ -166,9 +171,7 @@ class Mine(Method):
 def test_an_option_without_type_default_and_value_is_refused(
     key: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "untyped_here", raising=False)
-    (tmp_path / "untyped_here.py").write_text(UNTYPED)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    own_module("untyped_here", UNTYPED, tmp_path, monkeypatch)
     assert fit(tmp_path / "run", f"--{key}=untyped_here.{kind}") == 2
     said = (
         f"error: {key} = 'untyped_here.{kind}' cannot work; valid: a class whose options have types, as in width: float"
@@ -181,12 +184,10 @@ def test_an_option_without_type_default_and_value_is_refused(
 def test_an_error_of_an_own_class_while_it_is_made_names_its_key(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "raises_here", raising=False)
     code = (
         "from cfl.methods import Method\n\nclass Mine(Method):\n    def __init__(self, share: float = 2.0) -> None:\n"
     )
-    (tmp_path / "raises_here.py").write_text(f"{code}        raise KeyError(share)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    own_module("raises_here", f"{code}        raise KeyError(share)\n", tmp_path, monkeypatch)
     assert fit(tmp_path / "run", "--methods.mine=raises_here.Mine") == 2
     why = "options with which it can be made; KeyError: 2.0 (raises_here.py, line 5)"
     assert f"error: methods.mine = 'raises_here.Mine' cannot work; valid: {why}" in capfd.readouterr().err
