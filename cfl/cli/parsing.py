@@ -14,6 +14,7 @@ import yaml
 from jsonargparse import SUPPRESS, ActionConfigFile, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
+from cfl.cli.broken_modules import naming_broken_modules
 from cfl.cli.class_entries import check_entries
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
@@ -120,7 +121,8 @@ class Parser(LightningArgumentParser):
         _in_words.extend(on_command_line(words))
         check_given(_in_words)
         import_named_in("\n".join(words))
-        found = super().parse_args([with_moved_classes(word) for word in words], *args[1:], **kwargs)
+        with naming_broken_modules(options_given):
+            found = super().parse_args([with_moved_classes(word) for word in words], *args[1:], **kwargs)
         config = found.get(found.get("subcommand"), found)
         require_classes(config, copies=FOLLOWING)
         check_leaves(config, options_given(), copies=FOLLOWING)

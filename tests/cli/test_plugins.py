@@ -106,20 +106,23 @@ def own_module(name: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(folder))
 
 
+@pytest.mark.parametrize("key", ["data.partition", "methods.mine", "model.network"])
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("from cfl.methods import Nothing", r"cannot import name 'Nothing' from 'cfl.methods'"),
-        ("def f(:", r"invalid syntax \(broken_here.py, line 1\)"),
-        ("1 / 0", "division by zero"),
+        ("from cfl.methods import Nothing", "ImportError: cannot import name 'Nothing' from 'cfl.methods'"),
+        ("def f(:", r"SyntaxError: invalid syntax \(broken_here.py, line 1\)"),
+        ("\n1 / 0", r"ZeroDivisionError: division by zero \(broken_here.py, line 2\)"),
+        ("import json\njson.loads('{')", r"JSONDecodeError: .* \(broken_here.py, line 2\)"),
+        ("import nowhere_at_all", r"ModuleNotFoundError: No module named 'nowhere_at_all' \(broken_here.py, line 1\)"),
     ],
 )
-def test_a_module_that_cannot_be_imported_says_why(
-    code: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_module_that_cannot_be_imported_says_why_and_where(
+    code: str, why: str, key: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_module("broken_here", code, tmp_path, monkeypatch)
-    assert fit(tmp_path / "run", "--data.partition=broken_here.Mine") == 2
-    said = rf"^error: data.partition = 'broken_here.Mine' cannot work; .*\({why}"
+    assert fit(tmp_path / "run", f"--{key}=broken_here.Mine") == 2
+    said = rf"^error: {key} = 'broken_here.Mine' cannot work; .* can be imported; {why}"
     assert re.search(said, capfd.readouterr().err, re.MULTILINE)
 
 
