@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.tiny import permuted, split, tiny_data
 
+from cfl.data.participation import Holders
 from cfl.data.partitions import (
     IID,
     ClassesPerClient,
@@ -468,6 +469,7 @@ class Mine(Partition):
         ([[-1, 1], [2]], "client 0 2 numbers, the first -1 and the last 1"),
         ([[1, 0], [2]], "client 0 2 numbers, the first 1 and the last 0"),
         ([[0, 1], [2, 2]], "client 1 2 numbers, the first 2 and the last 2"),
+        ([[0, 1], [1, 2]], "sample 1 to 2 clients"),
     ],
     ids=str,
 )
@@ -478,6 +480,14 @@ def test_shares_that_are_none_are_refused(parts: Any, found: str, repartition: b
         ConfigError, match=rf"^data\.partition = 'Mine, which gives {found}' cannot work; valid: for each"
     ):
         data.setup("fit")
+
+
+@pytest.mark.parametrize("empty", [[], np.empty(0), np.arange(0, dtype=np.uint64)], ids=["list", "float", "unsigned"])
+def test_a_share_may_be_empty_whatever_its_type(empty: Any) -> None:
+    parts = [[0, 3], empty, np.array([1], dtype=np.uint64)]
+    data = tiny_data(permuted(2, train=24), num_clients=3, partition=Mine(parts), participation=Holders())
+    data.setup("fit")
+    assert [share.tolist() for share in data.indices[0].values()] == [[0, 3], [1]]
 
 
 def test_a_class_too_small_for_its_holders_is_refused() -> None:

@@ -107,14 +107,14 @@ def _deal(t: int, task: Task, partition: Partition, clients: np.ndarray, seed: i
 
 
 def _checked(parts: Sequence[np.ndarray], partition: Partition, num_clients: int, num_samples: int) -> Shares:
-    """The shares, if each client has one, of samples that there are.
+    """The shares, if each client has one, of samples that there are, and no sample has two clients.
 
     Raises:
         ConfigError: ``data.partition``; its class gives something else.
     """
     if isinstance(parts, Shares):
         return parts
-    valid = f"for each of {num_clients} clients ascending integers from 0 to {num_samples - 1}"
+    valid = f"for each of {num_clients} clients ascending integers from 0 to {num_samples - 1}, each at most once"
     if not isinstance(parts, Sequence) or len(parts) != num_clients:
         found = f"{len(parts)} shares" if isinstance(parts, Sequence) else type(parts).__name__
         raise ConfigError("data.partition", f"{type(partition).__name__}, which gives {found}", valid)
@@ -126,4 +126,9 @@ def _checked(parts: Sequence[np.ndarray], partition: Partition, num_clients: int
         else:
             continue
         raise ConfigError("data.partition", f"{type(partition).__name__}, which gives {found}", valid)
-    return Shares.of(parts)
+    shares = Shares.of([np.asarray(part, dtype=np.int64) for part in parts])
+    counts = np.bincount(shares.samples, minlength=num_samples)
+    if (most := int(counts.max())) > 1:
+        found = f"sample {int(counts.argmax())} to {most} clients"
+        raise ConfigError("data.partition", f"{type(partition).__name__}, which gives {found}", valid)
+    return shares
