@@ -487,7 +487,9 @@ def test_a_share_may_be_empty_whatever_its_type(empty: Any) -> None:
     parts = [[0, 3], empty, np.array([1], dtype=np.uint64)]
     data = tiny_data(permuted(2, train=24), num_clients=3, partition=Mine(parts), participation=Holders())
     data.setup("fit")
-    assert [share.tolist() for share in data.indices[0].values()] == [[0, 3], [1]]
+    shares = list(data.indices[0].values())
+    assert [share.tolist() for share in shares] == [[0, 3], [1]]
+    assert {share.dtype for share in shares} == {np.dtype(np.int64)}
 
 
 def test_a_class_too_small_for_its_holders_is_refused() -> None:
