@@ -29,6 +29,7 @@ from cfl.data.partitions.client_shares import ClientShares, share_sizes
 from cfl.data.schedule import RoundPlan, Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.data.streams import Stream
+from cfl.data.streams.of_clients import stream_of_clients
 from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.data.types import Task
 from cfl.data.validation import set_aside
@@ -104,7 +105,7 @@ class ClientDataAssignment:
         if own_pace and participation.min_samples:
             valid = f"another one with schedule.clock_spread or data.exposure: {' or '.join(OWN_PACE)}"
             raise ConfigError("data.participation", participation.name, valid)
-        self.stream = stream
+        self._given = self.stream = stream
         self.schedule = schedule
         self.partition = partition
         self.participation = participation
@@ -116,7 +117,12 @@ class ClientDataAssignment:
         self.validation = validation
         self.root = root
         self.seed = seed
-        if sequences is not None and sequences.length > stream.num_tasks:
+        self._drawn: np.ndarray | None = None
+        """``[C, T]`` int64, the given stream's number of each client's t-th task, if outputs go by the place t."""
+        if sequences is not None and sequences.outputs == "place":
+            self._drawn = sequences.of_clients(num_clients, stream.num_tasks, seed)
+            self.stream = stream_of_clients(stream, self._drawn)
+        elif sequences is not None and sequences.length > stream.num_tasks:
             _ = self.order  # refuses it, before anything has that length
         self._exposed: tuple[int, Mapping[int, np.ndarray]] | None = None
 
@@ -130,6 +136,8 @@ class ClientDataAssignment:
         """``[C, T]`` int64, the stream's number of each client's t-th task; None if all clients follow the stream."""
         if self.sequences is None:
             return None
+        if self._drawn is not None:
+            return np.arange(self._drawn.size).reshape(self._drawn.shape)
         return self.sequences.of_clients(self.num_clients, self.stream.num_tasks, self.seed)
 
     def stream_task(self, task: int, client: int) -> int:
@@ -138,14 +146,9 @@ class ClientDataAssignment:
 
     def learners(self, stream_task: int) -> list[tuple[int, int]]:
         """(client, number of the task in its sequence) of all clients that learn a task of the stream, ascending."""
-        return self._learners(stream_task, self.members)
-
-    def _learners(self, stream_task: int, members: Sequence[np.ndarray]) -> list[tuple[int, int]]:
         if self.order is None:
-            return [(client, stream_task) for client in members[stream_task].tolist()]
-        clients, tasks = np.nonzero(self.order == stream_task)
-        held = zip(clients.tolist(), tasks.tolist(), strict=True)
-        return [(client, task) for client, task in held if client in members[task]]
+            return [(client, stream_task) for client in self.members[stream_task].tolist()]
+        return _learners(self.order, stream_task, self.members)
 
     # Assignment of samples.
 
@@ -174,8 +177,14 @@ class ClientDataAssignment:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """The tasks with their data. Reads files on first use."""
-        return self.stream.tasks(self.root, self.seed)
+        """The tasks of :attr:`stream` with their data. Reads files on first use."""
+        if self._drawn is None:
+            return self.stream.tasks(self.root, self.seed)
+        return [self._given_tasks[task] for task in self._drawn.ravel().tolist()]
+
+    @cached_property
+    def _given_tasks(self) -> list[Task]:
+        return self.tasks if self._drawn is None else self._given.tasks(self.root, self.seed)
 
     @property
     def dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
@@ -201,16 +210,29 @@ class ClientDataAssignment:
         return train, aside
 
     def _whole_deal(self) -> Sequence[Mapping[int, np.ndarray]]:
+        if self._drawn is None:
+            return self._deal(self.order)
+        dealt = self._deal(self._drawn)  # the given stream's tasks, so that outputs do not change who has which samples
+        return [
+            {client: dealt[task][client]} if client in dealt[task] else {}
+            for client, own in enumerate(self._drawn.tolist())
+            for task in own
+        ]
+
+    def _deal(self, order: np.ndarray | None) -> Sequence[Mapping[int, np.ndarray]]:
+        """Per task of the given stream, client -> its samples, if the clients' t-th tasks are ``order`` ``[C, T]``."""
         dealt_to = self.eligible
-        if self.sequences is not None:
-            learners = [self._learners(task, self.eligible) for task in range(self.stream.num_tasks)]
+        if self.sequences is not None and order is not None:
+            learners = [_learners(order, task, self.eligible) for task in range(self._given.num_tasks)]
             wanting = [np.array([client for client, _ in of_task], dtype=np.int64) for of_task in learners]
             if self.sequences.split == "whole":
-                samples = [np.arange(len(task.train)) for task in self.tasks]
+                samples = [np.arange(len(task.train)) for task in self._given_tasks]
                 return [dict.fromkeys(own.tolist(), every) for own, every in zip(wanting, samples, strict=True)]
             everyone = np.arange(self.num_clients)
             dealt_to = [own if len(own) and self.sequences.split == "holders" else everyone for own in wanting]
-        return client_indices(self.tasks, self.partition, dealt_to, self.num_clients, self.seed, self.repartition)
+        return client_indices(
+            self._given_tasks, self.partition, dealt_to, self.num_clients, self.seed, self.repartition
+        )
 
     @cached_property
     def indices(self) -> Sequence[Mapping[int, np.ndarray]]:
@@ -351,6 +373,13 @@ class ClientDataAssignment:
             return self._stretches[round]
         so_far = self._stretches[: round + 1]
         return {client: np.concatenate([of[client] for of in so_far]) for client in so_far[0]}
+
+
+def _learners(order: np.ndarray, stream_task: int, members: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """Members that learn a task of the stream, and when, if the clients' t-th tasks are ``order`` ``[C, T]``."""
+    clients, tasks = np.nonzero(order == stream_task)
+    held = zip(clients.tolist(), tasks.tolist(), strict=True)
+    return [(client, task) for client, task in held if client in members[task]]
 
 
 def _only(held: Mapping[int, np.ndarray], clients: np.ndarray) -> Mapping[int, np.ndarray]:

@@ -51,7 +51,11 @@ class ClientInputs(ClientDataAssignment):
         """Maps the tasks' classes to the network's outputs."""
         variables = self.measure.num_outputs(self.stream.shape, self.stream.classes_per_task)
         class_loss = "all" if self.exposure == "joint" and self.class_loss == "seen" else self.class_loss
-        return output_map(self.stream.classes_per_task, self.scenario, class_loss, variables)  # type: ignore[arg-type]
+        groups = None
+        if self.sequences is not None and self.sequences.outputs == "place":
+            groups = [task % self.num_tasks for task in range(self.stream.num_tasks)]
+        classes = self.stream.classes_per_task
+        return output_map(classes, self.scenario, class_loss, variables, groups)  # type: ignore[arg-type]
 
     @property
     def num_outputs(self) -> int:

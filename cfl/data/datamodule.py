@@ -82,8 +82,8 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         portion: asynchronous: samples per client and period. streaming: seconds per client and round; a sample lasts as
             long as the data set says, else a second. null cuts each client's samples, or its time, into equal parts.
         sequences: the stream's tasks that each client learns, and their order; null: all tasks, in the stream's order.
-            With sequences, "task t" is every client's own t-th task, except for images and outputs
-            (:class:`cfl.data.sequences.TaskSequences`).
+            With sequences, "task t" is every client's own t-th task, except for images and, unless they go by place,
+            outputs (:class:`cfl.data.sequences.TaskSequences`).
         validation: share of each client's training samples of every task that is set aside, in [0, 1)
             (:func:`cfl.data.validation.set_aside`). They are used neither in training nor in memories and extra
             communication rounds; methods can validate with them (:meth:`validation_batches`).
@@ -141,6 +141,8 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
             raise ConfigError("data.augmentation", type(augmentation).__name__, valid)
         self.measure.require()
         check_class_loss(class_loss, self.scenario, exposure, in_own_order=sequences is not None)
+        if sequences is not None and sequences.outputs == "place" and self.scenario != "task":
+            raise ConfigError("data.scenario", self.scenario, "task with data.sequences.outputs: place")
         self.class_loss = class_loss
         check_answers_compete(stream, self.scenario, self.num_outputs)
         self.eval_batch_size = eval_batch_size

@@ -73,6 +73,7 @@ def output_map(
     scenario: Scenario,
     class_loss: Literal["all", "seen", "own"] = "all",
     variables: int = 0,
+    groups: Sequence[int] | None = None,
 ) -> OutputMap:
     """Map the tasks' classes to the outputs of one layer.
 
@@ -82,6 +83,8 @@ def output_map(
         class_loss: class-incremental only: outputs in the training loss, ``all`` classes of the stream, those
             ``seen`` so far, or those of a sample's ``own`` task.
         variables: outputs where tasks have no classes of their own.
+        groups: per task, the group of tasks that share their outputs, from 0; by default all tasks are one group if
+            domain-incremental, and each task is its own otherwise.
 
     Raises:
         ConfigError: tasks with other numbers to predict, or classes of boxes, than the first.
@@ -94,9 +97,13 @@ def output_map(
         raise ConfigError("data.stream", f"tasks with {', '.join(map(str, classes_per_task))}", valid)
     if targets != "classes":
         return OutputMap(scenario, variables, (0,) * tasks, torch.ones(tasks, variables, dtype=torch.bool), None)
-    shared = scenario == "domain"
-    num_outputs = max(classes_per_task) if shared else sum(classes_per_task)
-    offsets = tuple(0 if shared else sum(classes_per_task[:t]) for t in range(tasks))
+    if groups is None:
+        groups = [0] * tasks if scenario == "domain" else range(tasks)
+    sizes = [0] * (1 + max(groups))
+    for group, classes in zip(groups, classes_per_task, strict=True):
+        sizes[group] = max(sizes[group], classes)
+    num_outputs = sum(sizes)
+    offsets = tuple(sum(sizes[:group]) for group in groups)
     own = torch.zeros(tasks, num_outputs, dtype=torch.bool)
     for task, (offset, size) in enumerate(zip(offsets, classes_per_task, strict=True)):
         own[task, offset : offset + size] = True

@@ -12,27 +12,33 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers
 
 Split = Literal["clients", "holders", "whole"]
+Outputs = Literal["task", "place"]
 
 
 class TaskSequences(ABC):
     """A rule that gives every client its own sequence of tasks.
 
     All clients learn their t-th task at the same time, but these tasks differ. Rounds, methods and accuracy matrices
-    number tasks by their position t in the client's own sequence. Images and outputs of the network go by the stream's
-    number of the task.
+    number tasks by their position t in the client's own sequence. Images go by the stream's number of the task.
 
     Args:
         split: the shares that a task's training samples are cut into: one for each of all ``clients`` (shares of
             clients that never learn the task are not used), or one for each of the ``holders``, the clients that learn
             it. With ``whole`` each holder has all samples, so that clients share them (CONFEDMADE, Table 5).
+        outputs: the network's outputs for a client's t-th task. With ``task`` they belong to the stream's task: clients
+            that learn the same task, at whatever time, train the same outputs. With ``place`` they are the t-th of the
+            client: all clients train the same outputs at the same time, for different tasks, so that a mean over
+            clients mixes these. ``place`` needs ``data.scenario: task``. It makes no difference to methods that keep
+            outputs on their clients.
 
     Raises:
-        ConfigError: another ``split``.
+        ConfigError: another ``split`` or ``outputs``.
     """
 
-    def __init__(self, split: Split = "clients") -> None:
+    def __init__(self, split: Split = "clients", outputs: Outputs = "task") -> None:
         check_choices("data.sequences", get_args(Split), split=split)
-        self.split = split
+        check_choices("data.sequences", get_args(Outputs), outputs=outputs)
+        self.split, self.outputs = split, outputs
 
     @property
     @abstractmethod
@@ -62,10 +68,11 @@ class RandomTasks(TaskSequences):
     Args:
         count: tasks of each client, at least 1.
         split: see :class:`TaskSequences`.
+        outputs: likewise.
     """
 
-    def __init__(self, count: int = 10, split: Split = "clients") -> None:
-        super().__init__(split)
+    def __init__(self, count: int = 10, split: Split = "clients", outputs: Outputs = "task") -> None:
+        super().__init__(split, outputs)
         check_integers("data.sequences", 1, count=count)
         self.count = count
 
@@ -92,10 +99,11 @@ class DisjointTasks(TaskSequences):
 
     Args:
         count: tasks of each client, at least 1.
+        outputs: see :class:`TaskSequences`.
     """
 
-    def __init__(self, count: int = 10) -> None:
-        super().__init__("holders")
+    def __init__(self, count: int = 10, outputs: Outputs = "task") -> None:
+        super().__init__("holders", outputs)
         check_integers("data.sequences", 1, count=count)
         self.count = count
 
@@ -123,11 +131,14 @@ class FixedTasks(TaskSequences):
         tasks: one list of stream tasks, counted from 0, per client; all of one length.
         split: see :class:`TaskSequences`; where no two clients share a task, ``holders`` gives each all of its samples.
         count: only the first so many of each list; null takes all.
+        outputs: see :class:`TaskSequences`.
     """
 
     # Just a list: the command line's parser copies a longer type's values for each of them.
-    def __init__(self, tasks: list, split: Split = "holders", count: int | None = None) -> None:
-        super().__init__(split)
+    def __init__(
+        self, tasks: list, split: Split = "holders", count: int | None = None, outputs: Outputs = "task"
+    ) -> None:
+        super().__init__(split, outputs)
         if not all(isinstance(own, list) and all(type(task) is int for task in own) for own in tasks):
             raise ConfigError("data.sequences.tasks", tasks, "a list of lists of integers")
         lengths = {len(own) for own in tasks}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.data.sequences import DisjointTasks, FixedTasks, RandomTasks
+from cfl.data.sequences import DisjointTasks, FixedTasks, Outputs, RandomTasks
+from cfl.data.sources import Synthetic
+from cfl.data.streams import Sequence
 from cfl.federation.federation import Federation
 from cfl.methods import AGEM, ER, EWC, SCAFFOLD, FedCurv
 from cfl.methods.base import Method
@@ -24,6 +27,7 @@ from cfl.methods.personal import PersonalLayers
 from cfl.runtime.errors import ConfigError
 
 OWN = [[2, 0], [1, 2], [0, 1]]
+EVERY_OUTPUTS: tuple[Outputs, ...] = get_args(Outputs)
 
 
 def stream() -> Any:
@@ -68,6 +72,9 @@ def test_disjoint_tasks_leave_none_to_two_clients() -> None:
         (lambda: DisjointTasks(1).of_clients(14, 13, 0), "data.num_clients"),
         (lambda: RandomTasks(0), "data.sequences.count"),
         (lambda: RandomTasks(2, split="all"), "data.sequences.split"),  # type: ignore[arg-type]
+        (lambda: DisjointTasks(2, outputs="own"), "data.sequences.outputs"),  # type: ignore[arg-type]
+        (lambda: data_of(RandomTasks(2, outputs="place"), scenario="class"), "data.scenario"),
+        (lambda: data_of(RandomTasks(4, outputs="place")), "data.sequences.count"),
         (lambda: RandomTasks(10).of_clients(2, 9, 0), "data.sequences.count"),
         (lambda: FixedTasks([[0, 1], [2]]), "data.sequences.tasks"),
         (lambda: FixedTasks([[0, 0]]), "data.sequences.tasks"),
@@ -115,13 +122,52 @@ def test_a_task_is_dealt_to_those_who_learn_it(split_over: Any, size: int) -> No
     assert data.learners(2) == [(0, 0), (1, 1)]
 
 
+@pytest.mark.parametrize(
+    ("split_over", "validation"), [("holders", 0.0), ("holders", 0.2), ("clients", 0.0), ("whole", 0.0)]
+)
+def test_outputs_by_place_change_labels_and_nothing_else_of_the_samples(split_over: Any, validation: float) -> None:
+    by_task, by_place = (
+        data_of(FixedTasks(OWN, split_over, outputs=of), validation=validation) for of in EVERY_OUTPUTS
+    )
+    assert (by_task.num_outputs, by_place.num_outputs) == (6, 4)
+    for position, client in itertools.product(range(2), range(3)):
+        every = [torch.from_numpy(data.indices[position][client]) for data in (by_task, by_place)]
+        (x, y), (x_place, y_place) = by_task.gather(position, every[0]), by_place.gather(position, every[1])
+        assert torch.equal(x, x_place) or bool(validation), "others are set aside, which is keyed by the task's number"
+        assert len(x) == len(x_place)
+        if not validation:
+            assert torch.equal(y - 2 * OWN[client][position], y_place - 2 * position)
+        assert y_place.unique().tolist() == [2 * position, 2 * position + 1]
+        allowed = by_place.outputs_in_loss(position, client)
+        assert allowed is not None
+        assert allowed.nonzero().flatten().tolist() == [2 * position, 2 * position + 1]
+        assert by_place.learners(2 * client + position) == [(client, position)]
+        assert by_place.evaluated[2 * client + position] is by_place.tasks[2 * client + position]
+    names = [data.stream.class_names(Path(), 0) for data in (by_task, by_place)]
+    assert names[1] == [names[0][task] for own in OWN for task in own]
+
+
+def test_a_place_has_outputs_for_the_largest_of_its_tasks() -> None:
+    stream = Sequence([Synthetic(classes, [1, 4, 4], 80, 40) for classes in (2, 4, 3)])
+    data = tiny_data(stream, num_clients=2, sequences=FixedTasks([[0, 1], [2, 0]], outputs="place"))
+    assert data.outputs.offsets == (0, 3, 0, 3)
+    assert data.outputs.own.long().tolist() == [
+        [1, 1, 0, 0, 0, 0, 0],
+        [0, 0, 0, 1, 1, 1, 1],
+        [1, 1, 1, 0, 0, 0, 0],
+        [0, 0, 0, 1, 1, 0, 0],
+    ]
+
+
 def run(methods: dict[str, Method] | None = None, width: int = 10, **options: Any) -> Federation:
     data = data_of(**{**options, "schedule": {"rounds_per_task": 2, "cohort_width": width}})
     return fit(tiny_client(data, double(mlp), methods=methods), data)
 
 
-def test_federated_averaging_is_a_plain_loop_over_every_clients_own_tasks() -> None:
-    data = data_of()
+@pytest.mark.parametrize("outputs", EVERY_OUTPUTS)
+def test_federated_averaging_is_a_plain_loop_over_every_clients_own_tasks(outputs: Any) -> None:
+    data, dealt = data_of(FixedTasks(OWN, outputs=outputs)), data_of()
+    assert data.num_outputs == (6 if outputs == "task" else 4)
     client = tiny_client(data, double(mlp))
     network = double(mlp)(data.input_shape, data.num_outputs)
     network.load_state_dict(client.network.state_dict())
@@ -136,16 +182,17 @@ def test_federated_averaging_is_a_plain_loop_over_every_clients_own_tasks() -> N
         plan = data.rounds.round(number)
         total = {n: torch.zeros_like(v) for n, v in model.items()}
         for c in plan.clients:
-            own, task = data.indices[plan.task][c], OWN[c][plan.task]
+            own, task = dealt.indices[plan.task][c], OWN[c][plan.task]
+            first = 2 * (task if outputs == "task" else plan.task)
             steps = -(-len(own) // 8)
             index, mask = RoundOrders(0, number, [c], 1).cut([c], [own], [steps], 8)
             local = {n: v.clone().requires_grad_() for n, v in model.items()}
             for step in range(steps):
                 places = torch.from_numpy(index[0, step][mask[0, step]])
-                at = places - int(data.global_index.starts[task])
-                x = data.tasks[task].transform(data.tasks[task].train.images[at]).double()
-                y = data.tasks[task].train.labels[at]
-                logits = functional_call(network, local, (x,))[:, 2 * task : 2 * task + 2]
+                at = places - int(dealt.global_index.starts[task])
+                x = dealt.tasks[task].transform(dealt.tasks[task].train.images[at]).double()
+                y = dealt.tasks[task].train.labels[at]
+                logits = functional_call(network, local, (x,))[:, first : first + 2]
                 gradients = torch.autograd.grad(F.cross_entropy(logits, y), list(local.values()))
                 local = {
                     n: (v - 0.1 * g).detach().requires_grad_()
@@ -157,9 +204,10 @@ def test_federated_averaging_is_a_plain_loop_over_every_clients_own_tasks() -> N
         if plan.last_of_task:
             for c in range(3):
                 for position, task in enumerate(OWN[c]):
-                    test = data.tasks[task].test
-                    x = data.tasks[task].transform(test.images)
-                    logits = functional_call(network, model, (x,))[:, 2 * task : 2 * task + 2]
+                    test = dealt.tasks[task].test
+                    x = dealt.tasks[task].transform(test.images)
+                    first = 2 * (task if outputs == "task" else position)
+                    logits = functional_call(network, model, (x,))[:, first : first + 2]
                     right = (logits.argmax(1) == test.labels).double().mean()
                     matrix[c, plan.task, position] = 100 * right
     for name, value in weights(federation).items():
@@ -200,9 +248,10 @@ def test_width_does_not_matter(methods: dict[str, Method]) -> None:
     assert torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
 
 
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outputs", EVERY_OUTPUTS)
+def test_a_run_goes_on_where_it_stopped(outputs: Outputs, tmp_path: Path) -> None:
     def fresh() -> tuple[Any, FederatedDataModule]:
-        data = data_of(RandomTasks(2))
+        data = data_of(RandomTasks(2, outputs=outputs))
         return tiny_client(data, double(mlp), sgd, {"ewc": EWC(10.0)}), data
 
     client, data = fresh()
