@@ -55,6 +55,8 @@ def run_figures(
 ) -> dict[str, Any]:
     """The figures of a run by their names in ``summary.json``, without those of callbacks and methods.
 
+    None of these is a method's to report; see :func:`figures_by_default` for others.
+
     Args:
         federation: after its last round.
         benchmark: its name.
@@ -90,9 +92,7 @@ def run_figures(
         "processes": distributed.count(),
         "engine": federation.engine,
         "client_storage_bytes": federation.client_storage(),
-        "model_bytes": data.num_clients * payload_bytes(dict(federation.network.named_parameters())),
         "extra_local_computation": federation.computes_more_locally,
-        "used_space": None,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "device": str(device),
         "versions": versions,
@@ -103,6 +103,12 @@ def run_figures(
     if channel.integers is not None:
         figures["integer_sums"] = channel.integers.summary()
     return figures
+
+
+def figures_by_default(federation: Federation) -> dict[str, Any]:
+    """Figures that a run has where no method reports them: bytes of all clients' models, and the used input space."""
+    one = payload_bytes(dict(federation.network.named_parameters()))
+    return {"model_bytes": federation.data.num_clients * one, "used_space": None}
 
 
 def methods_figures(methods: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from cfl.callbacks.local_evaluation import LocalModels
 from cfl.callbacks.printed_figures import print_figures
 from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.callbacks.rounds_table import RoundsTable
-from cfl.callbacks.run_figures import known_tasks, methods_figures, round_figures, run_figures
+from cfl.callbacks.run_figures import figures_by_default, known_tasks, methods_figures, round_figures, run_figures
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.report import save_partition_figure, write_partition_csv
 from cfl.federation.federation import Federation
@@ -286,11 +286,11 @@ class RunRecord(Callback):
             figures["stopped_early"] = federation.stopped
         figures |= self.privacy.summary(federation) | self.local_models.summary()
         for key, value in methods_figures(federation.methods).items():
-            if figures.get(key) is None:
-                figures[key] = value
-            else:
+            if key in figures:
                 _log.warning("a method reports %s, which every run has: the method's value is left out", key)
-        return figures
+            else:
+                figures[key] = value
+        return figures_by_default(federation) | figures
 
     def _draw(self, client: Client) -> None:
         """Draw a finished run's pictures. Those that cannot be written are left out, with a warning."""

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from cfl.callbacks.run_figures import run_figures
 from cfl.data.scenarios import Scenario
 from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
@@ -146,11 +147,18 @@ def boundaries_are_unknown(case: MethodCase) -> None:
 
 
 def reports_are_plain_values(case: MethodCase) -> None:
-    """The figures and rows of ``report`` are plain values that JSON gives back; all rows have the same columns."""
+    """The figures and rows of ``report`` are plain values that JSON gives back; all rows have the same columns.
+
+    No figure has the name of one that every run has, whose value would stay.
+    """
     for tasks in (1, 3):
-        method = case.run(tasks=tasks).method
+        run = case.run(tasks=tasks)
+        method = run.method
         assert method is not None
         told = method.report()
+        taken = sorted(set(told.figures) & set(run_figures(run.federation, "", "", {}, torch.device("cpu"))))
+        if taken:
+            raise AssertionError(f"reports: figures of {case.who} have names of figures of every run: {taken}")
         for what, report in (("figures", told.figures), ("rows", told.rows)):
             try:
                 same = json.loads(json.dumps(report, allow_nan=False)) == report

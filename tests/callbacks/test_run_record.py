@@ -170,7 +170,7 @@ def test_what_every_run_has_is_no_methods_to_say_and_numbers_become_plain(
 ) -> None:
     class Claims(Method):
         def report(self) -> Report:
-            own = {"acc": 200.0, "share": torch.tensor(0.5), "count": np.int64(3)}
+            own = {"acc": 200.0, "share": torch.tensor(0.5), "count": np.int64(3), "model_bytes": 7, "used_space": 50.0}
             return Report(own, [{"task": 0, "size": torch.tensor(1.5)}])
 
     data, folder = tiny_data(), tmp_path / "run"
@@ -179,6 +179,7 @@ def test_what_every_run_has_is_no_methods_to_say_and_numbers_become_plain(
     found = json.loads((folder / "summary.json").read_text())
     assert found["acc"] <= 100
     assert (found["share"], found["count"]) == (0.5, 3)
+    assert (found["model_bytes"], found["used_space"]) == (7, 50.0), "methods know these better, and may say them"
     assert "a method reports acc, which every run has: the method's value is left out" in caplog.text
     assert tiny_cli.rows(folder / "claims.csv") == [{"task": "0", "size": "1.5"}]
 

@@ -242,6 +242,13 @@ class ReportsPlainly(Decays):
         return {"share": 0.5}
 
 
+class ReportsAccuracies(Method):
+    """Reports a figure under the name of one that every run has."""
+
+    def report(self) -> Report:
+        return Report({"acc": 50.0, "model_bytes": 8})
+
+
 class ReportsTensors(Decays):
     """Puts a tensor into its report."""
 
@@ -364,6 +371,7 @@ WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
     ("task_free", KnowsTheTask, {}, r"^task_free: KnowsTheTask .* called three tasks instead of one: .* differs by \d"),
     ("state", ReportsPlainly, {}, r"^reports: report of ReportsPlainly gives dict, not a Report$"),
     ("reports", ReportsTensors, {}, r"^reports: figures of ReportsTensors hold more than plain values"),
+    ("reports", ReportsAccuracies, {}, r"^reports: figures of ReportsAccuracies have names .* every run: \['acc'\]$"),
     ("reports", ChangesColumns, {}, r"^reports: rows of ChangesColumns have other columns"),
     ("storage", KeepsWithoutSaying, {}, r"^storage: clients keep \['rounds'\] for KeepsWithoutSaying, but its client_"),
 ]
