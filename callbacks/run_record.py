@@ -9,6 +9,7 @@ import platform
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -213,8 +214,11 @@ class RunRecord(Callback):
         for path in self._stale:
             if path.is_dir():
                 shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+                continue
+            path.unlink(missing_ok=True)
+            if path.parent != self.folder:
+                with suppress(OSError):  # others' files are in it
+                    path.parent.rmdir()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the partition after the first round, which need not wait for the picture."""

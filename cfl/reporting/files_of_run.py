@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from cfl.metrics.measure import MEASURES
 from cfl.reporting.names import is_method_name
@@ -34,6 +35,11 @@ _OTHERS = (
     *(f"{measure.name}_{kind}.png" for measure in MEASURES for kind in ("matrix", "curve", "rounds")),
 )
 """Further files that are removed before another run in the same folder."""
+_FILES_OF_LOGGERS = {
+    "TensorBoardLogger": ("events.out.tfevents.*", "hparams.yaml"),
+    "CSVLogger": ("metrics.csv", "hparams.yaml"),
+}
+"""Class of a logger -> patterns of the files in its folder of a run."""
 
 
 def check_method_names(names: Iterable[str]) -> None:
@@ -50,19 +56,18 @@ def check_method_names(names: Iterable[str]) -> None:
 
 
 def files_of_earlier_run(folder: Path) -> list[Path]:
-    """Files of an earlier run in a folder that a new run would not overwrite immediately.
+    """Files of an earlier run in a folder that a new run would not overwrite immediately, and folders of wandb.
 
-    Methods' tables are identified by the methods in ``config.yaml``, folders of wandb by the run's id. Other files and
-    folders do not belong to the run.
+    Methods' tables and loggers' files are identified by the methods and loggers in ``config.yaml``, folders of wandb by
+    the run's id. Other files and folders do not belong to the run.
     """
-    names = [*_OTHERS, *(f"{name}.csv" for name in (*TABLES, *_methods_in(folder)))]
+    config = _config_in(folder)
+    names = [*_OTHERS, *(f"{name}.csv" for name in (*TABLES, *_methods_of(config)))]
     found = [folder / name for name in names if (folder / name).is_file()]
     for measure in MEASURES:
         found += folder.glob(f"{CLIENTS}/{matrix_file(measure.name, '_*')}")
     if found:  # otherwise the folder holds no run, though there may be runs below it
-        found += [file for file in folder.glob("**/events.out.tfevents.*") if not _is_of_another(file, folder)]
-        tables = folder.glob("**/lightning_logs/version_*/metrics.csv")  # CSVLogger's
-        found += [table.parent for table in tables if not _is_of_another(table, folder)]
+        found += _logged(folder, config)
         found += _offline_wandb_folders(folder)
     return found
 
@@ -75,10 +80,26 @@ def wandb_id_in(folder: Path) -> str | None:
     return known if is_method_name(known) else None
 
 
-def _is_of_another(file: Path, folder: Path) -> bool:
-    """Whether a file belongs to another run in a folder below the run's."""
-    between = file.parents[: file.parents.index(folder)]
-    return any((parent / name).is_file() for parent in between for name in (CONFIG, SUMMARY))
+def _logged(folder: Path, config: Mapping[str, Any]) -> list[Path]:
+    """What TensorBoardLogger and CSVLogger of a folder's run have written below it."""
+    section = config.get("trainer")
+    loggers = section.get("logger") if isinstance(section, Mapping) else None
+    found: list[Path] = []
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        kind = str(logger.get("class_path")).rpartition(".")[2] if isinstance(logger, Mapping) else ""
+        options = logger.get("init_args") if kind in _FILES_OF_LOGGERS else None
+        if not isinstance(options, Mapping):
+            continue
+        place = folder / str(options.get("save_dir") or ".") / str(options.get("name", "lightning_logs") or "")
+        version = options.get("version")
+        if version is None:
+            versions = list(place.glob("version_*"))
+        else:
+            versions = [place / (version if isinstance(version, str) else f"version_{version}")]
+        below = [own / str(options.get("sub_dir") or "") for own in versions]
+        files = [path for own in below for pattern in _FILES_OF_LOGGERS[kind] for path in own.glob(pattern)]
+        found += [path for path in files if path.is_file() and path.resolve().is_relative_to(folder.resolve())]
+    return found
 
 
 def _offline_wandb_folders(folder: Path) -> list[Path]:
@@ -92,11 +113,15 @@ def _offline_wandb_folders(folder: Path) -> list[Path]:
     return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
-def _methods_in(folder: Path) -> list[str]:
-    """Names of the methods in a run folder's configuration; empty if that cannot be read."""
+def _config_in(folder: Path) -> Mapping[str, Any]:
+    """A run folder's configuration; empty if that cannot be read."""
     try:
         config = read_yaml(folder / CONFIG)
     except (OSError, BadYAML):
-        return []
-    methods = config.get("methods") if isinstance(config, dict) else None
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _methods_of(config: Mapping[str, Any]) -> list[str]:
+    methods = config.get("methods")
     return [name for name in methods or () if is_method_name(name)]

@@ -149,15 +149,22 @@ def test_a_run_that_overwrites_has_a_curve_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_run_that_overwrites_leaves_the_logs_of_runs_below_it(tmp_path: Path) -> None:
-    """And takes what a CSVLogger wrote for itself with it."""
+    """And takes what a CSVLogger wrote for itself with it. What the user has put there stays, too."""
     logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(tmp_path)}}
     options = (*OPTIONS, "--trainer.logger", json.dumps(logger))
     assert tiny_cli.fit(tmp_path, *options) == 0
     assert (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").is_file()
     assert tiny_cli.fit(tmp_path / "below", *OPTIONS, "--config", str(LOGGERS / "tensorboard.yaml")) == 0
     (below,) = (tmp_path / "below").glob("tensorboard/events.*")
+    mine = [tmp_path / "mine" / "lightning_logs" / "version_0" / name for name in ("metrics.csv", "best.ckpt")]
+    mine += [tmp_path / "board" / "events.out.tfevents.1.host.1.0", tmp_path / "lightning_logs" / "notes.txt"]
+    for file in mine:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
     assert tiny_cli.fit(tmp_path, *options, "--run.overwrite", "true") == 0
     assert below.is_file()
+    assert all(file.is_file() for file in mine)
+    (tmp_path / "lightning_logs" / "notes.txt").unlink()
     # The second run's, which was named while the first one's was there.
     assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_1"]
 
