@@ -150,12 +150,21 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
 
 
 def _scores(classifier: ImageClassifier, places: Sequence[Path], choice: Choice) -> Iterator[tuple[list[str], Tensor]]:
-    """Names of samples and their scores ``[n, O]``, float64, a file at a time."""
+    """Names of samples and their scores ``[n, O]``, float64, a file at a time; -inf where an output is not allowed.
+
+    Raises:
+        ConfigError: the network has no finite scores of a sample.
+    """
     owner, task = choice.client, choice.task
     classifier.prepared(owner, task)  # refuses what it refuses before files are read
     source = classifier.source(owner, task)
     for files, stored in _batches(read_images(places, source, classifier.federation.data.root)):
-        yield files, classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
+        scores = classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
+        strange = (scores.isnan() | scores.isposinf()).any(1) | scores.isneginf().all(1)
+        if bool(strange.any()):
+            valid = "inputs of a size as in training: the network's outputs for these are not finite"
+            raise ConfigError("FILE", files[int(strange.long().argmax())], valid)
+        yield files, scores
 
 
 def _sample(classifier: ImageClassifier, choice: Choice) -> str:

@@ -13,4 +13,5 @@ def main() -> int:
     return run()
 
 
-sys.exit(signals.ended_by_signals(main))
+if __name__ == "__main__":
+    sys.exit(signals.ended_by_signals(main))

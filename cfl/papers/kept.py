@@ -17,7 +17,7 @@ from cfl.reporting.csv_file import RunFolderError
 from cfl.running.missing_data import MISSING, MissingData
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.run_files import SUMMARY
+from cfl.runtime.run_files import SUMMARY, folders_below
 
 RESULTS = "results"
 MOST_ATTENTION = 1000
@@ -57,19 +57,21 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
     target.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     left_out: list[str] = []
-    for path in sorted((runs / paper.name).rglob(SUMMARY)):
-        name = _RUN_NAME.fullmatch(path.parent.name)
+    for place, _, names in folders_below(runs / paper.name):
+        if SUMMARY not in names:
+            continue
+        name = _RUN_NAME.fullmatch(place.name)
         if name is None or name["scale"] not in paper.scales:
-            left_out.append(f"{path.parent}: not named as a table's run, <scale>-seed<n>-<hash>")
+            left_out.append(f"{place}: not named as a table's run, <scale>-seed<n>-<hash>")
             continue
         if name["scale"] not in scales:
             continue
         try:
-            result = read_result(path.parent)
+            result = read_result(place)
         except RunFolderError as error:
             left_out.append(str(error))
             continue
-        where = path.parent.relative_to(runs / paper.name)
+        where = place.relative_to(runs / paper.name)
         written.append(target / f"{'-'.join(where.parts)}.json")
         write_whole(written[-1], as_text(result, name["scale"]))
     if (runs / MISSING).is_file():

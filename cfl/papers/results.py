@@ -38,7 +38,8 @@ class Result(Finished):
     Attributes:
         summary: its ``summary.json``.
         matrix: ``[T][T]`` in percent, row = after task, column = task; None where not evaluated.
-        space: layer -> percent of its input space used after each task but the last; empty where no method says so.
+        space: layer -> percent of its input space used after each task but the last, or with FOT's ``last_extraction``
+            after each; empty where no method says so.
         client_epochs: local epochs of all clients over all rounds together.
         source: where it was read from.
         rounds: ACC in percent after each round, None after those without an evaluation; empty for a run that was
@@ -180,7 +181,7 @@ def read_result(folder: Path) -> Result:
                 if "used_space" in row and "layer" in row:
                     space.setdefault((row["layer"], name), []).append(float(row["used_space"]))
             for (layer, _), used in space.items():
-                if len(used) != run.tasks - 1:
+                if len(used) not in (run.tasks - 1, run.tasks):  # all with FOT's last_extraction
                     raise ValueError(f"{len(used)} rows for {layer} and {run.tasks} tasks")
         reading = ROUNDS
         rounds = _rows(folder / reading)
@@ -194,7 +195,7 @@ def read_result(folder: Path) -> Result:
         task_il = _matrix(read_matrix_csv(known)[0]) if known.is_file() else []
     except RunFolderError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, BadYAML) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, BadYAML) as error:
         raise RunFolderError(f"{folder / reading}: not what a finished run leaves ({error})") from None
     methods_of = Counter(layer for layer, _ in space)
     of_layers = {layer if methods_of[layer] == 1 else f"{name}.{layer}": used for (layer, name), used in space.items()}

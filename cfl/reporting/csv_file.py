@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from cfl.runtime.printable import encodable
+
 
 class RunFolderError(ValueError):
     """A run folder that cannot be read; the message is one line naming the file and what is wrong with it."""
@@ -71,7 +73,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """The content of a CSV file; None is an empty cell."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([header, *rows])
-    return file.getvalue()
+    return encodable(file.getvalue())
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> str:
@@ -89,4 +91,4 @@ def csv_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> str:
     if header:
         writer.writeheader()
     writer.writerows(rows)
-    return file.getvalue()
+    return encodable(file.getvalue())

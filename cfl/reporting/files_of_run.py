@@ -86,9 +86,10 @@ def _logged(folder: Path, config: Mapping[str, Any]) -> list[Path]:
     loggers = section.get("logger") if isinstance(section, Mapping) else None
     found: list[Path] = []
     for logger in loggers if isinstance(loggers, list) else [loggers]:
-        kind = str(logger.get("class_path")).rpartition(".")[2] if isinstance(logger, Mapping) else ""
-        options = logger.get("init_args") if kind in _FILES_OF_LOGGERS else None
-        if not isinstance(options, Mapping):
+        if not isinstance(logger, Mapping):
+            continue
+        kind, options = str(logger.get("class_path")).rpartition(".")[2], logger.get("init_args")
+        if kind not in _FILES_OF_LOGGERS or not isinstance(options, Mapping):
             continue
         place = folder / str(options.get("save_dir") or ".") / str(options.get("name", "lightning_logs") or "")
         version = options.get("version")

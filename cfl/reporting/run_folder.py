@@ -34,6 +34,8 @@ from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES
 from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
 
+_LARGEST = 1e100
+"""Above, squares of a summary's numbers would not be finite."""
 _TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer from 0", "a number from 0", "a number or null"
 SUMMARY_KEYS: dict[str, str] = {
     "method": _TEXT,
@@ -94,7 +96,9 @@ class Run:
         curve: ACC in percent after each round, or the mean of another ``measure``, None after those without an
             evaluation; empty where the run was evaluated at task ends only.
         rounds_to_accuracy: the run's targets: percent -> rounds until ACC first reached it, None if never.
-        stopped_early: whether it ended once its targets were met, so that ``rounds`` is a result and no setting.
+        stopped_early: whether it ended once its targets were met, or before its privacy budget was exceeded, so that
+            ``rounds`` is a result and no setting.
+        begun: number of tasks of which there was a round.
         measure: what the matrix holds, the name of a :class:`cfl.metrics.measure.Measure`.
         progress: bytes sent and seconds passed after each round, as in :func:`read_rounds`; empty like ``curve``.
         others: the remaining entries of ``summary.json``, unchecked.
@@ -125,6 +129,7 @@ class Run:
     curve: Sequence[float | None] = ()
     rounds_to_accuracy: Mapping[str, int | None] = field(default_factory=dict)
     stopped_early: bool = False
+    begun: int = 0
     measure: str = "accuracy"
     progress: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
@@ -208,6 +213,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
                 parse_float=_finite,
                 object_pairs_hook=_without_repetitions,
             )
+            json.dumps(summary, ensure_ascii=False).encode()  # refuses halves of characters
         except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
             raise RunFolderError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(summary, dict):
@@ -263,6 +269,7 @@ def read_run(folder: Path) -> Run:
     for task in progress.get("task", []):
         if task is not None and task not in range(values["tasks"]):
             raise RunFolderError(f"{folder / ROUNDS}: task {task:g} cannot be; valid: 0 to {values['tasks'] - 1}")
+    begun = 1 + max((int(task) for task in progress.get("task", []) if task is not None), default=values["tasks"] - 1)
     curve = progress.get(measure.figure, [])
     matrix_values, figure = matrix[torch.isfinite(matrix)].tolist(), summary.get(measure.figure)
     for where, found in ((path, [figure]), (matrix_path, matrix_values), (folder / ROUNDS, curve)):
@@ -274,7 +281,7 @@ def read_run(folder: Path) -> Run:
         curve, progress = [], {}
     known = {*values, "rounds_to_accuracy", "stopped_early"}
     others = {key: value for key, value in summary.items() if key not in known}
-    values |= {"curve": curve, "rounds_to_accuracy": targets, "stopped_early": stopped, "measure": name}
+    values |= {"curve": curve, "begun": begun, "rounds_to_accuracy": targets, "stopped_early": stopped, "measure": name}
     return Run(folder=folder, matrix=matrix, initial=initial, means=means, progress=progress, others=others, **values)
 
 
@@ -320,7 +327,7 @@ def _int64(text: str) -> int:
 
 
 def _finite(text: str) -> float:
-    if math.isinf(value := float(text)):
+    if not abs(value := float(text)) < _LARGEST:
         raise ValueError(f"{text:.20} is too large")
     return value
 

@@ -13,7 +13,7 @@ from cfl.reporting.experiment import experiment_of, setting_hash
 from cfl.reporting.run_folder import check_seed, read_run
 from cfl.running.resolving import same_experiment
 from cfl.running.run_log import LOG, has_diverged
-from cfl.runtime.run_files import CONFIG, SUMMARY
+from cfl.runtime.run_files import CONFIG, SUMMARY, folders_below
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 
@@ -64,7 +64,7 @@ def read_experiment(folder: Path) -> dict[str, Any] | None:
         config = read_yaml(folder / CONFIG)
         int(config["seed_everything"])
         return experiment_of(config)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, BadYAML):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, BadYAML):
         return None
 
 
@@ -124,12 +124,12 @@ def read_results(root: Path, read: Callable[[Path], R]) -> Results[R]:
     """
     found, left_out = [], []
     diverged: dict[Path, Mapping[str, Any]] = {}
-    for path in sorted(root.rglob(SUMMARY)):
-        try:
-            found.append(read(path.parent))
-        except RunFolderError as error:
-            left_out.append(str(error))
-    for path in sorted(root.rglob(LOG)):
-        if experiment := diverged_experiment(path.parent):
-            diverged[path.parent] = experiment
+    for folder, _, names in folders_below(root):
+        if SUMMARY in names:
+            try:
+                found.append(read(folder))
+            except RunFolderError as error:
+                left_out.append(str(error))
+        if LOG in names and (experiment := diverged_experiment(folder)):
+            diverged[folder] = experiment
     return Results(found, left_out, diverged)

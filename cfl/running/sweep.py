@@ -79,7 +79,8 @@ def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int],
     folders, lost = [str(found.folder) for found in after.finished], {job.folder for job in after.jobs}
     drawn = ["--pictures", ",".join(options.pictures)] if options.pictures else []
     status = comparing.main([*folders, "--out", str(out), *drawn]) if folders else 1
-    without = [_reason(outcome) for outcome in outcomes if outcome.state != "finished"]
+    elsewhere = {found.folder for found in after.finished}  # another sweep in the same folder has made them meanwhile
+    without = [_reason(one) for one in outcomes if one.state != "finished" and one.job.folder not in elsewhere]
     without += [
         f"{outcome.job.name}: {outcome.job.folder / CONFIG} is not of the experiment that was asked for"
         for outcome in outcomes

@@ -48,6 +48,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in _KEPT else c.encode("unicode_escape").decode() for c in text)
 
 
+def encodable(text: str) -> str:
+    """Spell out what of a text UTF-8 does not have: bytes of a file's name in another encoding."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def on_one_line(text: str) -> str:
     """As :func:`printable`, with every sequence of white space replaced by one blank."""
     return printable(" ".join(text.split()))

@@ -3,6 +3,12 @@
 A method adds ``<its name>.csv``. Pictures are named after what they show.
 """
 
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 CONFIG = "config.yaml"
 """The whole configuration, resolved; the run can be repeated with it."""
 CHECKPOINT = "last.ckpt"
@@ -40,3 +46,21 @@ def matrix_file(measure: str, variant: str = "", ending: str = "csv") -> str:
 def client_matrix_file(measure: str, client: int) -> str:
     """Name of the file with one client's matrix, in the folder :data:`CLIENTS`."""
     return f"{measure}_matrix_{client:03d}.csv"
+
+
+def folders_below(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """The folder and all below it, by name, also those that links lead to; each once, whatever leads to it.
+
+    Yields:
+        A folder, the names of the folders in it, and those of the files. Folders that are taken from their list are
+        not looked into.
+    """
+    known = set()
+    for place, inside, names in os.walk(root, followlinks=True):
+        real = os.path.realpath(place)
+        if real in known:
+            inside.clear()
+            continue
+        known.add(real)
+        inside.sort()
+        yield Path(place), inside, names

@@ -189,6 +189,8 @@ def test_a_class_is_found_without_importing_its_module(trap: Path) -> None:
         named_class(path) for path in ("cfl.runtime.errors", "cfl.nothing.Here", "cfl.__main__.main", "", "Method")
     ] == [None] * 5
     assert named_class("collections.OrderedDict.fromkeys") is None
+    assert named_class("cfl.papers.__main__.X") is None, "a program, which its import would start"
+    assert "cfl.papers.__main__" not in sys.modules
 
 
 def test_reading_the_experiment_of_a_kept_run_imports_nothing(run_folder: Path, trap: Path) -> None:

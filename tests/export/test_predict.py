@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -266,7 +267,7 @@ def test_a_client_with_a_model_for_each_task_answers_by_that_of_the_task() -> No
         assert found.isinf().sum() == 10
 
 
-def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
+def test_features_are_standardised_as_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = features(tmp_path)
     source = {"class_path": "Features", "init_args": {"path": str(file)}}
     stream = {"class_path": "ClassSplit", "init_args": {"source": source, "num_tasks": 2}}
@@ -288,6 +289,14 @@ def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"images = \[2, 5\] .* rows as in the run's data set .*\[N, 6\]"):
         run.predict(np.zeros((2, 5), np.float32))
     np.save(tmp_path / "new.npy", held["test_features"])
+
+    np.save(tmp_path / "huge.npy", np.vstack([held["test_features"][:1], np.full((1, 6), 3e38, np.float32)]))
+    assert predict("--ckpt_path", str(folder), str(tmp_path / "huge.npy"), "--out", str(tmp_path / "huge.csv")) == 2
+    said = capsys.readouterr().err
+    assert re.search(
+        r"^error: FILE = '.*huge.npy\[1\]' cannot work; valid: inputs of a size as in training", said, re.M
+    )
+    assert not (tmp_path / "huge.csv").exists()
 
     # Another file in its place changes nothing, nor does a run on that one which is loaded as well.
     before = run.predict(held["test_features"])

@@ -21,8 +21,10 @@ from cfl.papers.recipes import Rule
 from cfl.papers.report import counts, tolerances, write_report
 from cfl.papers.results import Results, read_result, read_results
 from cfl.reporting.checksums import write_checksums
+from cfl.reporting.compare.reading import find_runs
 from cfl.reporting.compare.statistics import Spread
 from cfl.reporting.csv_file import RunFolderError
+from cfl.running import finished
 from cfl.running.finished import read_finished
 from cfl.running.missing_data import MissingData
 
@@ -282,6 +284,31 @@ def test_a_run_that_two_cells_need_is_made_once(tmp_path: Path) -> None:
     assert len(jobs) == 2
 
 
+def test_runs_are_found_behind_links_and_once(tmp_path: Path) -> None:
+    """Another disk may hold them; a link may lead back."""
+    folder = write_run(tmp_path / "disk" / "a", arguments())
+    (tmp_path / "runs").mkdir()
+    for name, target in (("a", folder), ("b", folder), ("c", tmp_path / "runs")):
+        (tmp_path / "runs" / name).symlink_to(target)
+    results = read_results(tmp_path / "runs")
+    assert [result.source for result in results.all] == [tmp_path / "runs" / "a"]
+    assert find_runs([tmp_path / "runs"]) == ([tmp_path / "runs" / "a"], [])
+
+
+@pytest.mark.parametrize("seed", [".inf", "[]", "many"])
+def test_a_seed_that_is_no_number_ends_no_search(seed: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, arguments())
+    (tmp_path / "a" / "SHA256SUMS").unlink(missing_ok=True)
+    config = tmp_path / "a" / "config.yaml"
+    config.write_text(re.sub("seed_everything: .*", f"seed_everything: {seed}", config.read_text()))
+    for read in (read_result, read_finished):
+        found = finished.read_results(tmp_path, read)
+        assert len(found.all) == 1
+        (said,) = found.left_out
+        assert said.startswith(f"{tmp_path / 'a' / 'config.yaml'}: ")
+
+
 def test_unfinished_and_broken_folders_are_no_runs(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", arguments())
     (folder / "config.yaml").unlink()
@@ -300,6 +327,8 @@ def test_two_methods_may_measure_a_layer(tmp_path: Path) -> None:
     gpm = folder / "gpm.csv"
     gpm.write_text("task,layer,used_space\n0,b,1.0\n1,b,2.0\n0,c,3.0\n1,c,4.0\n")
     assert read_result(folder).space == {"a": [10.0, 20.0], "fot.b": [11.0, 21.0], "gpm.b": [1.0, 2.0], "c": [3.0, 4.0]}
+    gpm.write_text("task,layer,used_space\n0,b,1.0\n1,b,2.0\n2,b,3.0\n")  # one after the last task, too
+    assert read_result(folder).space["gpm.b"] == [1.0, 2.0, 3.0]
     gpm.write_text("task,layer,used_space\n0,b,1.0\n")
     with pytest.raises(RunFolderError, match=r"gpm\.csv: .*1 rows for b and 3 tasks"):
         read_result(folder)

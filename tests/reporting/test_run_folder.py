@@ -79,6 +79,8 @@ def without(key: str) -> str:
         (json.dumps(SUMMARY | {"method": None}), "method = null cannot be; valid: text"),
         (json.dumps(SUMMARY | {"uplink_bytes": 1.5}), "uplink_bytes = 1.5 cannot be; valid: an integer from 0"),
         (json.dumps(SUMMARY | {"uplink_bytes": -1}), "uplink_bytes = -1 cannot be; valid: an integer from 0"),
+        (json.dumps(SUMMARY).replace("81.25", "1e150"), "not valid JSON: 1e150 is too large"),
+        (json.dumps(SUMMARY | {"method": "\ud800"}), "not valid JSON: 'utf-8' codec can't encode"),
         (json.dumps(SUMMARY | {"seed": 10**400}), "not valid JSON: 10000000000000000000... has 401 digits"),
         (json.dumps(SUMMARY | {"other": 10**400}), "not valid JSON: 10000000000000000000... has 401 digits"),
         (json.dumps(SUMMARY)[:-1] + ', "acc": 99.0}', "not valid JSON: acc is there twice"),

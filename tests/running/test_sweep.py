@@ -261,15 +261,17 @@ def test_a_run_that_fails_otherwise_is_named_with_what_it_said_last(
     def run(_: Runner, jobs: Sequence[Job]) -> list[Outcome]:
         write_run(jobs[0].folder, jobs[0].arguments, 0)
         write_run(jobs[3].folder, [*jobs[3].arguments, "--schedule.batch_size=3"], 3)
+        write_run(jobs[4].folder, jobs[4].arguments, 4)
         return [
             Outcome(jobs[0], "finished"),
             Outcome(jobs[1], "failed", "exit status 2, see log.txt\n    first\n    error: no such file"),
             Outcome(jobs[2], "cannot run here", "needs SVHN"),
             Outcome(jobs[3], "finished"),
+            Outcome(jobs[4], "runs elsewhere", "another sweep's, which has finished since"),
         ]
 
     monkeypatch.setattr(Runner, "run", run)
-    assert swept(tmp_path, *TINY, "--seeds", "4") == 1
+    assert swept(tmp_path, *TINY, "--seeds", "5") == 1
     *_, failed, missing, other = capsys.readouterr().out.splitlines()
     assert [failed, missing] == [
         "no result of run seed 1: failed, exit status 2, see log.txt: error: no such file",

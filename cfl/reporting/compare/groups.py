@@ -28,6 +28,7 @@ OF_A_TABLE = ("benchmark", "partition", "scenario")
 """Keys that say what problem is solved: runs that differ in one stand in tables of their own."""
 DEFAULT_KEYS = (*OF_A_TABLE, "method")
 _OF_A_RUN = (*DEFAULT_KEYS, "participation", "tasks", "clients", "rounds")
+_OVER_TASKS = frozenset(figure.key for measure in MEASURES for figure in measure.columns)
 _NAMED_AT_MOST = 3  # settings in the name of a row
 _LONGEST_VALUE = 16  # characters of a setting in the name of a row
 
@@ -160,7 +161,12 @@ def styles_of(comparisons: Iterable[Comparison]) -> dict[str, LineStyle]:
 
 
 def figure_of(reading: Reading, key: str) -> float | None:
-    """A run's figure by its name in ``summary.json``; where a measure's mean is not there, what its matrix says."""
+    """A run's figure by its name in ``summary.json``; where a measure's mean is not there, what its matrix says.
+
+    A run that stopped before its last task has no figures over all tasks.
+    """
+    if key in _OVER_TASKS and _lacks_tasks(reading.run):
+        return None
     value = getattr(reading.run, key, None) if key not in reading.run.others else reading.run.others[key]
     of = next((measure.name for measure in MEASURES if measure.figure == key and not measure.is_accuracy), None)
     if value is None and of is not None and of in reading.matrices:
@@ -170,6 +176,10 @@ def figure_of(reading: Reading, key: str) -> float | None:
     if value is None and (found := _transfers(reading.run).get(key)) is not None:
         return found
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _lacks_tasks(run: Run) -> bool:
+    return run.stopped_early and run.begun < run.tasks
 
 
 def _transfers(run: Run) -> dict[str, float]:
@@ -389,6 +399,10 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     common = [key for key in keys if not key.startswith("methods.")]
     if len(rows) > 1 and common:
         notes.append(f"rows differ in more than the method: {_listed(common)}")
+    for row in rows:
+        for run in (reading.run for reading in row.readings if _lacks_tasks(reading.run)):
+            what = f"stopped in task {run.begun} of {run.tasks}, and has no figures over all tasks"
+            notes.append(f"{row.label}, seed {run.seed}: {what}")
     seeds = {tuple(row.seeds) for row in rows}
     if len(seeds) > 1:
         notes.append("rows have different seeds: means are over each row's own, differences and ranks over common ones")

@@ -11,6 +11,7 @@ from typing import Any
 from cfl.reporting.compare.groups import Comparison, Row
 from cfl.reporting.compare.page_data import page_data
 from cfl.reporting.compare.reading import LeftOut
+from cfl.runtime.printable import encodable
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js"
 """The drawing library: plotly.js's cartesian bundle as npm's ``plotly.js-cartesian-dist-min`` ships it, under the MIT
@@ -47,7 +48,7 @@ def page(data: Mapping[str, Any]) -> str:
     Args:
         data: as :func:`cfl.reporting.compare.page_data.page_data` gives it.
     """
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = encodable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
     # Inside a script element a name like </script> or <!-- would end or change it; in JSON < only stands in strings.
     parts = {"DATA": text.replace("<", "\\u003c"), "STYLE": _asset("page.css"), "PROGRAM": _asset("page.js")}
     parts["PLOTLY"] = _asset(PLOTLY)

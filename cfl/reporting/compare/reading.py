@@ -20,7 +20,7 @@ from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES, MEASURES
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import Run, check_seed, read_rounds, read_run
-from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SAMPLES, SUMMARY, matrix_file
+from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SAMPLES, SUMMARY, folders_below, matrix_file
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 T = TypeVar("T")
@@ -102,10 +102,10 @@ def _is_run(names: set[str]) -> bool:
 
 
 def _below(path: Path) -> Iterable[Path]:
-    for folder, inside, files in os.walk(path):
+    for folder, inside, files in folders_below(path):
         if _is_run(set(files)):
             inside.clear()
-            yield Path(folder)
+            yield folder
 
 
 def read_all(folders: Iterable[Path]) -> tuple[list[Reading], list[LeftOut], list[str]]:
@@ -161,7 +161,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
             warnings.append(f"{said if str(path) in said else f'{path}: {said}'}; {consequence}")
             return None
 
-    config = part(folder / CONFIG, _read_config, "its settings are not compared") or {}
+    config, settings = part(folder / CONFIG, _read_config, "its settings are not compared") or ({}, {})
     if config:
         check_seed(run, config["seed_everything"])
     matrices = {run.measure: run.matrix.numpy()}
@@ -179,10 +179,11 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     table = part(folder / PARTITION, _bytes, "its partition is not compared") or b""
     partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
     samples = part(folder / SAMPLES, _bytes, "its samples are not shown") or b""
-    return Reading(run, settings_of(config) if config else {}, matrices, space, clients, partition, samples)
+    return Reading(run, settings, matrices, space, clients, partition, samples)
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
+def _read_config(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """A run's configuration, and :func:`settings_of` it."""
     try:
         config = read_yaml(path)
     except FileNotFoundError:
@@ -191,7 +192,10 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         raise RunFolderError(f"{path}: holds no configuration")
     if lacking := [key for key in DECIDES_RESULTS if key not in config]:
         raise RunFolderError(f"{path}: lacks {', '.join(lacking)}")
-    return config
+    try:
+        return config, settings_of(config)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RunFolderError(f"{path}: not the configuration of a run ({error})") from None
 
 
 def _check_agreement(run: Run) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +160,16 @@ def test_what_cannot_be_compared_is_named_and_the_rest_compared(runs: Path, caps
     page = (runs.parent / "out" / "report.html").read_text()
     assert "not finished: 12 rounds done" in page
     assert "not finished: 12 rounds done" in (runs.parent / "out" / "comparison.md").read_text()
+
+
+def test_a_folder_may_have_a_name_in_another_encoding(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = Path(os.fsdecode(os.fsencode(runs) + b"/b\xff"))
+    shutil.copytree(runs / "fot0", odd)
+    make_run(odd.with_name(f"{odd.name}2"), "er", seed=5)
+    assert main([str(runs), "--out", str(runs.parent / "out")]) == 0
+    page, table = (runs.parent / "out" / name for name in ("report.html", "runs.csv"))
+    assert "b\\udcff2" in page.read_text()
+    assert "b\\udcff2" in table.read_text()
 
 
 def test_only_the_columns_that_are_shown_are_explained(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,6 +161,23 @@ def test_what_makes_rows_less_comparable_is_said(tmp_path: Path) -> None:
     assert not any("rounds" in note for note in table.notes)
 
 
+def test_a_run_that_stopped_before_its_last_task_has_no_figures_over_all_tasks(tmp_path: Path) -> None:
+    """Its ACC over fewer tasks is another figure than that of the others."""
+    stopped = read(make_run(tmp_path / "stopped", stopped_early=True, evaluate_every=1), [])
+    of_task = replace(stopped, run=replace(stopped.run, begun=2))
+    whole = read(make_run(tmp_path / "whole", "fedavg"), [])
+    (table,) = compare([of_task, whole])
+    rows = {row.method: row for row in table.rows}
+    figures = {figure.key: figure for figure in FIGURES}
+    assert [rows["fot"].figure(figures[key]) for key in ("acc", "fgt", "bwt")] == [{}, {}, {}]
+    assert rows["fot"].figure(figures["seconds"]) == {0: stopped.run.seconds}
+    assert rows["fedavg"].figure(figures["acc"]) == {0: whole.run.acc}
+    assert "FOT, seed 0: stopped in task 2 of 3, and has no figures over all tasks" in table.notes
+    assert stopped.run.begun == 3
+    (table,) = compare([stopped, whole])
+    assert table.rows[0].figure(figures["acc"]) == {0: stopped.run.acc}
+
+
 def test_labels_of_many_settings_stay_short_and_apart(tmp_path: Path) -> None:
     names = "abcde"
     runs = readings(tmp_path, *({"options": {n: int(n == name) for n in names}} for name in names))

@@ -66,6 +66,10 @@ def test_a_client_is_judged_by_the_tasks_that_it_has(tmp_path: Path) -> None:
     assert read(folder, []).clients == [60.0]
 
 
+SECTIONS = "seed_everything: 0\nmodel: {}\nmethods: {}\nschedule: {}\nfederated: {}\n"
+"""Of a configuration, but for ``data``."""
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -76,6 +80,15 @@ def test_a_client_is_judged_by_the_tasks_that_it_has(tmp_path: Path) -> None:
             "config.yaml",
             "seed_everything: 0\nmodel: {}\n",
             "config.yaml: lacks data, methods, schedule, federated; its se",
+        ),
+        *(
+            ("config.yaml", f"{SECTIONS}{text}", "config.yaml: not the configuration of a run")
+            for text in (
+                "data: {}\nengine: fast",
+                "data: {}\ntargets: 5",
+                "data: {}\ntargets: {accuracies: [x], stop: true}",
+                "data: {partition: {class_path: cfl.data.partitions.IID, init_args: [1]}}",
+            )
         ),
         ("fot.csv", "task,layer,used_space\n0,a,1", "fot.csv, line 2: cut off, no line break ends it; its used space"),
         ("fot.csv", "", "fot.csv: empty; its used space is not compared"),
