@@ -160,7 +160,11 @@ class Run:
                 estimates a density or finds boxes, or as for :attr:`model`.
         """
         data = self._classifier.federation.data
-        images = torch.as_tensor(images)
+        try:
+            images = torch.as_tensor(images)
+        except (TypeError, ValueError) as error:
+            valid = "an array or a tensor; cfl predict reads files"
+            raise ConfigError("images", type(images).__name__, f"{valid} ({error})") from error
         if images.ndim == 2 and data.input_shape[:2] == (1, 1):
             try:
                 rows = self._classifier.source(client, task).images_of_array(images.numpy(), data.root)

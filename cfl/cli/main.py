@@ -118,7 +118,7 @@ def build(
         callbacks: of the Trainer, besides those of the configuration.
         announced: the header's first line where it has been printed.
     """
-    _silence_libraries()
+    silence_libraries()
     remember({})  # an earlier run of this process may have had other files under the same names
     # A parser takes a fifth of a second to build: where the command is known, it is the only one that gets one.
     known = [name for name in line.arguments[:1] if name in TRAINING] or [*TRAINING]
@@ -154,7 +154,7 @@ def build(
         )
 
 
-def _silence_libraries() -> None:
+def silence_libraries() -> None:
     """Leave out what Lightning says of things that are meant to be so."""
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")

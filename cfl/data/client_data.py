@@ -23,12 +23,13 @@ from cfl.data.exposure import (
     stretches,
     unreached,
 )
-from cfl.data.participation import Participation
+from cfl.data.participation import Participation, members_checked
 from cfl.data.partitions import IID, Partition, client_indices
 from cfl.data.partitions.client_shares import ClientShares, share_sizes
 from cfl.data.schedule import RoundPlan, Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.data.streams import Stream
+from cfl.data.streams.checks import check_stream, check_tasks
 from cfl.data.streams.of_clients import stream_of_clients
 from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.data.types import Task
@@ -79,6 +80,7 @@ class ClientDataAssignment:
         seed: int,
     ) -> None:
         check_integers("data", 1, num_clients=num_clients)
+        check_stream(stream)
         needed = _BYTES_PER_CLIENT * num_clients * stream.num_tasks
         require_memory("data.num_clients", num_clients, needed, "fewer clients")
         check_choices("data", EXPOSURES, exposure=exposure)
@@ -155,7 +157,7 @@ class ClientDataAssignment:
     @cached_property
     def eligible(self) -> list[np.ndarray]:
         """Per task, the ids of the clients to whom its samples are dealt, ascending."""
-        return self.participation.members(self.num_clients, self.num_tasks, self.seed)
+        return members_checked(self.participation, self.num_clients, self.num_tasks, self.seed)
 
     @cached_property
     def members(self) -> list[np.ndarray]:
@@ -179,12 +181,17 @@ class ClientDataAssignment:
     def tasks(self) -> list[Task]:
         """The tasks of :attr:`stream` with their data. Reads files on first use."""
         if self._drawn is None:
-            return self.stream.tasks(self.root, self.seed)
+            return self._loaded()
         return [self._given_tasks[task] for task in self._drawn.ravel().tolist()]
 
     @cached_property
     def _given_tasks(self) -> list[Task]:
-        return self.tasks if self._drawn is None else self._given.tasks(self.root, self.seed)
+        return self.tasks if self._drawn is None else self._loaded()
+
+    def _loaded(self) -> list[Task]:
+        tasks = self._given.tasks(self.root, self.seed)
+        check_tasks(self._given, tasks)
+        return tasks
 
     @property
     def dealt(self) -> Sequence[Mapping[int, np.ndarray]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,13 +16,18 @@ class Participation(ABC):
     """A rule that says which clients take part in each task. Sampling per round happens among these.
 
     Attributes:
-        name: short lower-case name for reports and run names.
+        name: short lower-case name for reports and run names; the class's if it gives none.
         min_samples: fewest training samples of a task with which a client takes part in it; 0: a client without a batch
             is refused.
     """
 
     name: str
     min_samples = 0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__.lower()
 
     @abstractmethod
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
@@ -35,6 +41,33 @@ class Participation(ABC):
         Raises:
             ConfigError: ``data.num_clients`` below 1, or a setting that does not fit the number of clients.
         """
+
+
+def members_checked(participation: Participation, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
+    """:meth:`Participation.members`, if they are what they have to be.
+
+    Raises:
+        ConfigError: as for that, or ``data.participation``: its class gives something else.
+    """
+    found = participation.members(num_clients, num_tasks, seed)
+    who = type(participation).__name__
+    if not isinstance(found, Sequence) or len(found) != num_tasks:
+        what = f"{len(found)} tasks" if isinstance(found, Sequence) else type(found).__name__
+        raise ConfigError(
+            "data.participation", f"{who}, which gives {what}", f"client ids of each of {num_tasks} tasks"
+        )
+    known: dict[int, np.ndarray] = {}  # tasks may share memory
+    for task, clients in enumerate(found):
+        ids = known.setdefault(id(clients), np.asarray(clients))
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+            what = f"{ids.dtype} {list(ids.shape)} for task {task}"
+        elif not (ids[0] >= 0 and ids[-1] < num_clients and bool((ids[1:] > ids[:-1]).all())):
+            what = f"{len(ids)} clients for task {task}, the first {ids[0]} and the last {ids[-1]}"
+        else:
+            continue
+        valid = f"ascending integers from 0 to {num_clients - 1} for each task, at least one"
+        raise ConfigError("data.participation", f"{who}, which gives {what}", valid)
+    return [known[id(clients)].astype(np.int64, copy=False) for clients in found]
 
 
 class AllClients(Participation):

@@ -36,6 +36,13 @@ class Choice:
     task: int | None = None
 
 
+def as_option(error: BaseException) -> BaseException:
+    """An error about a choice's client or task as one about the commands' options; any other as it is."""
+    if isinstance(error, ConfigError) and error.key in ("client", "task"):
+        return ConfigError(f"--{error.key}", error.value, error.valid)
+    return error
+
+
 class Answer(nn.Module):
     """Maps ``[N, C, H, W]`` to the scores of tests: logits ``[N, O]``, a method's scores, or log-likelihoods ``[N]``.
 
@@ -172,14 +179,14 @@ def _check_client(federation: Federation, client: int | None) -> None:
         if federation.model.has_personal_models:
             own = sorted({name.split(".")[0] for name in federation.model.personal})
             shown = ", ".join(own[:5]) + (", ..." if len(own) > 5 else "")
-            raise ConfigError("--client", None, f"0..{clients - 1}: clients keep weights to themselves, of {shown}")
+            raise ConfigError("client", None, f"0..{clients - 1}: clients keep weights to themselves, of {shown}")
         if densities_differ(federation.network):
-            raise ConfigError("--client", None, f"0..{clients - 1}: clients' masks differ")
+            raise ConfigError("client", None, f"0..{clients - 1}: clients' masks differ")
         return
     if not federation.model.personal and not densities_differ(federation.network):
-        raise ConfigError("--client", client, "unset: the clients of this run have nothing but the global model")
+        raise ConfigError("client", client, "unset: the clients of this run have nothing but the global model")
     if not 0 <= client < clients:
-        raise ConfigError("--client", client, f"0..{clients - 1}")
+        raise ConfigError("client", client, f"0..{clients - 1}")
 
 
 def _check_task(federation: Federation, choice: Choice, by_task: str | None) -> None:
@@ -187,11 +194,11 @@ def _check_task(federation: Federation, choice: Choice, by_task: str | None) -> 
     tasks = federation.data.stream.num_tasks if choice.client is None else federation.data.num_tasks
     if choice.task is None:
         if by_task is not None:
-            raise ConfigError("--task", None, f"0..{tasks - 1}: with methods.{by_task} the model depends on it")
+            raise ConfigError("task", None, f"0..{tasks - 1}: with methods.{by_task} the model depends on it")
     elif by_task is None and not recalled:
-        raise ConfigError("--task", choice.task, "unset: this run has one model for all tasks")
+        raise ConfigError("task", choice.task, "unset: this run has one model for all tasks")
     elif not 0 <= choice.task < tasks:
-        raise ConfigError("--task", choice.task, f"0..{tasks - 1}")
+        raise ConfigError("task", choice.task, f"0..{tasks - 1}")
 
 
 def _check_statistics(federation: Federation, client: int | None) -> None:

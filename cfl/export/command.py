@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cfl.cli.main import restored
 from cfl.cli.reasons import told
-from cfl.export.answer import Choice, answer_of
+from cfl.export.answer import Choice, answer_of, as_option
 from cfl.export.card import write_card
 from cfl.export.formats import PACKAGES, check_format, write
 from cfl.reporting.experiment import method_name
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = (run / CONFIG).read_text(encoding="utf-8", errors="backslashreplace")  # it is just shown
         write_card(card, options.out, answer, choice, federation, config, run)
     except Exception as error:
-        print(printable(f"error: {told(error)}"), file=sys.stderr)
+        print(printable(f"error: {as_option(told(error))}"), file=sys.stderr)
         return 2
     print(f"{options.out}: answers differ from the network's by at most {difference:.1e}\n{card}")
     return 0

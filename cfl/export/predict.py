@@ -6,14 +6,14 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cfl.cli.main import restored
 from cfl.cli.reasons import told
-from cfl.export.answer import Choice
+from cfl.export.answer import Choice, as_option
 from cfl.export.box_prediction import Box, boxes_found
 from cfl.export.prediction import ImageClassifier, output_names
 from cfl.export.reading import read_images
@@ -114,10 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             write_whole(options.out, printable(text))
     except Exception as error:
-        reason: Any = told(error)
-        if isinstance(reason, ConfigError) and reason.key in ("client", "task"):
-            reason = ConfigError(f"--{reason.key}", reason.value, reason.valid)
-        print(printable(f"error: {reason}"), file=sys.stderr)
+        print(printable(f"error: {as_option(told(error))}"), file=sys.stderr)
         return 2
     print_table(table.terminal())
     if options.out is not None:

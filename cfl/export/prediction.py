@@ -150,7 +150,7 @@ class ImageClassifier:
         try:
             self.model_for(Choice(client))
         except ConfigError as error:
-            if error.key != "--task":
+            if error.key != "task":
                 raise
             return True
         return False

@@ -20,6 +20,7 @@ from cfl.federation.federation import OF_ALL, Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.methods.context import Context
+from cfl.metrics.measure import measure_of
 from cfl.models import MADE, TinyYOLO
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import difference
@@ -35,9 +36,19 @@ _OPTIMIZERS = {
 
 def scenarios_are_those_declared(case: MethodCase) -> None:
     """A run in a declared scenario finishes; in any other scenario it is refused."""
-    scenarios: tuple[Scenario, ...] = get_args(Scenario)
-    for scenario in scenarios:
-        scenario_is_as_declared(case, scenario)
+    declared = case.make().scenarios
+    for scenario in get_args(Scenario):
+        if scenario in declared or _can_be_tried(scenario):
+            scenario_is_as_declared(case, scenario)
+
+
+def _can_be_tried(scenario: Scenario) -> bool:
+    """Whether what tests need in a scenario is installed."""
+    try:
+        measure_of(scenario).require()
+    except ConfigError:
+        return False
+    return True
 
 
 def scenario_is_as_declared(case: MethodCase, scenario: Scenario) -> None:

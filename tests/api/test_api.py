@@ -144,6 +144,8 @@ def test_predictions_have_the_accuracy_of_the_runs_tests(run: cfl.Run) -> None:
 
 
 def test_images_that_cannot_be_are_refused(run: cfl.Run) -> None:
+    with pytest.raises(ConfigError, match=r"^images = 'str' .*an array or a tensor; cfl predict reads files"):
+        run.predict("x.png")
     with pytest.raises(ConfigError, match=r"images = \[3, 1, 5, 4\].*\[N, 1, 4, 4\]"):
         run.predict(torch.zeros(3, 1, 5, 4))
     with pytest.raises(ConfigError, match=r"torch\.int32"):

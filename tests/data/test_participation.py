@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from support.tiny import permuted, tiny_data
 
 from cfl.data.participation import AllClients, Joining, Participation, RandomShare
 from cfl.data.schedule import Schedule
@@ -88,3 +91,41 @@ def test_bad_settings_are_refused() -> None:
     for rule in (AllClients(), RandomShare(0.5), Joining(1, 1)):
         with pytest.raises(ConfigError, match=r"data\.num_clients = 0"):
             rule.members(0, 2, seed=0)
+
+
+class Mine(Participation):
+    """Gives what it is told to."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def members(self, num_clients: int, num_tasks: int, seed: int) -> Any:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "NoneType"),
+        ([[0, 1]], "1 tasks"),
+        ([[0.0], [1]], r"float64 \[1\] for task 0"),
+        ([[0], []], r"float64 \[0\] for task 1"),
+        ([[0], 1], r"int64 \[\] for task 1"),
+        ([[0, 4], [0]], "2 clients for task 0, the first 0 and the last 4"),
+        ([[0], [-1, 0]], "2 clients for task 1, the first -1 and the last 0"),
+        ([[2, 1], [0]], "2 clients for task 0, the first 2 and the last 1"),
+        ([[0], [1, 1]], "2 clients for task 1, the first 1 and the last 1"),
+    ],
+    ids=str,
+)
+def test_clients_that_there_are_not_are_refused(found: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^data\.participation = 'Mine, which gives {said}' cannot work; valid: "):
+        tiny_data(permuted(2), num_clients=4, participation=Mine(found)).setup("fit")
+
+
+def test_a_rule_of_ones_own_needs_no_name_and_may_give_lists() -> None:
+    data = tiny_data(permuted(2), num_clients=4, participation=Mine([[0, 2], np.array([3], dtype=np.uint8)]))
+    data.setup("fit")
+    assert data.participation.name == "mine"
+    assert [clients.tolist() for clients in data.members] == [[0, 2], [3]]
+    assert {clients.dtype for clients in data.members} == {np.dtype(np.int64)}

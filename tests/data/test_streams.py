@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
+from support.tiny import tiny_data
 
 import cfl  # noqa: F401  before torchvision
+from cfl.data.partitions import IID
 from cfl.data.sources.base import Source
 from cfl.data.streams import ClassSplit, Mixture, Permuted, Rotated, Sequence, Stream
-from cfl.data.types import ImageSet, PixelTransform
+from cfl.data.types import ImageSet, PixelTransform, Task
 from cfl.runtime.errors import ConfigError
 
 ROOT = Path("unused")
@@ -93,6 +97,60 @@ def test_names_and_shared_labels() -> None:
         "sequence-colour-gray": False,
     }
     assert Sequence([Noise("cifar10"), Noise("mnist")]).name == "sequence-cifar10-mnist"
+
+
+class Own(Stream):
+    """A stream of the user's own: the classes of digits, three and two of them."""
+
+    num_tasks = 2
+    classes_per_task = [3, 2]  # noqa: RUF012
+    shape = (1, 4, 4)
+    shared_labels = False
+
+    def tasks(self, root: Path, seed: int) -> list[Task]:
+        return [own_task(classes) for classes in (3, 2)]
+
+
+def own_task(classes: int, first: int = 0, size: int = 4) -> Task:
+    labels = torch.arange(24) % classes + first
+    samples = ImageSet(torch.zeros(24, 1, size, size, dtype=torch.uint8), labels)
+    return Task("own", samples, samples, classes, PixelTransform((0.5,), (0.5,)))
+
+
+def test_a_stream_of_ones_own_needs_no_name() -> None:
+    data = tiny_data(Own(), num_clients=2, partition=IID())
+    data.setup("fit")
+    assert data.stream.name == "own"
+    assert data.num_outputs == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_tasks": None}, "Own, whose num_tasks is None' cannot work; valid: an integer of at least 1"),
+        ({"num_tasks": 0}, "Own, whose num_tasks is 0'"),
+        ({"shape": (4, 4)}, "Own, whose shape is (4, 4)' cannot work; valid: (C, H, W)"),
+        ({"classes_per_task": 3}, "Own, whose classes_per_task is 3'"),
+        ({"classes_per_task": [3]}, "Own, with 1 classes_per_task and 2 tasks' cannot work; valid: one for each task"),
+        ({"shared_labels": None}, "Own, without shared_labels'"),
+        ({"tasks": lambda *_: None}, "Own, whose tasks are no list of cfl.data.types.Task'"),
+        ({"tasks": lambda *_: [own_task(3)]}, "Own, which gives 1 tasks' cannot work; valid: 2, as num_tasks says"),
+        (
+            {"tasks": lambda *_: [own_task(3), own_task(2, first=3)]},
+            "Own, whose training labels run from 3 to 4 in task 1' cannot work; valid: 0 to 1, as classes_per_task",
+        ),
+        (
+            {"tasks": lambda *_: [own_task(3, size=5), own_task(2)]},
+            "Own, whose training images have the shape [1, 5, 5] in task 0' cannot work; valid: the announced [1, 4",
+        ),
+    ],
+)
+def test_a_stream_that_is_not_what_it_announces_is_refused(changes: dict[str, Any], said: str) -> None:
+    stream = Own()
+    for name, value in changes.items():
+        setattr(stream, name, value)
+    with pytest.raises(ConfigError, match=f"^data.stream = '{re.escape(said)}"):
+        tiny_data(stream, num_clients=2, partition=IID()).setup("fit")
 
 
 # Permuted

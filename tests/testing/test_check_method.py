@@ -16,6 +16,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.methods import FedProx, Method
 from cfl.methods.base import Report
+from cfl.metrics.measures.detection import Detection
 from cfl.runtime.errors import ConfigError
 from cfl.testing import PROPERTIES, check_method
 
@@ -409,3 +410,22 @@ def test_what_makes_no_methods_is_refused() -> None:
         check_method(FedProx, networks=None)
     with pytest.raises(ValueError, match="need what pickles"):
         check_method(lambda: FedProx(1.0), skip=list(PROPERTIES), processes=2)
+
+
+def test_a_method_that_knows_no_boxes_is_checked_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not part of a plain installation. A method that declares detection is refused as a run would be."""
+
+    def refuse(_: object) -> None:
+        raise ConfigError("data.scenario", "detection", "an installation with pycocotools")
+
+    monkeypatch.setattr(Detection, "require", refuse)
+    skip = [name for name in PROPERTIES if name != "scenarios"]
+    check_method(Decays, skip=skip)
+    with pytest.raises(ConfigError, match="an installation with pycocotools"):
+        check_method(KnowsBoxes, skip=skip)
+
+
+class KnowsBoxes(Decays):
+    """Declares detection as well."""
+
+    scenarios = Decays.scenarios | {"detection"}

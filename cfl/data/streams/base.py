@@ -51,7 +51,7 @@ class Stream(ABC):
     """A sequence of tasks. Everything except :meth:`tasks` is known without reading a file.
 
     Attributes:
-        name: short lower-case name for reports and run names, e.g. ``permuted-digits``.
+        name: short lower-case name for reports and run names, e.g. ``permuted-digits``; the class's if it gives none.
         num_tasks: number of tasks.
         classes_per_task: number of classes of each task, ``num_tasks`` entries.
         shape: ``(C, H, W)`` of the network's input, the same for every task.
@@ -63,6 +63,11 @@ class Stream(ABC):
     classes_per_task: list[int]
     shape: tuple[int, int, int]
     shared_labels: bool
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__.lower()
 
     @abstractmethod
     def tasks(self, root: Path, seed: int) -> list[Task]:
