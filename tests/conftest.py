@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,16 @@ def data_root() -> Path:
     if not Path(named).is_dir():
         pytest.skip(f"needs real data: CFL_DATA_ROOT names {named}, which is no folder")
     return Path(named)
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Any]:
+    """Two connected processes, for all tests of a module."""
+    from support.tiny_parallel import Crew
+
+    crew = Crew(2)
+    yield crew
+    crew.close()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import copy
 import io
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -224,13 +223,6 @@ def test_personal_models_are_counted_by_the_mean_over_clients(tmp_path: Path) ->
 
 
 # Several processes.
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    crew = Crew(2)
-    yield crew
-    crew.close()
 
 
 def in_crew(arguments: tuple[str, ...]) -> tuple[int, str]:

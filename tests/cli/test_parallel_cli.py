@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,6 @@ from cfl.training import gathering
 
 STRATEGY = ("--trainer.strategy", "cfl.training.strategy.ClientParallel")
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    crew = Crew(2)
-    yield crew
-    crew.close()
 
 
 def cli(arguments: tuple[str, ...], moment: tuple[str, int, int] | None) -> tuple[int, str, str]:

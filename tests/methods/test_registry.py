@@ -212,13 +212,6 @@ def test_what_holds_for_every_method(name: str, prop: str) -> None:
     PROPERTIES[prop](CASES[name])
 
 
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    crew = Crew(2)
-    yield crew
-    crew.close()
-
-
 @each_method
 def test_two_processes_compute_what_one_does(name: str, crew: Crew) -> None:
     case = CASES[name]

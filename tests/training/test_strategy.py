@@ -375,13 +375,6 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    crew = Crew(2)
-    yield crew
-    crew.close()
-
-
-@pytest.fixture(scope="module")
 def three() -> Iterator[Crew]:
     crew = Crew(3)
     yield crew
