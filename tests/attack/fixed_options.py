@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from support.foreign import BOMB
+
 from attack.fixed_case import TINY, Case, Wanted
-from attack.fixed_texts import BOMB
 
 
 def options(*words: str, names: tuple[str, ...] = (), wanted: Wanted = "warned") -> Case:

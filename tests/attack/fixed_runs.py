@@ -7,9 +7,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from support.foreign import BOMB
+
 from attack import children, points
 from attack.fixed_case import TINY, Case, Wanted
-from attack.fixed_texts import BOMB
 
 
 def _in_a_run(spoil: Callable[[Path], object], *command: str, wanted: Wanted = "warned") -> Case:

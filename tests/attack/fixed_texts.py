@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from support.foreign import BOMB
+
 from attack.fixed_case import TINY, Case, Wanted
 
 
@@ -29,10 +31,6 @@ def _at_path(make: Callable[[Path], object], *names: str) -> Case:
 
     return Case(made, names or ("case.yaml",), "refused")
 
-
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
 
 CASES: dict[str, Case] = {
     "yaml bomb": text(BOMB),

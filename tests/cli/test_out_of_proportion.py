@@ -16,7 +16,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 from support import tiny_cli
-from support.foreign import bomb
+from support.foreign import BOMB
 from torch.utils.data import TensorDataset
 
 from cfl.callbacks import (
@@ -302,7 +302,7 @@ def test_refused_in_one_sentence(
 
 
 FILES: dict[str, tuple[str, str]] = {
-    "bomb": (bomb(9, 9), "valid: a YAML file (line 5: aliases that repeat"),
+    "bomb": (BOMB, "valid: a YAML file (line 5: aliases that repeat"),
     "recursion": ("data: &a {stream: *a}", "valid: a YAML file (line 1: *a within what it stands for)"),
     "brackets": ("data: " + "[" * 10_000, "nested more than 100 levels deep"),
     "key again": ("data: {num_clients: 3}\nrun:\ndata: {num_clients: 4}", "data is in line 1 and again in line 3"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.foreign import bomb
+from support.foreign import BOMB
 
 from cfl.runtime import yaml_file
 from cfl.runtime.yaml_file import MOST_BYTES, BadYAML, ambiguous, parse_yaml, read_yaml
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 REFUSED: dict[str, tuple[str | bytes, str]] = {
-    "bomb": (bomb(9, 9), "line 5: aliases that repeat more than 100000"),
+    "bomb": (BOMB, "line 5: aliases that repeat more than 100000"),
     "alias within its own list": ("a: &a [*a]", "line 1: *a within what it stands for"),
     "alias within its own mapping": ("a: &a\n  b: {c: *a}", "line 2: *a within"),
     "merged into itself": ("a: &a {<<: *a}", "line 1: *a within"),

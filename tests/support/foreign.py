@@ -9,13 +9,10 @@ from typing import Any
 
 import yaml
 
-
-def bomb(each: int, levels: int) -> str:
-    """YAML that stands for ``each ** levels`` texts in a few hundred characters."""
-    lines = ["a0: &a0 [" + ", ".join(["lol"] * each) + "]"]
-    lines += [f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * each) + "]" for n in range(1, levels)]
-    return "\n".join(lines)
-
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+"""YAML that stands for ``9 ** 9`` texts in a few hundred characters; its last key is ``i``."""
 
 TRAP = """
 from pathlib import Path
