@@ -20,15 +20,7 @@ def results(folder: Path) -> dict[str, Any]:
     found["kept"] = {
         topic: {str(client): states.get(topic, client) for client in sorted(states.holders(topic))} for topic in kept
     }
-    timeless: dict[str, Any] = _without_times(found)
-    return timeless
-
-
-def _without_times(tree: Any) -> Any:
-    """A tree without what clocks say: methods measure some of what they do."""
-    if isinstance(tree, dict):
-        return {key: _without_times(value) for key, value in tree.items() if "seconds" not in str(key)}
-    return [_without_times(value) for value in tree] if isinstance(tree, list) else tree
+    return found
 
 
 def files(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from support import tiny_cli
 from support.tiny_cli import VARIANTS
-from support.tiny_parallel import Crew, arrays, assert_close, free_port
+from support.tiny_parallel import Crew, arrays, free_port
 
 from cfl.training import gathering
 
@@ -56,7 +56,7 @@ def assert_same_results(folder: Path, expected: Path) -> None:
     ours, theirs = (numbers(arrays(tiny_cli.results(f))) for f in (folder, expected))
     for found in (ours, theirs):
         found["summary"] = {k: v for k, v in found["summary"].items() if k not in ("processes", "machine")}
-    assert_close(ours, theirs, 2e-5)
+    tiny_cli.assert_same(ours, theirs, 2e-5)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from cfl.callbacks import RoundCheckpoint, RunRecord
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.main import main
+from cfl.testing.comparing import difference
 from cfl.training.client import Client
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -109,46 +110,23 @@ def checkpoint(folder: Path) -> dict[str, Any]:
     return content
 
 
-MEASURED = ("seconds", "finished_at", "gpse_seconds", "memory_seconds")
-"""Names of what differs between two equal runs: clock readings."""
-
-
 def results(folder: Path) -> dict[str, Any]:
     """Everything a run leaves that must not depend on whether it was interrupted."""
     saved = checkpoint(folder)
-    found = {
+    return {
         "matrix": (folder / "accuracy_matrix.csv").read_text(),
         "tables": {path.name: rows(path) for path in sorted(folder.glob("*.csv"))},
         "clients": {path.name: path.read_text() for path in sorted(folder.glob("clients/*.csv"))},
-        "summary": summary(folder),
+        "summary": {key: value for key, value in summary(folder).items() if key != "finished_at"},
         "weights": saved["state_dict"],
         "federation": saved["federation"],
     }
-    return without_clocks(found)
 
 
-def without_clocks(tree: Any) -> Any:
-    """Nested dictionaries and lists without the entries named in MEASURED."""
-    if isinstance(tree, dict):
-        return {key: without_clocks(value) for key, value in tree.items() if key not in MEASURED}
-    return [without_clocks(value) for value in tree] if isinstance(tree, list | tuple) else tree
-
-
-def assert_same(ours: Any, theirs: Any, place: str = "") -> None:
-    """Bitwise equality of nested dictionaries, lists, tensors and values; names the first place that differs."""
-    if isinstance(ours, dict):
-        assert list(ours) == list(theirs), place
-        for key in ours:
-            assert_same(ours[key], theirs[key], f"{place}/{key}")
-    elif isinstance(ours, list):
-        assert len(ours) == len(theirs), place
-        for number, (left, right) in enumerate(zip(ours, theirs, strict=True)):
-            assert_same(left, right, f"{place}/{number}")
-    elif isinstance(ours, torch.Tensor):
-        assert ours.dtype == theirs.dtype, place
-        assert torch.equal(ours.nan_to_num(nan=-1.0), theirs.nan_to_num(nan=-1.0)), place
-    else:
-        assert ours == theirs, place
+def assert_same(ours: Any, theirs: Any, tolerance: float = 0.0) -> None:
+    """Equality of nested results but for seconds: see :func:`cfl.testing.comparing.difference`."""
+    differs = difference(ours, theirs, tolerance)
+    assert differs is None, differs
 
 
 # Processes that die.

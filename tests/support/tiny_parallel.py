@@ -1,11 +1,9 @@
-"""Several processes at once: comparing what they know, and a method that fails in them."""
+"""Several processes at once, and a method that fails in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from cfl.engines.cohort import Cohort
@@ -18,27 +16,10 @@ __all__ = [
     "Failed",
     "Poison",
     "arrays",
-    "assert_close",
     "environment",
     "free_port",
     "several",
 ]
-
-
-def assert_close(found: Any, expected: Any, tolerance: float, place: str = "") -> None:
-    """Equality of nested dictionaries and lists, floating point arrays up to ``tolerance``."""
-    if isinstance(expected, Mapping):
-        assert set(found) == set(expected), place
-        for key, value in expected.items():
-            assert_close(found[key], value, tolerance, f"{place}/{key}")
-    elif isinstance(expected, list):
-        assert len(found) == len(expected), place
-        for number, (left, right) in enumerate(zip(found, expected, strict=True)):
-            assert_close(left, right, tolerance, f"{place}/{number}")
-    elif isinstance(expected, np.ndarray | float):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance, err_msg=place)
-    else:
-        assert found == expected, place
 
 
 class Poison(Method):

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
+from support import tiny_cli
 from support.tiny import (
     MOMENTUM,
     ConvNet,
@@ -32,7 +33,7 @@ from support.tiny import (
     tiny_data,
     weights,
 )
-from support.tiny_parallel import Crew, arrays, assert_close, several
+from support.tiny_parallel import Crew, arrays, several
 
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
@@ -401,12 +402,12 @@ def assert_the_same_as_one_process(crew: Crew, variant: str) -> None:
     tolerance = 1e-6 if "fot" in variant or "gpm" in variant else 1e-10  # sketches and bases are float32
     for result in results:
         # States of clients, methods and server, byte counts, skipped clients, accuracy counts.
-        assert_close(result["state"], one["state"], tolerance)
+        tiny_cli.assert_same(result["state"], one["state"], tolerance)
         np.testing.assert_allclose(
             result["matrix"], one["matrix"], rtol=1e-10 if variant in ("density", "confedmade") else 0
         )
-        assert_close(result["witness"]["losses"], one["witness"]["losses"], 1e-5)
-        assert_close(result["witness"]["models"], one["witness"]["models"], tolerance)
+        tiny_cli.assert_same(result["witness"]["losses"], one["witness"]["losses"], 1e-5)
+        tiny_cli.assert_same(result["witness"]["models"], one["witness"]["models"], tolerance)
     assert [result["rank"] for result in results] == list(range(len(results)))
     initial = one["witness"]["models"][0]
     assert variant == "all personal" or any(not np.array_equal(one["weights"][n], initial[n]) for n in initial)
@@ -423,8 +424,8 @@ def test_processes_have_as_many_blocks_and_the_same_numbers(three: Crew, variant
     """Whatever each has measured in a trial."""
     one = alone(variant)
     for result in three.run(train, variant, len(three.pipes), True, None, engine, True):
-        assert_close(result["weights"], one["weights"], 1e-8)
-        assert_close(result["state"]["clients"], one["state"]["clients"], 1e-8)
+        tiny_cli.assert_same(result["weights"], one["weights"], 1e-8)
+        tiny_cli.assert_same(result["state"]["clients"], one["state"]["clients"], 1e-8)
 
 
 @pytest.mark.parametrize("variant", ["unequal clients", "fot", "personal", "task-incremental"])
@@ -436,7 +437,7 @@ def test_one_process_may_have_the_strategy_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as ``alone``; else the strategy takes all cores
     crew = Crew(1)
     (result,) = crew.run(train, "fot all", 1, True, several(1))
-    assert_close(result["state"], alone("fot all")["state"], 0.0)
+    tiny_cli.assert_same(result["state"], alone("fot all")["state"], 0.0)
     crew.close()
 
 
@@ -464,7 +465,7 @@ def test_the_work_is_shared_out(three: Crew, variant: str) -> None:
 def test_in_float32_all_processes_hold_the_same_bits(crew: Crew) -> None:
     one, results = alone("unequal clients", False), crew.run(train, "unequal clients", len(crew.pipes), False)
     for result in results:
-        assert_close(result["weights"], one["weights"], 1e-6)
+        tiny_cli.assert_same(result["weights"], one["weights"], 1e-6)
         for after, first in zip(result["witness"]["models"], results[0]["witness"]["models"], strict=True):
             for name, value in first.items():
                 assert value.dtype == np.float32
