@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 from pathlib import Path
@@ -68,17 +67,12 @@ def run(pets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_classes_have_names_and_the_accuracy_of_the_runs_tests(
     run: Path, pets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "classes.csv"
     assert predict("--ckpt_path", str(run / "last.ckpt"), str(pets / "test"), "--out", str(out)) == 0
-    rows = table(out)
+    rows = tiny_cli.rows(out)
     assert [row["image"] for row in rows] == sorted(map(str, (pets / "test").rglob("*.png")))
     found = {name: [row["class"] for row in rows if Path(row["image"]).parent.name == name] for name in CLASSES}
     right = {name: 100 * sum(one == name for one in found[name]) / len(found[name]) for name in CLASSES}
@@ -96,7 +90,7 @@ def test_probabilities_by_hand(run: Path, pets: Path, tmp_path: Path, capsys: py
     pixels = np.random.default_rng(5).integers(0, 256, (8, 20, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file)
     assert predict(str(file), "--ckpt_path", str(run), "--top", "9", "--out", str(tmp_path / "p.csv")) == 0
-    (row,) = table(tmp_path / "p.csv")
+    (row,) = tiny_cli.rows(tmp_path / "p.csv")
     middle = Image.fromarray(pixels).resize((4, 4), Image.Resampling.BILINEAR, box=(6, 0, 14, 8))
     network = MLP((3, 4, 4), 4, hidden=[8])
     held = tiny_cli.checkpoint(run)["state_dict"]
@@ -174,7 +168,7 @@ def test_values_with_blanks_are_no_files(run: Path, pets: Path, tmp_path: Path) 
     for options in (["--run.dir", str(folder)], [f"--run.dir={folder}"]):
         out = tmp_path / "p.csv"
         assert predict("--ckpt_path", "last", *options, file, "--out", str(out)) == 0
-        assert [row["image"] for row in table(out)] == [file]
+        assert [row["image"] for row in tiny_cli.rows(out)] == [file]
         out.unlink()
 
 
@@ -182,7 +176,7 @@ def test_a_configuration_file_by_its_short_option_is_no_image(run: Path, pets: P
     file, out = str(pets / "test" / "ant" / "00.png"), tmp_path / "p.csv"
     given = ("--ckpt_path", str(run / "last.ckpt"), "-c", str(run / "config.yaml"), file, "--out", str(out))
     assert predict(*given) == 0
-    assert [row["image"] for row in table(out)] == [file]
+    assert [row["image"] for row in tiny_cli.rows(out)] == [file]
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +201,7 @@ def test_a_task_incremental_run_needs_the_task(task_run: Path, tmp_path: Path, c
     assert predict(*given) == 2
     assert "error: --task = None cannot work; valid: an integer between 0 and 1" in capsys.readouterr().err
     assert predict(*given, "--task", "1", "--top", "3") == 0
-    rows = table(tmp_path / "p.csv")
+    rows = tiny_cli.rows(tmp_path / "p.csv")
     assert [row["image"] for row in rows] == [f"{tmp_path / 'mine.npz'}[{row}]" for row in range(int(own.sum()))]
     assert {row["class"] for row in rows} == {"2", "3"}
     assert "class_3" not in rows[0]
@@ -277,7 +271,7 @@ def test_features_are_standardised_as_in_training(tmp_path: Path, capsys: pytest
         {"data.stream": stream, "data.partition": "IID", "data.scenario": "class", "run.dir": folder},
     )
     assert predict("--ckpt_path", str(folder), str(file), "--out", str(tmp_path / "p.csv")) == 0
-    rows = table(tmp_path / "p.csv")
+    rows = tiny_cli.rows(tmp_path / "p.csv")
     assert [row["row"] for row in rows[:2]] == [f"{file}[0]", f"{file}[1]"]
     _, test = Features(str(file)).load(Path())
     assert [row["class"] for row in rows] == [f"kind {k}" for k in run.predict(test.images).tolist()]
@@ -308,12 +302,12 @@ def test_features_are_standardised_as_in_training(tmp_path: Path, capsys: pytest
     _ = again.model, other.model
     assert torch.equal(again.predict(held["test_features"]), before)
     assert predict("--ckpt_path", str(folder), str(tmp_path / "new.npy"), "--out", str(tmp_path / "o.csv")) == 0
-    assert [row["class"] for row in table(tmp_path / "o.csv")] == [row["class"] for row in rows]
+    assert [row["class"] for row in tiny_cli.rows(tmp_path / "o.csv")] == [row["class"] for row in rows]
 
     file.unlink()
     without = tmp_path / "w.csv"
     assert predict("--ckpt_path", str(folder), str(tmp_path / "new.npy"), "--out", str(without)) == 0
-    found = table(without)
+    found = tiny_cli.rows(without)
     assert [(row["class"], row["probability"]) for row in found] == [(row["class"], row["probability"]) for row in rows]
 
 
@@ -333,7 +327,7 @@ def test_numbers_are_predicted_for_the_rows_of_a_table(tmp_path: Path, capsys: p
     (tmp_path / "new.csv").write_text("weight,age\n1,2\n3,5.5\n")
     given = ("--ckpt_path", str(tmp_path / "run"), str(tmp_path / "new.csv"))
     assert predict(*given, "--out", str(tmp_path / "p.csv")) == 0
-    rows = table(tmp_path / "p.csv")
+    rows = tiny_cli.rows(tmp_path / "p.csv")
     assert [row["row"] for row in rows] == [f"{tmp_path}/new.csv[0]", f"{tmp_path}/new.csv[1]"]
     standardised = torch.from_numpy((new - x[:60].mean(0)) / x[:60].std(0))[:, None, None]
     expected = run.model(standardised).flatten().tolist()

@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from support import tiny_cli
-from support.tiny import SaveAfter, fit, norm_net, tiny_client, tiny_data, weights
+from support.tiny import SaveAfter, fit, kept_by, norm_net, tiny_client, tiny_data, weights
 from support.tiny_parallel import Crew
-from torch import Tensor
 
 from cfl.callbacks import RoundCheckpoint, RunRecord
 from cfl.callbacks.checkpoint_file import StreamedCheckpoints
@@ -43,10 +42,6 @@ def limited(limit: str) -> tuple[str, ...]:
     return "--federated.client_state_memory_mb", limit
 
 
-def kept(federation: Federation) -> dict[int, dict[str, Tensor]]:
-    return {c: federation.clients.get("model", c) or {} for c in federation.clients.holders("model")}
-
-
 @pytest.mark.parametrize(("layers", "batchnorm"), [(["*"], "average"), (["head.*"], "local")])
 @pytest.mark.parametrize("limit", [0, 0.001])
 def test_where_it_is_kept_changes_no_bit(layers: list[str], batchnorm: str, limit: float) -> None:
@@ -68,10 +63,10 @@ def test_where_it_is_kept_changes_no_bit(layers: list[str], batchnorm: str, limi
     assert there.clients.on_disk("model")
     assert not here.clients.on_disk("model")
     assert there.clients.bytes() == here.clients.bytes() > 1000
-    tiny_cli.assert_same(kept(there), kept(here))
+    tiny_cli.assert_same(kept_by(there), kept_by(here))
     tiny_cli.assert_same(weights(there), weights(here))
     tiny_cli.assert_same(there.accuracy.state_dict(), here.accuracy.state_dict())
-    dtypes = {tensor.dtype for tensor in kept(here)[here.clients.holders("model")[0]].values()}
+    dtypes = {tensor.dtype for tensor in kept_by(here)[here.clients.holders("model")[0]].values()}
     assert dtypes == {torch.float32, torch.int64}
 
 
@@ -151,7 +146,7 @@ def test_checkpoints_of_other_writers_hold_everything_too(limit: int | None, tmp
     whole = fit(client_of(data), data, options, callbacks=[SaveAfter(3, path)])
     data = tiny_data(schedule=schedule)
     resumed = fit(client_of(data), data, options, ckpt_path=path)
-    tiny_cli.assert_same(kept(resumed), kept(whole))
+    tiny_cli.assert_same(kept_by(resumed), kept_by(whole))
     ways = (StreamedCheckpoints(), TorchCheckpointIO())
     found, expected = (way.load_checkpoint(path, weights_only=True) for way in ways)
     assert vars(found["state_dict"]) == vars(expected["state_dict"])  # which holds the modules' versions

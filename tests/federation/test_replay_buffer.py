@@ -23,7 +23,7 @@ from support.naive_replay import (
     replay_client,
     word,
 )
-from support.tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
+from support.tiny import UNBALANCED, SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
 from support.tiny_cli import printed_config
 from torch import Tensor
 from torch.func import functional_call
@@ -33,7 +33,6 @@ from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
-from cfl.data.partitions import Dirichlet
 from cfl.data.task_handles import unwrap_tasks
 from cfl.engines import EngineOptions
 from cfl.engines.base import dropout_key
@@ -51,14 +50,12 @@ from cfl.randomness.generators import seed_for
 from cfl.reporting.experiment import config_hash, experiment_of
 from cfl.runtime.errors import ConfigError
 
-UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
-
 
 def unequal(stream: Any = None, width: int = 2, **options: Any) -> FederatedDataModule:
     """Five clients of 3 to 30 samples in batches of 4, three of them in each of four rounds."""
     schedule = {"rounds_per_task": 2, "clients_per_round": 3, "batch_size": 4, "cohort_width": width}
     schedule |= options.pop("schedule", {})
-    return tiny_data(stream, num_clients=5, partition=UNEQUAL, schedule=schedule, **options)
+    return tiny_data(stream, num_clients=5, partition=UNBALANCED, schedule=schedule, **options)
 
 
 class Keep(Method):

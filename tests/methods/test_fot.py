@@ -14,8 +14,12 @@ import torch
 from support.naive import plain_network, train_client
 from support.naive_fot import Grown, Watch, extract, layer_rows, projector, train_images
 from support.tiny import (
+    CONV_INPUTS,
+    MLP_INPUTS,
+    UNEQUAL,
     NetworkFactory,
     StridedNet,
+    deep_mlp,
     double,
     fit,
     mlp,
@@ -38,13 +42,8 @@ from cfl.methods import FOT
 from cfl.methods.components.layer_inputs import covariance, sketch
 from cfl.methods.components.layer_inputs.sketch import LayerSketch
 from cfl.methods.components.subspace import Sketch
-from cfl.models import MLP
 
-deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
-MLP_LAYERS = {"layers.0": 16, "layers.1": 10, "head": 7}
-CONV_LAYERS = {"conv1": 9, "conv2": 18, "fc": 8, "head": 6}
-NORM_LAYERS = {"conv": 9, "fc": 8, "head": 5}
-UNEQUAL = Dirichlet(alpha=1.0, min_samples=3)
+NORM_INPUTS = {"conv": 9, "fc": 8, "head": 5}
 
 
 def run(data: FederatedDataModule, make: NetworkFactory, fot: FOT, **federated: Any) -> tuple[Watch, list[nn.Module]]:
@@ -79,56 +78,56 @@ def without(layers: dict[str, int], *names: str) -> dict[str, int]:
 
 # Networks, rules and options: (network, stream, layers, FOT's options, the same for the plain loop)
 CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, int], dict[str, Any], dict[str, Any]]] = {
-    "mlp": (deep_mlp, permuted, MLP_LAYERS, {"threshold": 0.85}, {"threshold": 0.85}),
+    "mlp": (deep_mlp, permuted, MLP_INPUTS, {"threshold": 0.85}, {"threshold": 0.85}),
     "mlp, gpm": (
         deep_mlp,
         permuted,
-        MLP_LAYERS,
+        MLP_INPUTS,
         {"threshold": 0.9, "rank_rule": "gpm", "sketch_size": 2.5},
         {"threshold": 0.9, "rule": "gpm", "multiples": {"linear": 2.5}},
     ),
-    "convolutions": (partial(StridedNet), permuted, CONV_LAYERS, {"threshold": 0.9}, {"threshold": 0.9}),
+    "convolutions": (partial(StridedNet), permuted, CONV_INPUTS, {"threshold": 0.9}, {"threshold": 0.9}),
     "convolutions, task-incremental": (
         partial(StridedNet),
         lambda tasks: split(tasks, classes=6, train=120),
-        without(CONV_LAYERS, "head"),
+        without(CONV_INPUTS, "head"),
         {"threshold": 0.8, "sketch_size": {"conv": 1, "linear": 3}},
         {"threshold": 0.8, "multiples": {"conv": 1, "linear": 3}},
     ),
     "with biases, in small pieces": (
         partial(StridedNet),
         permuted,
-        CONV_LAYERS,
+        CONV_INPUTS,
         {"threshold": 0.9, "protect_bias": True, "gpse_batch_size": 7},
         {"threshold": 0.9, "biases": True, "batch": 7},
     ),
     "clients' own shares": (
         deep_mlp,
         permuted,
-        MLP_LAYERS,
+        MLP_INPUTS,
         {"threshold": 0.85, "residual_share": "client_mean"},
         {"threshold": 0.85, "client_mean": True},
     ),
     "one direction at least": (
         deep_mlp,
         permuted,
-        MLP_LAYERS,
+        MLP_INPUTS,
         {"threshold": 0.1, "minimum_rank": 1},
         {"threshold": 0.1, "minimum": 1},
     ),
-    "dropout": (partial(StridedNet, dropout=0.5), permuted, CONV_LAYERS, {"threshold": 0.9}, {"threshold": 0.9}),
-    "batchnorm": (norm_net, permuted, NORM_LAYERS, {"threshold": 0.9}, {"threshold": 0.9}),
+    "dropout": (partial(StridedNet, dropout=0.5), permuted, CONV_INPUTS, {"threshold": 0.9}, {"threshold": 0.9}),
+    "batchnorm": (norm_net, permuted, NORM_INPUTS, {"threshold": 0.9}, {"threshold": 0.9}),
     "chosen layers": (
         partial(StridedNet),
         permuted,
-        without(CONV_LAYERS, "fc", "conv1"),
+        without(CONV_INPUTS, "fc", "conv1"),
         {"threshold": 0.9, "layers": ["conv2", "he*"]},
         {"threshold": 0.9},
     ),
     "first layer frozen": (
         partial(StridedNet),
         permuted,
-        without(CONV_LAYERS, "conv1"),
+        without(CONV_INPUTS, "conv1"),
         {"threshold": 0.9, "freeze_first_layer": True},
         {"threshold": 0.9},
     ),
@@ -186,7 +185,7 @@ def test_local_models_are_sketched_as_their_clients_have_just_trained_them() -> 
             train_client(local[client], data, plan, client, sgd)
             local[client].eval()
         sketched = {"global": dict.fromkeys(plan.clients, networks[0]), "local": local}[model]
-        expected = extract(sketched, data, 0, nothing_yet(MLP_LAYERS), 0.85, multiples={"linear": 5})
+        expected = extract(sketched, data, 0, nothing_yet(MLP_INPUTS), 0.85, multiples={"linear": 5})
         assert_extracted(fot, watch, data, 0, expected)
         results[model] = projector(fot.bases["layers.1"])
     assert abs(results["global"] - results["local"]).max() > 1e-2
@@ -199,7 +198,7 @@ def test_all_clients_of_the_task_or_those_of_its_last_round() -> None:
         fot = FOT(threshold=0.85, gpse_clients=who)  # type: ignore[arg-type]
         watch, networks = run(data, double(deep_mlp), fot)
         sketched = dict.fromkeys(clients, networks[0])
-        expected = extract(sketched, data, 0, nothing_yet(MLP_LAYERS), 0.85, multiples={"linear": 5})
+        expected = extract(sketched, data, 0, nothing_yet(MLP_INPUTS), 0.85, multiples={"linear": 5})
         assert_extracted(fot, watch, data, 0, expected)
         results[who] = projector(fot.bases["layers.0"])
     assert abs(results["all"] - results["sampled"]).max() > 1e-2
@@ -224,7 +223,7 @@ def test_batch_statistics_in_gpse_are_those_that_clients_are_evaluated_with(batc
     for c in range(4):
         networks[c] = plain_network(data, double(norm_net), {**watch.models[2], **kept[c]}).train(batchnorm == "drop")
     assert bool(kept[0]) == (batchnorm == "local")
-    expected = extract(networks, data, 0, nothing_yet(NORM_LAYERS), 0.9, multiples={"conv": 5, "linear": 5}, batch=11)
+    expected = extract(networks, data, 0, nothing_yet(NORM_INPUTS), 0.9, multiples={"conv": 5, "linear": 5}, batch=11)
     assert_extracted(fot, watch, data, 0, expected)
 
 

@@ -11,9 +11,23 @@ import pytest
 import torch
 from support.naive import plain_network, train_client
 from support.naive_fot import Grown, Watch, extract, projector
-from support.tiny import NetworkFactory, StridedNet, double, fit, mlp, permuted, sgd, tiny_client, tiny_data
+from support.tiny import (
+    CONV_INPUTS,
+    MLP_INPUTS,
+    UNEQUAL,
+    NetworkFactory,
+    StridedNet,
+    deep_mlp,
+    double,
+    fit,
+    mlp,
+    permuted,
+    sgd,
+    tiny_client,
+    tiny_data,
+)
 
-from cfl.data.partitions import IID, Dirichlet
+from cfl.data.partitions import IID
 from cfl.federation.channel import Channel
 from cfl.methods import FOT
 from cfl.methods.components.capacity import room_for
@@ -21,24 +35,19 @@ from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.layer_inputs.covariance_message import CovarianceMessage
 from cfl.methods.components.layer_inputs.packed import pack, unpack
 from cfl.methods.components.subspace import choose_rank, project
-from cfl.models import MLP
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
 from cfl.testing import check_method
 from cfl.testing.method_case import MethodCase
 from cfl.testing.processes import processes_do_not_matter
 
-deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
-LAYERS: dict[NetworkFactory, dict[str, int]] = {
-    deep_mlp: {"layers.0": 16, "layers.1": 10, "head": 7},
-    StridedNet: {"conv1": 9, "conv2": 18, "fc": 8, "head": 6},
-}
+LAYERS: dict[NetworkFactory, dict[str, int]] = {deep_mlp: MLP_INPUTS, StridedNet: CONV_INPUTS}
 SCHEDULE = {"rounds_per_task": 2, "clients_per_round": 3}
 
 
 def run(make: NetworkFactory, fot: FOT, tasks: int = 3, **data_options: Any) -> tuple[Any, Watch, list[Any]]:
     """A whole run, and the global networks at the end of each task."""
-    options = {"partition": Dirichlet(alpha=1.0, min_samples=3), "schedule": SCHEDULE, **data_options}
+    options = {"partition": UNEQUAL, "schedule": SCHEDULE, **data_options}
     data, watch = tiny_data(permuted(tasks), **options), Watch(fot)
     fit(tiny_client(data, double(make), sgd, {"fot": fot}), data, None, [watch])
     networks = [plain_network(data, double(make), watch.models[2 * (task + 1)]).eval() for task in range(tasks)]

@@ -15,8 +15,12 @@ import torch
 from support.naive_fot import Watch, projector
 from support.naive_memories import chosen_samples, inputs_of, multiply, run_rounds
 from support.tiny import (
+    CONV_LAYERS,
+    MLP_LAYERS,
+    UNEQUAL,
     NetworkFactory,
     StridedNet,
+    deep_mlp,
     double,
     fit,
     mlp,
@@ -31,17 +35,12 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
-from cfl.data.partitions import IID, Dirichlet
+from cfl.data.partitions import IID
 from cfl.data.streams import Stream
 from cfl.federation.federation import Federation
 from cfl.methods import GPM, RGO, Method
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
-
-deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
-UNEQUAL = Dirichlet(alpha=1.0, min_samples=3)
-MLP_LAYERS = ["layers.0", "layers.1", "head"]
-CONV_LAYERS = ["conv1", "conv2", "fc", "head"]
 
 
 class PlainGPM:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from support.naive_fot import Watch, layer_rows, projector
 from support.tiny import (
     NetworkFactory,
     StridedNet,
+    deep_mlp,
     double,
     fit,
     mlp,
@@ -32,7 +32,6 @@ from cfl.methods.inferring_fot import residual_shares
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
 
-deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
 LAYERS: dict[NetworkFactory, dict[str, int]] = {
     deep_mlp: {"layers.0": 16, "layers.1": 10},
     StridedNet: {"conv1": 9, "conv2": 18, "fc": 8},

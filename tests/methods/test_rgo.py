@@ -14,8 +14,12 @@ import torch
 from support.naive_fot import Watch, layer_rows
 from support.naive_memories import chosen_samples, multiply, run_rounds
 from support.tiny import (
+    CONV_LAYERS,
+    MLP_LAYERS,
+    UNEQUAL,
     NetworkFactory,
     StridedNet,
+    deep_mlp,
     double,
     fit,
     mlp,
@@ -29,7 +33,7 @@ from support.tiny import (
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.partitions import IID, Dirichlet
+from cfl.data.partitions import IID
 from cfl.data.samples import Samples
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted, Stream
@@ -54,10 +58,6 @@ from cfl.models import MLP, Network
 from cfl.randomness.generators import numpy_generator, torch_generator
 from cfl.runtime.errors import ConfigError
 
-deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
-UNEQUAL = Dirichlet(alpha=1.0, min_samples=3)
-MLP_LAYERS = ["layers.0", "layers.1", "head"]
-CONV_LAYERS = ["conv1", "conv2", "fc", "head"]
 NORM_LAYERS = ["conv", "fc", "head"]
 
 

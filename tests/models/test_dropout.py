@@ -39,18 +39,14 @@ SHAPE = (1, 6, 7)
 RATES = {"maps": 0.25, "units": 0.2, "last": 0.5}
 
 
-def keys(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
-
-
 def masks(samples: int, *of: int) -> dict[str, Tensor]:
-    return DropoutMasks(convert_dropout(Net()), SHAPE).draw(keys(*of), samples)
+    return DropoutMasks(convert_dropout(Net()), SHAPE).draw(torch.tensor(of), samples)
 
 
 def test_layers_and_shapes() -> None:
     network = convert_dropout(Net())
     assert (type(network.maps), type(network.units)) == (CountedDropout2d, CountedDropout)
-    found = DropoutMasks(network, SHAPE).draw(keys(1, 2), 3)
+    found = DropoutMasks(network, SHAPE).draw(torch.tensor([1, 2]), 3)
     assert {name: tuple(mask.shape) for name, mask in found.items()} == {
         "maps": (2, 3, 6, 1, 1),
         "units": (2, 3, 6, 4, 5),
@@ -136,7 +132,7 @@ def test_masks_have_the_shape_of_what_they_drop(shape: tuple[int, ...]) -> None:
 
     network = convert_dropout(Reshaped())
     units = math.prod(shape)
-    drawn = DropoutMasks(network, (1, 1, units)).draw(keys(1, 2), 3)["drop"]
+    drawn = DropoutMasks(network, (1, 1, units)).draw(torch.tensor([1, 2]), 3)["drop"]
     assert drawn.shape == (2, 3, *shape)
     assert set(drawn.flatten().tolist()) == {0.0, 2.0}
     x = torch.rand(3, 1, 1, units)
@@ -161,4 +157,4 @@ def test_a_layer_that_drops_everything_is_refused() -> None:
 def test_a_network_without_dropout_draws_nothing() -> None:
     drawn = DropoutMasks(convert_dropout(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Dropout(0.0))), (1, 2, 2))
     assert not drawn
-    assert drawn.draw(keys(1), 3) == {}
+    assert drawn.draw(torch.tensor([1]), 3) == {}

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from cfl.randomness.counter_bits import random_words, random_words_at
-
-
-def keys(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
 
 
 def splitmix64(key: int, count: int) -> list[int]:
@@ -26,7 +21,7 @@ def splitmix64(key: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("key", [0, 1, 2**62 + 12345, 2**63 - 1, -5])
 def test_words_are_splitmix64(key: int) -> None:
-    found = [word % 2**64 for word in random_words(keys(3, key), 20)[1].tolist()]
+    found = [word % 2**64 for word in random_words(torch.tensor([3, key]), 20)[1].tolist()]
     assert found == splitmix64(key % 2**64, 20)
 
 
@@ -39,13 +34,13 @@ def test_published_words() -> None:
         4593380528125082431,
         16408922859458223821,
     ]
-    assert [word % 2**64 for word in random_words(keys(1234567), 5)[0].tolist()] == expected
+    assert [word % 2**64 for word in random_words(torch.tensor([1234567]), 5)[0].tolist()] == expected
 
 
 @pytest.mark.parametrize("key", [0, 1, 2**62 + 12345, 2**63 - 1, -5])
 def test_words_at_places_are_those_in_a_row(key: int) -> None:
     places = torch.tensor([[7, 0, 3], [7, 19, 1]])
-    expected = torch.tensor([[random_words(keys(key), 20)[0, j] for j in row] for row in places.tolist()])
+    expected = torch.tensor([[random_words(torch.tensor([key]), 20)[0, j] for j in row] for row in places.tolist()])
     assert torch.equal(random_words_at(key, places), expected)
     assert torch.equal(random_words_at(key, places.T), expected.T)
     assert places.tolist() == [[7, 0, 3], [7, 19, 1]]

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
-from torch import Tensor
+from support.made_up import matrix
 
 from cfl.reporting.figures import (
     COLUMN_WIDTH,
@@ -27,11 +27,6 @@ from cfl.reporting.figures import (
 )
 
 NAN = math.nan
-
-
-def matrix(tasks: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return 100 * torch.rand(tasks, tasks, generator=generator, dtype=torch.float64)
 
 
 def numbers(figure: Figure) -> dict[tuple[int, int], str]:

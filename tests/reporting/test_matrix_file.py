@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from support.made_up import matrix
 
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.matrix_file import read_matrix_csv, write_matrix_csv
 
 NAN = math.nan
-
-
-def matrix(tasks: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return 100 * torch.rand(tasks, tasks, generator=generator, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 20])

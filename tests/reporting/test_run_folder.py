@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.made_up import make_density_run
-from torch import Tensor
+from support.made_up import make_density_run, matrix
 
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.matrix_file import write_matrix_csv
@@ -36,11 +35,6 @@ SUMMARY: dict[str, Any] = {
     "clients": 10,
     "config_hash": "a1b2",
 }
-
-
-def matrix(tasks: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return 100 * torch.rand(tasks, tasks, generator=generator, dtype=torch.float64)
 
 
 def run_folder(folder: Path, **changes: Any) -> Path:

@@ -20,6 +20,7 @@ from cfl.metrics.transfer import (
     forgetting_max,
     forward_transfer,
 )
+from cfl.reporting.compare.reading import Reading, read
 from cfl.reporting.matrix_file import read_matrix_csv, write_matrix_csv
 from cfl.reporting.method_names import PRINTED, plain
 
@@ -66,6 +67,12 @@ def matrices(tasks: int, level: float, forgets: float, seed: int) -> tuple[torch
             a[t, i] = level - forgets * (t - i) if i <= t else 12.0
     a = np.clip(a + noise.normal(0, 1.5, a.shape), 1, 99)
     return torch.from_numpy(a), torch.from_numpy(noise.uniform(8, 12, tasks))
+
+
+def matrix(tasks: int, seed: int = 0) -> torch.Tensor:
+    """Accuracies in per cent, drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    return 100 * torch.rand(tasks, tasks, generator=generator, dtype=torch.float64)
 
 
 def make_run(
@@ -147,6 +154,11 @@ def make_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def readings(folder: Path, *runs: dict[str, Any]) -> list[Reading]:
+    """Runs written and read; options of each as for :func:`make_run`."""
+    return [read(make_run(folder / f"run{k}", **options), []) for k, options in enumerate(runs)]
 
 
 def make_density_run(folder: Path, method: str = "fedweit", seed: int = 0, **options: Any) -> Path:

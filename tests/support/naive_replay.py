@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from cfl.data.augmentation import augmentation_words
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.partitions import Dirichlet
 from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
@@ -27,7 +26,7 @@ from cfl.methods import Method
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.training.client import Client
 from support.naive import plain_network
-from support.tiny import NetworkFactory, double, fit, mlp, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import UNBALANCED, NetworkFactory, double, fit, mlp, sgd, split, tiny_client, tiny_data, weights
 
 LR = 0.1
 
@@ -351,7 +350,6 @@ class Training:
             self.reference = torch.stack(list(found.values())).mean(0)
 
 
-UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
 EVEN: dict[str, Any] = {"num_clients": 4, "partition": None, "schedule": {"batch_size": 8}}
 """Options under which no batch has a single sample, which ordinary BatchNorm refuses."""
 
@@ -360,7 +358,7 @@ def replay_data(stream: Any = None, **options: Any) -> FederatedDataModule:
     """Five clients of 3 to 30 samples in batches of 4, three of them in each of four rounds, two side by side."""
     schedule = {"rounds_per_task": 2, "clients_per_round": 3, "batch_size": 4, "cohort_width": 2}
     schedule |= options.pop("schedule", {})
-    return tiny_data(stream, **{"num_clients": 5, "partition": UNEQUAL, "schedule": schedule, **options})
+    return tiny_data(stream, **{"num_clients": 5, "partition": UNBALANCED, "schedule": schedule, **options})
 
 
 SCENARIOS: dict[str, Callable[[], FederatedDataModule]] = {

@@ -27,14 +27,21 @@ from cfl.testing.tiny_runs import Rounds, fit, sgd, tiny_client, tiny_trainer, w
 from cfl.training.client import Client
 
 __all__ = [
+    "CONV_INPUTS",
+    "CONV_LAYERS",
     "DECAY",
+    "MLP_INPUTS",
+    "MLP_LAYERS",
     "MOMENTUM",
+    "UNBALANCED",
+    "UNEQUAL",
     "ConvNet",
     "NetworkFactory",
     "PoolNet",
     "Rounds",
     "SaveAfter",
     "StridedNet",
+    "deep_mlp",
     "double",
     "dropping",
     "fit",
@@ -117,6 +124,17 @@ MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 dropping = partial(MLP, hidden=[12, 8], dropout=[0.2, 0.5])
 
 
+deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
+MLP_INPUTS = {"layers.0": 16, "layers.1": 10, "head": 7}
+CONV_INPUTS = {"conv1": 9, "conv2": 18, "fc": 8, "head": 6}
+"""Sizes of the inputs of the layers of deep_mlp and of StridedNet."""
+MLP_LAYERS, CONV_LAYERS = list(MLP_INPUTS), list(CONV_INPUTS)
+
+
+UNEQUAL = Dirichlet(1.0, 3)
+UNBALANCED = Dirichlet(0.5, 3, balance=False)
+
+
 class PoolNet(Network):
     """Padding and dilation, dropped maps, and dropped units behind a pooling with overlaps and a column left over."""
 
@@ -137,7 +155,7 @@ def five_unequal(
     stream: Stream | None = None, width: int = 2, *, schedule: Mapping[str, Any] | None = None, **options: Any
 ) -> FederatedDataModule:
     """Five unequal clients, three per round, unless said otherwise; arguments as for :func:`tiny_data`."""
-    settings = {"num_clients": 5, "partition": Dirichlet(1.0, 3), **options}
+    settings = {"num_clients": 5, "partition": UNEQUAL, **options}
     return tiny_data(stream, schedule={"clients_per_round": 3, "cohort_width": width, **(schedule or {})}, **settings)
 
 

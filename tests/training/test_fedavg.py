@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback
 from support.naive import federated_averaging, plain_network
 from support.tiny import (
+    UNEQUAL,
     NetworkFactory,
     double,
     fit,
@@ -32,7 +33,6 @@ from cfl.data.sequences import FixedTasks
 from cfl.data.streams import Stream
 from cfl.models import MLP
 
-UNEQUAL = Dirichlet(alpha=1.0, min_samples=3)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 ADAM = partial(torch.optim.Adam, lr=0.02, weight_decay=0.01)
 

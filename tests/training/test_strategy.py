@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from support import tiny_cli
 from support.tiny import (
     MOMENTUM,
+    UNBALANCED,
     ConvNet,
     double,
     dropping,
@@ -75,8 +76,6 @@ from cfl.runtime.distributed import gather, rank
 from cfl.runtime.errors import DataFilesMissing
 from cfl.testing.tiny_data import squares
 from cfl.training.client import Client
-
-UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
 
 
 class Scales(Method):
@@ -354,7 +353,7 @@ def train(
     options: dict[str, Any] = copy.deepcopy(of_data)
     stream, buffer = options.pop("stream", None), ReplayBuffer(**options.pop("buffer", {}))
     schedule = {"rounds_per_task": 2, "batch_size": 4, "cohort_width": 2, **options.pop("schedule", {})}
-    data = tiny_data(stream, **{"num_clients": 5, "partition": UNEQUAL, "schedule": schedule, **options})
+    data = tiny_data(stream, **{"num_clients": 5, "partition": UNBALANCED, "schedule": schedule, **options})
     if engine is not None:
         schedule["cohort_width"] = "auto"
     engine = engine or (EngineOptions("workers") if variant == "workers" else None)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from support.made_up import make_run
+from support.made_up import make_run, readings
 
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.groups import Comparison, Row, compare, figure_of, seen_mean
@@ -18,10 +18,6 @@ from cfl.reporting.measures import FIGURES
 from cfl.runtime.errors import ConfigError
 
 ACC = FIGURES[0]
-
-
-def readings(folder: Path, *runs: dict[str, Any]) -> list[Reading]:
-    return [read(make_run(folder / f"run{k}", **options), []) for k, options in enumerate(runs)]
 
 
 def change_config(reading: Reading, section: str, **values: Any) -> Reading:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
+from support.made_up import matrix
 
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.matrix_table import matrix_table
@@ -17,11 +17,6 @@ from cfl.reporting.figures import cell_colours
 from cfl.reporting.text_table import print_table
 
 NAN = math.nan
-
-
-def matrix(tasks: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return 100 * torch.rand(tasks, tasks, generator=generator, dtype=torch.float64)
 
 
 def printed(table: Any) -> list[str]:

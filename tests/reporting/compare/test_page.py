@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.made_up import make_density_run, make_run
+from support.made_up import make_density_run, readings
 
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.groups import Comparison, Row, compare
 from cfl.reporting.compare.page import PLOTLY, SIZE_LIMIT, page, page_of
 from cfl.reporting.compare.page_data import page_data
 from cfl.reporting.compare.reading import LeftOut, Reading, read
-
-
-def readings(folder: Path, *runs: dict[str, Any]) -> list[Reading]:
-    return [read(make_run(folder / f"run{k}", **options), []) for k, options in enumerate(runs)]
 
 
 def data_of(runs: list[Reading]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import statistics
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 import pytest
 from scipy import stats
-from support.made_up import make_density_run, make_run
+from support import tiny_cli
+from support.made_up import make_density_run, readings
 
 from cfl.reporting.compare.groups import Comparison, compare
-from cfl.reporting.compare.reading import LeftOut, Reading, read
+from cfl.reporting.compare.reading import LeftOut, read
 from cfl.reporting.compare.tables import differences_table, means_table
 from cfl.reporting.compare.writing import (
     markdown_report,
@@ -40,10 +40,6 @@ def table(tmp_path: Path) -> Comparison:
             for seed, acc in enumerate(values)
         ),
     )
-
-
-def readings(folder: Path, *runs: dict[str, Any]) -> list[Reading]:
-    return [read(make_run(folder / f"run{k}", **options), []) for k, options in enumerate(runs)]
 
 
 def comparison(folder: Path, *runs: dict[str, Any]) -> Comparison:
@@ -151,17 +147,12 @@ def test_a_piped_table_is_wide_enough_for_any_name(monkeypatch: pytest.MonkeyPat
     assert max(map(len, lines)) <= max(TABLE_WIDTH, length + 30)
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_the_csv_of_runs_is_exact(tmp_path: Path) -> None:
     found = readings(
         tmp_path, {"acc": 100 / 3, "rounds_to_accuracy": {"9": 2}}, {"method": "er", "fwt": -0.1, "fgt": None}
     )
     write_runs_csv(tmp_path / "runs.csv", compare(found))
-    rows = rows_of(tmp_path / "runs.csv")
+    rows = tiny_cli.rows(tmp_path / "runs.csv")
     for row, reading in zip(rows, found, strict=True):
         for key in SUMMARY_KEYS:
             value = getattr(reading.run, key)
@@ -174,7 +165,7 @@ def test_the_csv_of_runs_is_exact(tmp_path: Path) -> None:
 
 def test_the_csv_of_means_and_differences_are_scipys(table: Comparison, tmp_path: Path) -> None:
     write_means_csv(tmp_path / "means.csv", [table])
-    means = {(row["row"], row["figure"]): row for row in rows_of(tmp_path / "means.csv")}
+    means = {(row["row"], row["figure"]): row for row in tiny_cli.rows(tmp_path / "means.csv")}
     assert {figure for _, figure in means} <= {figure.key for figure in FIGURES}
     for method, values in ACCURACIES.items():
         row = means[printed(method, {}), "acc"]
@@ -183,10 +174,10 @@ def test_the_csv_of_means_and_differences_are_scipys(table: Comparison, tmp_path
         assert row["shown"] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
         assert (row["seeds"], row["rank"]) == ("3", "1.0" if method == "fot" else "2.0")
     write_differences_csv(tmp_path / "differences.csv", [(table, table.rows[0])])
-    (row,) = [row for row in rows_of(tmp_path / "differences.csv") if row["figure"] == "acc"]
+    (row,) = [row for row in tiny_cli.rows(tmp_path / "differences.csv") if row["figure"] == "acc"]
     low, high = stats.ttest_rel(ACCURACIES["fot"], ACCURACIES["fedavg"]).confidence_interval(0.95)
     assert (row["row"], row["baseline"], row["seeds"]) == ("FOT", "FedAvg", "3")
     assert [float(row[key]) for key in ("difference", "low", "high")] == pytest.approx([24.5 / 3, low, high])
     assert row["shown"] == f"{24.5 / 3:+.2f} [{low:+.2f}, {high:+.2f}]"
     write_differences_csv(tmp_path / "none.csv", [(table, None)])
-    assert rows_of(tmp_path / "none.csv") == []
+    assert tiny_cli.rows(tmp_path / "none.csv") == []
