@@ -12,7 +12,7 @@ import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
 from support import tiny_cli
-from support.fabricated import resolver
+from support.paper_tables import resolver
 from support.tiny_cli import printed_config
 
 from cfl.cli.federated_cli import FederatedCLI

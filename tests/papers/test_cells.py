@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.fabricated import MATRIX, fot, point, resolver, write_run
+from support.paper_tables import MATRIX, fot, point, resolver, write_run
 
 from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import NoTarget

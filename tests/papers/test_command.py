@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.fabricated import every_table, fot, point, tables_of, write_run
+from support.paper_tables import every_table, fot, point, tables_of, write_run
 
 from cfl.papers.command import chosen_values, main
 from cfl.papers.definition import PAPERS

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fabricated import resolver, tables_of, write_run
+from support.paper_tables import resolver, tables_of, write_run
 
 from cfl.papers.cells import Experiments
 from cfl.papers.definition import Table

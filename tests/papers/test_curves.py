@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.fabricated import fot, point, resolver, write_run
+from support.paper_tables import fot, point, resolver, write_run
 
 from cfl.papers import pictures
 from cfl.papers.cells import Experiments

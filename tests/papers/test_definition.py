@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.fabricated import every_table, fot, point, resolver, tables_of
+from support.paper_tables import every_table, fot, point, resolver, tables_of
 
 from cfl.papers.definition import PAPERS, Order, papers, read_table, table_named
 from cfl.papers.recipes import CONFIGS, NotAvailable, Rule, matches, recipe

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from matplotlib.figure import Figure
-from support.fabricated import resolver, tables_of, write_run
+from support.paper_tables import resolver, tables_of, write_run
 
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet

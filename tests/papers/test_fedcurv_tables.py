@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fabricated import fedcurv, resolver, write_run
+from support.paper_tables import fedcurv, resolver, write_run
 
 from cfl.models import MnistCNN
 from cfl.papers.cells import Experiments

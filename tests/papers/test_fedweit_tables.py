@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from support.fabricated import resolver, tables_of
+from support.paper_tables import resolver, tables_of
 from support.tiny import fit, mlp, split, tiny_client, tiny_data
 
 from cfl.data.sequences import FixedTasks

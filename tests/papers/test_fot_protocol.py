@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 import pytest
-from support.fabricated import fot, point, resolver
+from support.paper_tables import fot, point, resolver
 
 from cfl.papers.cells import each_recipe
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from support.fabricated import resolver, tables_of, write_run
+from support.paper_tables import resolver, tables_of, write_run
 
 from cfl.papers.cells import Experiments
 from cfl.papers.expressions import Undefined

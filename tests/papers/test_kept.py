@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.fabricated import every_table, fot, point, resolver, write_run
 from support.full_disk import FullDisk
+from support.paper_tables import every_table, fot, point, resolver, write_run
 
 from cfl.papers.adopting import adopt
 from cfl.papers.cells import each_recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.fabricated import fot, point, write_run
+from support.paper_tables import fot, point, write_run
 
 from cfl.papers.expressions import Undefined
 from cfl.papers.kept import keep, read_kept

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.fabricated import fot, tables_of
+from support.paper_tables import fot, tables_of
 
 from cfl.papers.cells import Cell
 from cfl.papers.definition import Order

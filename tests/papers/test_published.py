@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.fabricated import every_table, fot
+from support.paper_tables import every_table, fot
 
 from cfl.papers.published import Published, read_published
 from cfl.runtime.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.fabricated import resolver, write_run
+from support.paper_tables import resolver, write_run
 
 from cfl.papers.command import main
 from cfl.papers.recipes import CONFIGS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support import tiny_cli
-from support.fabricated import fot, point, resolver, tables_of, write_run
+from support.paper_tables import fot, point, resolver, tables_of, write_run
 
 from cfl.cli.checkpoints import SECTIONS
 from cfl.papers.results import Results, read_result

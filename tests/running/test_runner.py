@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from support import tiny_cli
-from support.fabricated import every_table, fot, point, resolver, write_run
+from support.paper_tables import every_table, fot, point, resolver, write_run
 from support.when import when
 
 from cfl.papers.cells import each_recipe

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny_cli
-from support.fabricated import resolver, write_run
+from support.paper_tables import resolver, write_run
 from support.when import when
 
 from cfl.__main__ import main

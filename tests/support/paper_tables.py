@@ -1,4 +1,4 @@
-"""Run folders as ``cfl fit`` would leave them, without running anything."""
+"""The tables of papers, points of them, and run folders as ``cfl fit`` would leave them, without running anything."""
 
 from __future__ import annotations
 
