@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -12,10 +11,10 @@ from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method, Report
+from cfl.methods.components.layer_inputs.of_clients import evaluating
 from cfl.methods.components.page_hinkley import PageHinkley
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.context import Context
-from cfl.models.evaluation import evaluation_mode
 from cfl.runtime.option_checks import check_integers, check_numbers
 
 
@@ -102,16 +101,15 @@ class FoundBoundaries(Method):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients compute their losses of the model that they had received, and send them."""
         context = self.context
-        network, device = context.network, next(iter(cohort.parameters.values())).device
+        device = next(iter(cohort.parameters.values())).device
         clients = [cohort.clients[position] for position in positions]
         losses = torch.zeros(len(clients), dtype=torch.float64)
-        statistics = context.evaluation_statistics() if context.batchnorm == "drop" else nullcontext()
-        with evaluation_mode(network), statistics:
+        with evaluating(context):
             shared = context.state_tensors()  # without running statistics if they are dropped
             for row, client in enumerate(clients):
                 own = {n: values[0] for n, values in context.personal_state((client,)).items()}
                 losses[row] = validation_loss(
-                    network,
+                    context.network,
                     {**shared, **own},
                     context.client_batches(cohort.task, client, self.batch_size, device),
                     context.outputs_in_loss(cohort.task, client),

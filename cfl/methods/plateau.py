@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -17,10 +16,10 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import TestedOtherwise, has
+from cfl.methods.components.layer_inputs.of_clients import evaluating
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.context import Context
 from cfl.methods.scaffold import SCAFFOLD
-from cfl.models.evaluation import evaluation_mode
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers, check_numbers
 
@@ -176,11 +175,9 @@ class LearningRateDecay(Method):
     ) -> Tensor:
         """``[k]`` float64 validation losses; NaN for clients that have stopped."""
         context = self.context
-        network = context.network
         device = next(iter(trained.values())).device
         found = torch.full((len(clients),), torch.nan, dtype=torch.float64)
-        statistics = context.evaluation_statistics() if context.batchnorm == "drop" else nullcontext()
-        with evaluation_mode(network), statistics:
+        with evaluating(context):
             names = context.state_tensors()  # without running statistics if they are dropped
             for row, client in enumerate(clients):
                 if training[row]:
@@ -189,7 +186,7 @@ class LearningRateDecay(Method):
                         if has(method, TestedOtherwise):
                             model = cast(TestedOtherwise, method).as_tested(model)
                     found[row] = validation_loss(
-                        network,
+                        context.network,
                         model,
                         context.validation_batches(task, client, self.batch_size, device),
                         context.outputs_in_loss(task, client),
