@@ -148,7 +148,7 @@ class AnalyticHead(Method):
     def _message(self, task: int, client: int) -> dict[str, Tensor]:
         """Float64 ``X_i^T X_i`` ``[1, m (m + 1) / 2]`` and ``Y_i^T X_i`` ``[1, o, m]`` of the task's o outputs."""
         context = self.context
-        device = next(context.network.parameters()).device
+        device = context.device
         gram = torch.zeros(self._size, self._size, dtype=torch.float64, device=device)
         sums = gram.new_zeros(context.num_outputs, self._size)
         model = client_model(context, task, client)

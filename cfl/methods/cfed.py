@@ -184,7 +184,7 @@ class CFeD(Method):
         self._taken = dict.fromkeys(rows, 0)
         if not rows:
             return
-        device = next(context.network.parameters()).device
+        device = context.device
         old = self._old.lend(context, f"{self.name} old model", [cohort.clients[row] for row in rows], device)
         for row in rows:
             client = cohort.clients[row]
@@ -309,7 +309,7 @@ class CFeD(Method):
         models = context.channel.collect_individually(f"{self.name} models").values()
         state = {n: t.detach() for n, t in context.state_tensors().items()}
         received = [{**state, **model} for model in models]
-        device = next(context.network.parameters()).device
+        device = context.device
         self._compared = self._outputs(plan.task + 1).to(device)
         leaves = {n: state[n].clone().requires_grad_() for n in context.shared_parameters}
         optimizer = torch.optim.SGD(leaves.values(), lr=self.server_lr)

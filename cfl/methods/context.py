@@ -96,6 +96,11 @@ class Context:
 
     # The model.
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the global model."""
+        return next(self.network.parameters()).device
+
     def state_tensors(self) -> dict[str, Tensor]:
         """The global model's parameters and buffers by name."""
         return self._federation.model.state_tensors()

@@ -247,14 +247,12 @@ class EWC(Method):
             moment: keys the labels that are drawn.
         """
         context = self.context
-        network = context.network
         kept = {n: values[0] for n, values in context.personal_state((client,)).items()}
         model = {**context.state_tensors(), **kept}
-        device = next(network.parameters()).device
         fisher = diagonal_fisher(
-            network,
+            context.network,
             model,
-            context.client_batches(task, client, self.fisher_batch_size, device),
+            context.client_batches(task, client, self.fisher_batch_size, context.device),
             self.fisher,
             outputs=context.outputs_in_loss(task, client),
             names=self._names,
@@ -269,9 +267,8 @@ class EWC(Method):
         if not fisher:
             return
         context = self.context
-        device = next(context.network.parameters()).device
         old = context.clients.get("ewc", client) or {}
-        before = _parted({n: values.to(device) for n, values in old.items()})
+        before = _parted({n: values.to(context.device) for n, values in old.items()})
         latest = {n: model[n].detach() for n in fisher}
         kept = _joined(*self._consolidated(*before, fisher, latest))
         stacked = {n: values[None] for n, values in kept.items()}
@@ -298,7 +295,6 @@ class EWC(Method):
         context = self.context
         chosen = self._remembered.computed_in(rounds)
         entries, total, most = 0, 0.0, 0.0
-        device = next(context.network.parameters()).device
         for client, kept in self._remembered.read(plan.task, rounds, chosen):
             fisher, model = _parted(kept)
             self._keep(client, {n: fisher[n] for n in self._kept}, model)
@@ -312,7 +308,7 @@ class EWC(Method):
             mean, moved = _parted(context.channel.mean("ewc fisher"))
             tensors = context.state_tensors()
             centre = {n: torch.where(mean[n] > 0, moved[n] / mean[n], tensors[n].detach()) for n in self._summed}
-            old, anchor = ({n: v.to(device) for n, v in of.items()} for of in (self.curvature, self.anchor))
+            old, anchor = ({n: v.to(context.device) for n, v in of.items()} for of in (self.curvature, self.anchor))
             self.curvature, self.anchor = self._consolidated(old, anchor, mean, centre)
         self._note(len(self._rows), len(chosen), (entries, total, most, time.perf_counter() - started))
 

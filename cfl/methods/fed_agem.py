@@ -272,8 +272,7 @@ class FedAGEM(Method):
         """Send one client's gradient, if it holds a sample; returns whether it does."""
         context, buffer = self.context, self.context.buffer
         assert buffer is not None
-        device = next(context.network.parameters()).device
-        drawn = buffer.draw_between_rounds([client], plan.round, self.samples, "reference", device)
+        drawn = buffer.draw_between_rounds([client], plan.round, self.samples, "reference", context.device)
         if drawn is None:
             return False
         key = seed_for(context.seed, "dropout of the reference", plan.round, client)

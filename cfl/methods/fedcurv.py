@@ -231,14 +231,12 @@ class FedCurv(Method):
     def _fishers(self, cohort: Cohort, clients: Sequence[int], trained: Mapping[str, Tensor]) -> Tensors:
         """Fishers by name, ``[k, ...]``, in the clients' order of features; on a CPU one client per math thread."""
         context, task = self.context, cohort.task
-        network = context.network
-        device = next(network.parameters()).device
 
         def compute(network: nn.Module, row: int) -> Tensors:
             return diagonal_fisher(
                 network,
                 {name: values[row] for name, values in trained.items()},
-                context.client_batches(task, clients[row], self.fisher_batch_size, device),
+                context.client_batches(task, clients[row], self.fisher_batch_size, context.device),
                 self.fisher,
                 context.outputs_in_loss(task, clients[row]),
                 self._names,
@@ -249,7 +247,7 @@ class FedCurv(Method):
             )
 
         stacked = {n: torch.empty_like(trained[n]) for n in self._names}
-        networks = networks_for_threads(network, len(clients))
+        networks = networks_for_threads(context.network, len(clients))
         for row, fisher in enumerate(in_order(compute, range(len(clients)), networks)):
             for name, values in fisher.items():
                 stacked[name][row] = values

@@ -351,7 +351,7 @@ class FOT(Method):
         local: Iterable[dict[str, Tensor]] | None = None,
     ) -> None:
         """Send the bases to some of the ``senders`` if they need them, and their messages to the server."""
-        device = next(self.context.network.parameters()).device
+        device = self.context.device
         bases = {}
         if self._message.needs_bases:
             bases = {name: basis for name in self.bases if (basis := self._protection(name, device)[0]) is not None}

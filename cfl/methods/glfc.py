@@ -161,10 +161,6 @@ class GLFC(OwnLoss):
     def _network(self) -> Network:
         return cast(Network, self.context.network)
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.context.network.parameters()).device
-
     # A client's data and memory.
 
     def _places(self, address: TaskRef, client: int) -> Tensor:
@@ -179,7 +175,7 @@ class GLFC(OwnLoss):
         return before | {"before": before["last"].clone(), "last": padded}
 
     def _batches(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for part in places.to(self._device).split(self.context.eval_batch_size):
+        for part in places.to(self.context.device).split(self.context.eval_batch_size):
             x, y, _ = self.context.samples_at(part)
             yield x, y
 
@@ -260,7 +256,7 @@ class GLFC(OwnLoss):
         """An old model with the client's own running statistics, if it keeps any."""
         if old is None:
             return None
-        tensors = {name: tensor.to(self._device) for name, tensor in old.tensors.items()}
+        tensors = {name: tensor.to(self.context.device) for name, tensor in old.tensors.items()}
         return {**client_model(self.context, cohort.task, cohort.clients[row]), **tensors}
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
@@ -350,7 +346,7 @@ class GLFC(OwnLoss):
         for output in classes.tolist():
             rows = (labels == output).nonzero().squeeze(1)
             nearest.append(rows[herd(features[rows], 1)[0]])
-        x, y, _ = context.samples_at(places[torch.stack(nearest).cpu()].to(self._device))
+        x, y, _ = context.samples_at(places[torch.stack(nearest).cpu()].to(context.device))
         allowed = context.outputs_in_loss(cohort.task, client)
         image = x.clone().requires_grad_()
         optimizer = torch.optim.SGD([image], lr=cohort.lr / 10, weight_decay=1e-5)
@@ -405,13 +401,13 @@ class GLFC(OwnLoss):
         """A model's accuracy on the pool's images, among the classes of which the server has images."""
         context, pool, labels = self.context, self.proxy.images, self.proxy.labels
         assert pool is not None
-        shared = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        shared = {name: tensor.to(context.device) for name, tensor in tensors.items()}
         correct = 0
         with evaluating_global(context):
             state = {n: t.detach() for n, t in context.state_tensors().items()}
             model = {**state, **shared}
             for rows in torch.arange(len(labels)).split(context.eval_batch_size):
-                logits: Tensor = functional_call(context.network, model, (pool[rows].to(self._device),)).cpu()
+                logits: Tensor = functional_call(context.network, model, (pool[rows].to(context.device),)).cpu()
                 known = logits.masked_fill(~self.proxy.classes, -torch.inf)
                 correct += int((known.argmax(1) == labels[rows]).sum())
         return context.at_server(lambda: correct / len(labels))

@@ -209,10 +209,9 @@ class GPM(Method):
     def _grow(self, task: int, client: int) -> list[tuple[int, int, float]]:
         """Grow one client's memory. Returns per layer: directions before and after, residual share of its inputs."""
         context = self.context
-        device = next(context.network.parameters()).device
         held = context.clients.gather("gpm", [client], self._nothing())
         before = dict(zip(self._dims, held["ranks"][0].tolist(), strict=True))
-        memories = {name: self._directions(name, [client], rank, device)[0] for name, rank in before.items()}
+        memories = {name: self._directions(name, [client], rank, context.device)[0] for name, rank in before.items()}
         inputs = {n: ResidualInputs(rows.T) for n, rows in memories.items()}
         model = client_model(context, task, client)
         with seen_inputs(self._protected, lambda name, rows: inputs[name].add(rows)):

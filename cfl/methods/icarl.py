@@ -156,8 +156,7 @@ class ICaRL(OwnLoss):
             cohort.used_outputs |= moved(self._seen(cohort.task), cohort.used_outputs.device)  # all are in the loss
         if not self._old:
             return
-        device = next(context.network.parameters()).device
-        old = self._old.lend(context, "old model", cohort.clients, device)
+        old = self._old.lend(context, "old model", cohort.clients, context.device)
         self._models = [{**client_model(context, cohort.task, client), **old} for client in cohort.clients]
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
@@ -214,7 +213,6 @@ class ICaRL(OwnLoss):
     def end_task(self, plan: RoundPlan) -> None:
         """Let clients choose exemplars of the task, drop some of the earlier ones, and send class means."""
         context = self.context
-        device = next(context.network.parameters()).device
         seen = self._seen(plan.task)
         each = max(1, self.size // int(seen.sum()))
         chooses = set(context.members(plan.task)).difference(context.channel.lost(plan.round))
@@ -225,7 +223,7 @@ class ICaRL(OwnLoss):
                     table = self._chosen(table, plan.task, client, model, each)
                     context.clients.scatter(self.name, [client], {n: v[None] for n, v in table.items()})
                 if self.classifier == "nearest_mean":
-                    self._send_means(client, table, model, device)
+                    self._send_means(client, table, model)
         if self.classifier == "nearest_mean":
             sums, _ = context.channel.sum(f"{self.name} means")
             known = sums["clients"] > 0
@@ -254,17 +252,17 @@ class ICaRL(OwnLoss):
         return with_classes(before, each, *self._features(task, client, model), own)
 
     def _features(self, task: int, client: int, model: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        context, device = self.context, next(self.context.network.parameters()).device
+        context = self.context
         parts = [
             (unit_features(self._network, model, x, self.mirrored), y)
-            for x, y in context.client_batches(task, client, context.eval_batch_size, device)
+            for x, y in context.client_batches(task, client, context.eval_batch_size, context.device)
         ]
         return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
 
-    def _send_means(self, client: int, table: Table, model: Mapping[str, Tensor], device: torch.device) -> None:
+    def _send_means(self, client: int, table: Table, model: Mapping[str, Tensor]) -> None:
         """Send the mean feature of a client's exemplars for each of its classes."""
         held = table["place"] >= 0
-        x, y, _ = self.context.samples_at(table["place"][held].to(device))
+        x, y, _ = self.context.samples_at(table["place"][held].to(self.context.device))
         features = unit_features(self._network, model, x, self.mirrored)
         total = features.new_zeros(self._network.num_outputs, features.shape[1]).index_add_(0, y, features)
         count = torch.bincount(y, minlength=len(total))

@@ -240,8 +240,7 @@ class RGO(Method):
     @torch.no_grad()
     def _update(self, task: int, client: int) -> list[tuple[float, float]]:
         """Update one client's ``P``. Returns per layer: mean curvature ``trace(c A) / d``, free share of ``P``."""
-        device = next(self.context.network.parameters()).device
-        held = self._held([client], device)
+        held = self._held([client], self.context.device)
         figures = []
         for name, curvature in self._curvatures(task, client).items():
             mean = curvature.diagonal().mean()
@@ -259,7 +258,7 @@ class RGO(Method):
         """Layer -> ``c A [d, d]`` float64 of a client's samples, in the server's order of features."""
         context = self.context
         model = self.model_for(task, client_model(context, task, client))
-        device = next(context.network.parameters()).device
+        device = context.device
         moments = {n: torch.zeros(d, d, dtype=torch.float64, device=device) for n, d in self._dims.items()}
         squares = dict.fromkeys(self._dims, 0.0)
         elements = dict.fromkeys(self._dims, 0)

@@ -233,7 +233,7 @@ class SCAFFOLD(Method):
     def _gradients(self, cohort: Cohort, positions: Sequence[int]) -> Tensors:
         """``[k, ...]`` gradient of each client's loss at the global model."""
         context = self.context
-        device = next(context.network.parameters()).device
+        device = context.device
         tensors = context.state_tensors()
         start = {**tensors, **cohort.global_parameters}
         stacks: dict[str, list[Tensor]] = {n: [] for n in context.shared_parameters}

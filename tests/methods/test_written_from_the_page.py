@@ -64,7 +64,7 @@ class MAS(Method):
 
         total, samples = {name: torch.zeros_like(value) for name, value in weights.items()}, 0
         with evaluation_mode(network):
-            for x, _ in context.client_batches(task, client, 100, next(network.parameters()).device):
+            for x, _ in context.client_batches(task, client, 100, context.device):
                 for name, each in vmap(grad(squared_norm), (None, 0))(weights, x).items():
                     total[name] += each.abs().sum(0)
                 samples += len(x)

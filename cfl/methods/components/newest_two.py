@@ -73,14 +73,13 @@ class NewestTwo:
             Clients of this process, and their tensors on the network's device.
         """
         context = self._context
-        device = next(context.network.parameters()).device
         newest = self._rounds_of(self._newest)
         own = context.own_clients(task, list(chosen))
         context.channel.downlink(self._boundary, {"rounds": torch.tensor([rounds.start, rounds.stop])}, len(own))
         for client in own:
             topic = self._newest if newest[client] == chosen[client] else self._before
             kept = context.clients.get(topic, client) or {}
-            yield client, {name: values.to(device) for name, values in kept.items()}
+            yield client, {name: values.to(context.device) for name, values in kept.items()}
 
     def bytes(self) -> int:
         """Of both results and their rounds, at one client; 0 before any is kept."""

@@ -35,8 +35,7 @@ def some_samples(
         chosen = numpy_generator(context.seed, purpose, task, client).choice(len(own), most, replace=False)
         chosen.sort()
         own = own[chosen]
-    device = next(context.network.parameters()).device
-    for part in torch.from_numpy(own).to(device).split(batch_size):
+    for part in torch.from_numpy(own).to(context.device).split(batch_size):
         yield context.gather(task, part)[0]
 
 
