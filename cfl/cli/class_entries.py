@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jsonargparse import Namespace
+
 from cfl.runtime.errors import ConfigError
 
 _OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
 
 
 def class_entries(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Key, dotted, and entry of every class that plain values name, outer ones first."""
+    """Key, dotted, and entry of every class that plain values or a parsed section name, outer ones first."""
+    node = vars(node) if isinstance(node, Namespace) else node
     if isinstance(node, list):
         for one in node:
             yield from class_entries(one, key)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
 import cfl
+from cfl.cli.class_entries import class_entries
 from cfl.cli.reasons import causes, disk_error, reason_for_user
 from cfl.runtime.class_paths import named_class
 from cfl.runtime.errors import ConfigError
@@ -38,7 +39,7 @@ def naming_what_fails(trainer: Any) -> Iterator[None]:
         yield
     except Exception as error:
         if reason_for_user(error) is None and disk_error(error) is None:
-            found = list(_classes(trainer, "trainer"))
+            found = list(_classes(trainer))
             for cause in reversed(list(causes(error))):
                 for key, one in found:
                     if reason := _reason(cause, one):
@@ -51,20 +52,12 @@ def _lacks(cause: BaseException) -> bool:
     return isinstance(cause, ModuleNotFoundError)
 
 
-def _classes(settings: Any, key: str) -> Iterator[tuple[str, type]]:
-    """The classes of other packages below a key, the inner ones first."""
-    if isinstance(settings, list):
-        for one in settings:
-            yield from _classes(one, key)
-        return
-    settings = vars(settings) if hasattr(settings, "__dict__") else settings
-    if not isinstance(settings, Mapping):
-        return
-    for name, inner in settings.items():
-        yield from _classes(inner, key if name == "init_args" else f"{key}.{name}")
-    found = named_class(settings["class_path"]) if isinstance(settings.get("class_path"), str) else None
-    if found is not None and found.__module__.partition(".")[0] in _OTHERS:
-        yield key, found
+def _classes(trainer: Any) -> Iterator[tuple[str, type]]:
+    """Keys and classes of other packages in the Trainer's section, the inner ones first."""
+    for key, entry in reversed(list(class_entries(trainer, "trainer"))):
+        found = named_class(entry["class_path"])
+        if found is not None and found.__module__.partition(".")[0] in _OTHERS:
+            yield key, found
 
 
 def _reason(cause: BaseException, one: type) -> str | None:
