@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lightning.pytorch import Callback
 
-from cfl.callbacks import FederatedOrchestrator
+from cfl.callbacks.federated_orchestrator import built_federation
 from cfl.cli.commands import TRAINING
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.import_policy import TRUSTED, classes_beyond, importing_only, typed_paths
@@ -69,9 +69,7 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
     client: Client = built.model
     # As the Trainer does it: what belongs to the experiment is set up, then filled.
     built.trainer.datamodule = built.datamodule  # type: ignore[attr-defined]
-    for callback in built.trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, FederatedOrchestrator):
-            callback.setup(built.trainer, client, "validate")
+    built_federation(built.trainer, client, "validate")
     path = Path(built.config_init[built.subcommand]["ckpt_path"])  # found, where ``last`` was asked for
     checkpoint = read_checkpoint(path)
     client.on_load_checkpoint(checkpoint)

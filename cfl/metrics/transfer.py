@@ -137,10 +137,7 @@ def backward_transfer(a: Tensor, after: int | None = None) -> Tensor:
 
     Arguments, result (in points) and errors as for :func:`average_accuracy`; NaN for t = 0.
     """
-    a, t = _matrix_and_row(a, after)
-    if t is None:
-        return _undefined(a)
-    return mean_over(a[..., t, :t] - a.diagonal(dim1=-2, dim2=-1)[..., :t], own_tasks(a)[..., :t])
+    return 0.0 - forgetting(a, after)  # a negation would make -0.0 of 0.0
 
 
 def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Tensor:

@@ -11,12 +11,10 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
 from cfl.cli.checkpoints import SECTIONS
-from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.main import build
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.cli.parsing import options_given
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.data.sequences import TaskSequences
@@ -45,8 +43,6 @@ class _ParsersOnly(FederatedCLI):
         # By the subcommand's own parser: the one around it would parse and check everything once more.
         self.subcommand = "fit"
         self.config = Namespace(fit=self._parser("fit").parse_args([*arguments], _skip_validation=not validate))
-        schedule, clients = self.config.fit.schedule, self.config.fit.data.num_clients
-        schedule.clients_per_round = fitting_clients_per_round(options_given(), clients, schedule.clients_per_round)
         return self._plain_config()
 
 
