@@ -22,7 +22,7 @@ from cfl.runtime import distributed, signals
 from cfl.runtime.atomic_write import replacing
 from cfl.runtime.option_checks import check_numbers
 from cfl.runtime.run_files import CHECKPOINT
-from cfl.training.access import federation_of
+from cfl.training.access import callbacks_of, federation_of
 
 
 class RoundCheckpoint(Checkpoint):
@@ -153,7 +153,7 @@ def record_of(trainer: Trainer) -> RunRecord:
     Raises:
         RuntimeError: if it has none.
     """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, RunRecord):
-            return callback
-    raise RuntimeError("RoundCheckpoint writes into the run folder: add cfl.callbacks.RunRecord to the Trainer")
+    records = callbacks_of(trainer, RunRecord)
+    if not records:
+        raise RuntimeError("RoundCheckpoint writes into the run folder: add cfl.callbacks.RunRecord to the Trainer")
+    return records[0]

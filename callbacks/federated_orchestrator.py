@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -26,11 +26,9 @@ from cfl.models.base import require_predictions
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_numbers
 from cfl.secure_sums.settings import Aggregation
-from cfl.training.access import client_of, data_of, federation_of
+from cfl.training.access import callbacks_of, client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.local_work import LocalWork
-
-T = TypeVar("T")
 
 
 class FederatedOrchestrator(Callback):
@@ -183,7 +181,7 @@ class FederatedOrchestrator(Callback):
         client.require_work().finish = partial(self._finish, trainer, client)
 
     def _finish(self, trainer: Trainer, client: Client, positions: tuple[int, ...]) -> None:
-        for local in _all_of(LocalModels, trainer):
+        for local in callbacks_of(trainer, LocalModels):
             local.score(client, positions)  # collecting overwrites these models
         client.require_work().collect(positions, by_samples=self.client_weighting == "samples")
 
@@ -240,8 +238,8 @@ class FederatedOrchestrator(Callback):
         federation.curve.append(figures.get(federation.measure.figure))
         self._tell(trainer, work.mean_loss, figures)
         federation.seconds += time.perf_counter() - self._started
-        met = any(targets.end_the_run(federation.curve) for targets in _all_of(AccuracyTargets, trainer))
-        if met or any(budget.end_the_run(federation) for budget in _all_of(PrivacyBudget, trainer)):
+        met = any(targets.end_the_run(federation.curve) for targets in callbacks_of(trainer, AccuracyTargets))
+        if met or any(budget.end_the_run(federation) for budget in callbacks_of(trainer, PrivacyBudget)):
             federation.stopped = not federation.finished
 
     @staticmethod
@@ -296,12 +294,6 @@ def built_federation(trainer: Trainer, module: LightningModule, stage: str) -> F
         RuntimeError: the Trainer has no FederatedOrchestrator.
     """
     if client_of(module).federation is None:
-        for orchestrator in _all_of(FederatedOrchestrator, trainer):
+        for orchestrator in callbacks_of(trainer, FederatedOrchestrator):
             orchestrator.setup(trainer, module, stage)
     return federation_of(module)
-
-
-def _all_of(kind: type[T], trainer: Trainer) -> list[T]:
-    """The Trainer's callbacks of a kind."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [callback for callback in callbacks if isinstance(callback, kind)]

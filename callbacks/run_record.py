@@ -53,7 +53,7 @@ from cfl.runtime.run_files import (
     matrix_file,
 )
 from cfl.runtime.source_digest import source_digest
-from cfl.training.access import client_of, data_of, federation_of
+from cfl.training.access import callbacks_of, client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.evaluation import over_clients
 
@@ -162,10 +162,9 @@ class RunRecord(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Store the run's targets and budget."""
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self.targets = next((c for c in callbacks if isinstance(c, AccuracyTargets)), AccuracyTargets())
-        self.privacy = next((c for c in callbacks if isinstance(c, PrivacyBudget)), PrivacyBudget())
-        self.local_models = next((c for c in callbacks if isinstance(c, LocalModels)), LocalModels())
+        self.targets = next(iter(callbacks_of(trainer, AccuracyTargets)), AccuracyTargets())
+        self.privacy = next(iter(callbacks_of(trainer, PrivacyBudget)), PrivacyBudget())
+        self.local_models = next(iter(callbacks_of(trainer, LocalModels)), LocalModels())
         self._begun = False
         self.prepare_once(trainer, stage)
 

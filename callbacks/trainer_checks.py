@@ -25,6 +25,8 @@ from cfl.callbacks.progress import RoundProgress
 from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers, check_numbers
+from cfl.training.access import callbacks_of
+from cfl.training.blocks import is_own
 from cfl.training.strategy import check_strategy
 
 NEVER = 10**9  # epochs between validations that no run reaches
@@ -87,7 +89,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
                 raise ConfigError("trainer.callbacks", type(callback).__name__, why)
     kinds = [type(callback) for callback in callbacks]
     for kind in kinds:
-        if _is_own(kind) and kinds.count(kind) > 1:
+        if is_own(kind) and kinds.count(kind) > 1:
             valid = "callbacks of others: each of the program's own is there once, with its options in a section"
             raise ConfigError("trainer.callbacks", kind.__name__, valid)
     if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
@@ -128,8 +130,7 @@ def check_evaluation(trainer: Trainer) -> None:
     if settings._model_registry is not None:
         valid = "unset: cfl export writes a run's model for other programs"
         raise ConfigError("trainer.model_registry", settings._model_registry, valid)
-    bars = [one for one in settings.callbacks if isinstance(one, ProgressBar)]
-    if bars and any(isinstance(one, RoundProgress) and one.enabled for one in settings.callbacks):
+    if callbacks_of(trainer, ProgressBar) and any(line.enabled for line in callbacks_of(trainer, RoundProgress)):
         valid = "false, or progress.enabled=false beside it: two lines of progress would write over each other"
         raise ConfigError("trainer.enable_progress_bar", True, valid)
     tests = "max_test of the source instead"
@@ -149,13 +150,9 @@ def check_evaluation(trainer: Trainer) -> None:
     _check_settings(trainer, wanted)
 
 
-def _is_own(kind: type[Callback]) -> bool:
-    return kind.__module__.startswith(f"{__package__}.")
-
-
 def _may_log(callback: Callback) -> bool:
     """Whether a callback may look at ``log_every_n_steps``: the program's own do not."""
-    return not (_is_own(type(callback)) or isinstance(callback, ModelSummary | ProgressBar))
+    return not (is_own(type(callback)) or isinstance(callback, ModelSummary | ProgressBar))
 
 
 def _check_settings(trainer: Trainer, wanted: list[tuple[str, Any, Any, str]]) -> None:

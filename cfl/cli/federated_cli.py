@@ -56,6 +56,7 @@ from cfl.runtime.distributed import ProcessFailed, cause_elsewhere
 from cfl.runtime.errors import BadUpdate, ConfigError, NotWritten
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
+from cfl.training.access import callbacks_of
 
 ADVICE = re.compile(r"\b([a-z_]+(?:\.[a-z_]+)+)=(\w+)")
 """An option that an error's message advises, with its value."""
@@ -292,8 +293,8 @@ class FederatedCLI(LightningCLI):
         """
         if self.model.federation.finished or not self.trainer.is_global_zero:  # the signal came in the last round
             return
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
+        for callback in callbacks_of(self.trainer, RoundCheckpoint):
+            if callback.interrupted_by is not None:
                 saved = f"continue with: {self._continuing(Path(self._settings.run.dir) / CHECKPOINT)}"
                 print(f"interrupted; {saved if callback.enabled else 'checkpoint.enabled is false'}", flush=True)
                 raise SystemExit(128 + callback.interrupted_by)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import LightningModule, Trainer
+from typing import TypeVar
+
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.federation import Federation
 from cfl.training.client import Client
+
+T = TypeVar("T")
 
 
 def client_of(module: LightningModule) -> Client:
@@ -40,3 +44,9 @@ def data_of(trainer: Trainer) -> FederatedDataModule:
     if not isinstance(data, FederatedDataModule):
         raise TypeError(f"cfl's callbacks need a FederatedDataModule, not {type(data).__name__}")
     return data
+
+
+def callbacks_of(trainer: Trainer, kind: type[T]) -> list[T]:
+    """The Trainer's callbacks of a kind, in their order."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, kind)]

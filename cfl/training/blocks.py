@@ -46,13 +46,16 @@ def steps_are_watched(trainer: Trainer, module: LightningModule, own: type[Light
     return (
         bool(settings.gradient_clip_val)
         or trainer.precision != "32-true"
-        or any(is_overridden(hook, c, Callback) for c in settings.callbacks if not _is_own(c) for hook in _OF_A_STEP)
+        or any(
+            is_overridden(hook, c, Callback) for c in settings.callbacks if not is_own(type(c)) for hook in _OF_A_STEP
+        )
         or any(replaces(module, hook, own) for hook in _OF_A_MODULE)
     )
 
 
-def _is_own(callback: Callback) -> bool:
-    return type(callback).__module__.startswith("cfl.callbacks.")
+def is_own(kind: type[Callback]) -> bool:
+    """Whether a class of callbacks is one of this program's."""
+    return kind.__module__.startswith("cfl.callbacks.")
 
 
 def steps_per_block(seconds_per_step: float) -> int:
