@@ -60,8 +60,9 @@ class Client(LightningModule):
         buffer: the clients' buffers, for methods that replay (in YAML the top-level key ``buffer``).
 
     Attributes:
-        federation: the state of the experiment, which owns methods, buffers and names of frozen parameters; None until
-            the FederatedOrchestrator has built it.
+        federation: the state of the experiment, which owns methods and buffers; None until the FederatedOrchestrator
+            has built it.
+        frozen: names of the network's parameters that require no gradient: nobody trains or sends them.
         work: what clients do; None until training has started.
         engine_choice: what computes local steps, and how many clients side by side; known once training has started.
         engine_trials: what was measured to find that out, if anything.
@@ -85,7 +86,7 @@ class Client(LightningModule):
         self.buffer = ReplayBuffer() if buffer is None else buffer
         self.methods = Composition(methods or {})
         self._make_optimizer = optimizer
-        self.network, self._frozen = global_network(network, input_shape, num_outputs, self.methods, seed)
+        self.network, self.frozen = global_network(network, input_shape, num_outputs, self.methods, seed)
         self.work: LocalWork | None = None
         self.engine_choice: EngineChoice | None = None
         self.engine_trials: list[Measured] = []
@@ -114,11 +115,6 @@ class Client(LightningModule):
     def buffer(self, buffer: ReplayBuffer) -> None:
         self._before_the_federation("buffer")
         self._buffer = buffer
-
-    @property
-    def frozen(self) -> frozenset[str]:
-        """Names of the network's parameters that require no gradient: nobody trains or sends them."""
-        return self._frozen if self.federation is None else self.federation.model.frozen
 
     def _before_the_federation(self, what: str) -> None:
         if self.federation is not None:

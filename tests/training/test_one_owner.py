@@ -1,4 +1,4 @@
-"""What there is one of: the round's counter, methods, buffers and frozen names are the federation's."""
+"""What there is one of: the round's counter, methods and buffers are the federation's."""
 
 from __future__ import annotations
 
