@@ -13,7 +13,7 @@ from cfl import __version__
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
-from cfl.reporting.experiment import data_set_name, method_name
+from cfl.reporting.experiment import class_name, data_set_name, method_name
 from cfl.runtime.command_line import read_command_line, words_with_values
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
@@ -122,7 +122,7 @@ def _benchmark(given: Sequence[Given]) -> str:
         named = [_data_set(list(in_content({"source": source}))) for source in sources.value]
     else:
         named = [_data_set([one._replace(key=one.key.removeprefix(inside)) for one in given])]
-    return "-".join([_short(stream), *named])
+    return "-".join([class_name(stream), *named])
 
 
 def _lists_sources(given: Given) -> bool:
@@ -131,8 +131,4 @@ def _lists_sources(given: Given) -> bool:
 
 def _data_set(given: Sequence[Given]) -> str:
     told = [value_of(f"source.{option}", given).value for option in _TOLD_BY]
-    return data_set_name(_short(value_of("source", given).value), next(filter(None, told), None))
-
-
-def _short(kind: Any) -> str:
-    return str(kind).rpartition(".")[2].lower()
+    return data_set_name(class_name(value_of("source", given).value), next(filter(None, told), None))

@@ -262,7 +262,8 @@ def differences_on_resuming(ours: Mapping[str, Any], theirs: Mapping[str, Any]) 
     return differences(now, {**before, **changed})
 
 
-def _class_name(node: Any) -> str:
+def class_name(node: Any) -> str:
+    """The class of a configuration's entry, or of a dotted path, without its module and in lower case."""
     path = node.get("class_path", "") if isinstance(node, Mapping) else str(node or "")
     return path.rpartition(".")[2].lower()
 
@@ -275,15 +276,15 @@ def benchmark_name(config: Mapping[str, Any]) -> str:
     stream = config["data"]["stream"]
     arguments = stream.get("init_args") or {}
     sources = arguments.get("sources") or [arguments.get("source")]
-    return "-".join([_class_name(stream), *map(_data_set, sources)])
+    return "-".join([class_name(stream), *map(_data_set, sources)])
 
 
 def _data_set(source: Any) -> str:
     told_by = getattr(class_of(source), "told_by", None) if isinstance(source, Mapping) else None
     told = (source.get("init_args") or {}).get(told_by) if told_by else None
     if isinstance(told, Mapping):
-        return _class_name(told)
-    return data_set_name(_class_name(source), told)
+        return class_name(told)
+    return data_set_name(class_name(source), told)
 
 
 def data_set_name(kind: str, told: Any) -> str:

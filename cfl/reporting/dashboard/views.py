@@ -11,6 +11,7 @@ import wandb_workspaces.workspaces as workspaces
 from wandb_workspaces import expr
 
 from cfl.reporting.dashboard.panels import AXIS, GROUPING, SECTIONS, Panel
+from cfl.reporting.method_names import plain
 
 _COLUMNS, _HEIGHT = 24, 8  # of a report's grid; panels stand three in a row
 _PINNED = ("summary:final/acc", "summary:final/fgt", "summary:final/bwt")
@@ -46,7 +47,7 @@ def workspace_of(entity: str, project: str, title: str, benchmarks: Sequence[str
             pinned_columns=list(_PINNED),
         ),
     )
-    view._internal_runset_id = _identifier("workspace runs")
+    view._internal_runset_id = plain("workspace runs")
     return view
 
 
@@ -119,9 +120,5 @@ def _panel(panel: Panel) -> Any:
 
 def _named(made: Any, name: str) -> Any:
     """Give a panel or run set an identifier that is the same each time; the library would draw one."""
-    made._id = _identifier(name)
+    made._id = plain(name)
     return made
-
-
-def _identifier(name: str) -> str:
-    return "".join(character for character in name.lower() if character.isalnum())
