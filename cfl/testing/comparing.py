@@ -41,7 +41,7 @@ def _differences(found: Any, expected: Any, tolerance: float, place: str) -> lis
     found, expected = (torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in (found, expected))
     if isinstance(expected, Tensor) and isinstance(found, Tensor):
         if found.shape != expected.shape or found.dtype != expected.dtype:
-            return [(inf, f"{place} is {_kind(found)} instead of {_kind(expected)}")]
+            return [(inf, f"{place} is {kind_of(found)} instead of {kind_of(expected)}")]
         return _of_tensors(found, expected, tolerance, place)
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         if set(found) != set(expected):
@@ -78,7 +78,8 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _kind(tensor: Tensor) -> str:
+def kind_of(tensor: Tensor) -> str:
+    """A tensor's dtype and shape, such as ``float32 [3, 4]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 

@@ -23,7 +23,7 @@ from cfl.methods.context import Context
 from cfl.metrics.measure import measure_of
 from cfl.models import MADE, TinyYOLO
 from cfl.runtime.errors import ConfigError
-from cfl.testing.comparing import difference
+from cfl.testing.comparing import difference, kind_of
 from cfl.testing.method_case import NAME, MethodCase, told
 from cfl.testing.tiny_data import black_and_white, brightness, permuted, source, split, squares
 from cfl.testing.tiny_networks import NetworkFactory, double
@@ -223,11 +223,11 @@ def _same_shapes(
     case: MethodCase, name: str, function: Callable[..., dict[str, Tensor]], *given: Any
 ) -> dict[str, Tensor]:
     """The result of ``function``, name -> tensor, if it has the shapes of the last argument."""
-    shapes = {n: _kind(value) for n, value in given[-1].items()}
+    shapes = {n: kind_of(value) for n, value in given[-1].items()}
     returned = function(*given)
     for n, value in returned.items():
-        if n in shapes and _kind(value) != shapes[n]:
-            raise _WrongShape(f"{name} of {case.who} gives {n} as {_kind(value)} instead of {shapes[n]}")
+        if n in shapes and kind_of(value) != shapes[n]:
+            raise _WrongShape(f"{name} of {case.who} gives {n} as {kind_of(value)} instead of {shapes[n]}")
     return returned
 
 
@@ -236,10 +236,6 @@ def _cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 class _Repeated(Permuted):

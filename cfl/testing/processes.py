@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cfl.testing.comparing import difference
-from cfl.testing.method_case import NAME, MethodCase
+from cfl.testing.method_case import NAME, MethodCase, Run
 from cfl.testing.tiny_networks import double
 from cfl.testing.tiny_runs import Rounds
 from cfl.training.strategy import ClientParallel
@@ -191,12 +191,11 @@ def _numbers(case: MethodCase, processes: int) -> Any:
     data = case.data_of(shares="unequal")
     parallel = several(processes) if processes > 1 else {}
     federation = case.start(data, methods, double(case.network), callbacks=[watch], **parallel)
-    clients, channel = federation.clients, federation.channel
-    kept = {t: {c: clients.get(t, c) for c in clients.holders(t)} for t in sorted(clients.state_dict())}
+    channel = federation.channel
     return arrays(
         {
             "model": {f"after round {number}": model for number, model in enumerate(watch.models, 1)},
-            "what clients keep": kept,
+            "what clients keep": Run(watch.models, federation, methods[NAME]).kept(),
             "state": methods[NAME].state_dict(),
             "scores": federation.measured.compute(),
             "bytes": {"up": channel.uplink_bytes, "down": channel.downlink_bytes},

@@ -9,6 +9,7 @@ import torch
 from cfl.data.sources import Source, data_root
 from cfl.data.sources.loading import flaw_of_class, flaw_of_loaded
 from cfl.data.types import ImageSet
+from cfl.testing.comparing import kind_of
 from cfl.testing.method_case import told
 
 
@@ -67,8 +68,8 @@ def _check_transform(who: str, source: Source, train: ImageSet) -> None:
     except Exception as error:
         raise AssertionError(f"transform: {who} cannot transform its images: {told(error)}") from error
     if found.shape != train.images[:8].shape or found.dtype != torch.float32 or not bool(found.isfinite().all()):
-        kind = f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
-        raise AssertionError(f"transform: {who} makes {kind} of {list(train.images[:8].shape)}, or not finite numbers")
+        of = list(train.images[:8].shape)
+        raise AssertionError(f"transform: {who} makes {kind_of(found)} of {of}, or not finite numbers")
 
 
 def _shares(one: ImageSet, other: ImageSet) -> bool:
