@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_TASKS = 12
+"""Tasks shown of a partition."""
+
+MOST_CLIENTS = 150
+"""Clients shown of a partition."""
+
 _CLIENTS_AT_ONCE = 4096
 _DPI = 150
 _SMALLEST_DOT = 0.08  # inches, diameter of the largest dot below which cells are coloured instead
@@ -78,34 +84,37 @@ def _rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) ->
                 yield [t, client, size, classes, *per_class, fingerprint]
 
 
+def evenly(count: int, most: int) -> list[int]:
+    """At most ``most`` of the places 0 .. count - 1, evenly spaced, first and last among them."""
+    if count <= most:
+        return list(range(count))
+    return np.unique(np.linspace(0, count - 1, most).round().astype(int)).tolist()
+
+
 def partition_figure(
     tasks: Sequence[Task],
     indices: Sequence[Mapping[int, np.ndarray]],
     title: str = "",
-    max_panels: int = 12,
-    max_clients: int = 150,
 ) -> Figure:
     """Picture of the partition: a panel per task, with a mark for each client and class.
 
     The marks are dots, whose area and colour are the number of samples, or coloured cells where so many clients share a
     panel (from about 60) that dots would be too small. All panels share one scale. Clients that take no part in
-    a task are hatched. Longer streams and larger federations are thinned to ``max_panels`` evenly spaced tasks and to
-    the first ``max_clients`` clients, and the picture says so.
+    a task are hatched. Longer streams and larger federations are thinned to :data:`MOST_TASKS` evenly spaced tasks and
+    to the first :data:`MOST_CLIENTS` clients, and the picture says so.
 
     Args:
         tasks: the stream's tasks, at least one.
         indices: per task, client id to indices into ``task.train``.
         title: heading.
-        max_panels: most panels.
-        max_clients: most clients in a panel.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     total_clients = 1 + max((max(of_client, default=0) for of_client in indices), default=0)
-    num_clients = min(total_clients, max_clients)
-    chosen = np.unique(np.linspace(0, len(tasks) - 1, min(len(tasks), max_panels)).round().astype(int)).tolist()
+    num_clients = min(total_clients, MOST_CLIENTS)
+    chosen = evenly(len(tasks), MOST_TASKS)
     grids = [_grid(tasks[t], indices[t], num_clients) for t in chosen]
     largest = max(1.0, *(float(np.nanmax(grid, initial=0)) for grid in grids))
 

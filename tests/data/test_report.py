@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cfl.data import report
 from cfl.data.partitions import IID, Dirichlet, client_indices
 from cfl.data.report import partition_figure, partition_rows, save_partition_figure, write_partition_csv
 from cfl.data.types import ImageSet, PixelTransform, Task
@@ -95,10 +96,11 @@ def test_dots_show_every_count_on_one_scale(dealt: tuple[list[Task], Indices]) -
     assert sorted(round(p.get_x() + 0.5) for p in panels[1].patches) == [0, 3, 4]  # the absent clients
 
 
-def test_large_partitions_become_cells_and_say_what_is_left_out() -> None:
+def test_large_partitions_become_cells_and_say_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [make_task(2000, 10, f"t{t}") for t in range(20)]
     indices = client_indices(tasks, IID(), [np.arange(200)] * 20, 200, seed=0, repartition=True)
-    figure = partition_figure(tasks, indices, max_panels=4)
+    monkeypatch.setattr(report, "MOST_TASKS", 4)
+    figure = partition_figure(tasks, indices)
     assert figure.get_suptitle() == "4 of 20 tasks, first 150 of 200 clients"
     shown = [ax for ax in figure.axes if ax.get_title(loc="left")]
     assert [ax.get_title(loc="left").split(":")[0] for ax in shown] == ["task 0", "task 6", "task 13", "task 19"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
-from cfl.reporting.compare.groups import DEFAULT_KEYS, Comparison, Row, compare
+from cfl.reporting.compare.groups import DEFAULT_KEYS, Compared, Comparison, Row, compare
 from cfl.reporting.compare.latex import check_columns, latex_report
 from cfl.reporting.compare.page import page_of
 from cfl.reporting.compare.picture_formats import FORMATS, add_pictures
@@ -28,7 +28,6 @@ from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
 
-Compared = Sequence[tuple[Comparison, Row | None]]
 _PICTURE = re.compile(rf"({'|'.join(CURVES)})_(curve|heatmaps|rounds)(_[1-9]\d*)?\.({'|'.join(FORMATS)})")
 """Names that :mod:`cfl.reporting.compare.pictures` gives its files."""
 

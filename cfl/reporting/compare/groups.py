@@ -155,6 +155,10 @@ class Comparison:
         return sum(number for number in common if number > 1)
 
 
+Compared = Sequence[tuple[Comparison, Row | None]]
+"""Tables, each with the row against which its differences are taken."""
+
+
 def styles_of(comparisons: Iterable[Comparison]) -> dict[str, LineStyle]:
     """How each label is drawn, in all tables and pictures alike."""
     return line_styles({row.label: row.method for comparison in comparisons for row in comparison.rows})

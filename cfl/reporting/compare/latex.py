@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cfl.metrics.measure import MEASURES, measure_of
-from cfl.reporting.compare.groups import Comparison, Row
+from cfl.reporting.compare.groups import Compared, Comparison, Row
 from cfl.reporting.compare.latex_layout import HEADING, SIZE, SMALL, Column, Layout, layouts, parts_of
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, paired_difference
 from cfl.reporting.compare.tables import (
@@ -24,8 +24,6 @@ from cfl.reporting.measures import FIGURES, Figure
 from cfl.reporting.rounding import rounded
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import in_latex, on_one_line
-
-Compared = Sequence[tuple[Comparison, Row | None]]
 
 _PAPER_TABLES = tuple(measure.of_papers for measure in MEASURES)
 _SEEDS, _RANK, _ROUNDS_TO = "seeds", "rank", "rounds_to_"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from cfl.reporting.compare.groups import Comparison, Row
+from cfl.reporting.compare.groups import Compared
 from cfl.reporting.compare.page_data import page_data
 from cfl.reporting.compare.reading import LeftOut
 from cfl.runtime.printable import encodable
@@ -23,7 +23,7 @@ SIZE_LIMIT = 5_000_000
 
 
 def page_of(
-    comparisons: Sequence[tuple[Comparison, Row | None]],
+    comparisons: Compared,
     left_out: Sequence[LeftOut] = (),
     warnings: Sequence[str] = (),
 ) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from cfl.data.report import evenly
 from cfl.metrics.measure import ACCURACY
 from cfl.metrics.measure import MEASURES as OF_RUNS
-from cfl.reporting.compare.groups import Comparison, Row, figure_of, styles_of
+from cfl.reporting.compare.groups import Compared, Comparison, Row, figure_of, styles_of
 from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import LeftOut
 from cfl.reporting.compare.settings import differing, shown
@@ -30,7 +31,7 @@ _PICTURE_BYTES = 1_500_000
 
 
 def page_data(
-    comparisons: Sequence[tuple[Comparison, Row | None]],
+    comparisons: Compared,
     left_out: Sequence[LeftOut] = (),
     warnings: Sequence[str] = (),
     share: float = 1.0,
@@ -111,15 +112,8 @@ def _all(values: Iterable[float | None]) -> list[float | None]:
     return [_exact(value) for value in values]
 
 
-def _evenly(count: int, most: int) -> list[int]:
-    """At most ``most`` of the places 0 .. count - 1, evenly spaced, first and last among them."""
-    if count <= most:
-        return list(range(count))
-    return np.unique(np.linspace(0, count - 1, most).round().astype(int)).tolist()
-
-
 def _thinned(values: Sequence[float], most: int) -> list[float | None]:
-    return _all(values[k] for k in _evenly(len(values), most))
+    return _all(values[k] for k in evenly(len(values), most))
 
 
 def _figures(comparison: Comparison, baseline: Row | None) -> list[dict[str, dict[str, list[float | int | None]]]]:
@@ -162,7 +156,7 @@ def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, A
         return None
     stacked = np.stack(matrices)  # [seeds, T, T]
     tasks = stacked.shape[-1]
-    at, places = _evenly(tasks, points), _evenly(tasks, side)
+    at, places = evenly(tasks, points), evenly(tasks, side)
     seen, seen_std = _mean_and_std(np.stack(row.seen(measure.key))[:, at])
     first, first_std = _mean_and_std(stacked[:, at, 0])
     mean = stacked.mean(0)
@@ -188,7 +182,7 @@ def _rounds(row: Row, points: int) -> dict[str, Any] | None:
     at = [r for r in range(curves.shape[1]) if np.isfinite(curves[:, r]).all()] if len(curves) else []
     if not at:
         return None
-    at = [at[k] for k in _evenly(len(at), points)]
+    at = [at[k] for k in evenly(len(at), points)]
     mean, std = _mean_and_std(curves[:, at])
     shown: dict[str, Any] = {"round": at, CURVES[measure]: mean, "std": std}
     runs = row.with_curves(measure)
@@ -209,7 +203,7 @@ def _space(row: Row, points: int) -> dict[str, dict[str, Any]]:
     thinned = {}
     for layer, percents in found.items():
         tasks = sorted(percents)
-        tasks = [tasks[k] for k in _evenly(len(tasks), points)]
+        tasks = [tasks[k] for k in evenly(len(tasks), points)]
         thinned[layer] = {"task": tasks, "used": _all(sum(percents[t]) / len(percents[t]) for t in tasks)}
     return thinned
 

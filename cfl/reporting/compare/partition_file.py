@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cfl.data.report import MOST_CLIENTS, MOST_TASKS, evenly
 from cfl.reporting.csv_file import RunFolderError, index_in, read_csv
 
 
@@ -28,7 +29,7 @@ class Partition:
     total_tasks: int
 
 
-def read_partition(path: Path, max_tasks: int = 12, max_clients: int = 150) -> Partition:
+def read_partition(path: Path) -> Partition:
     """Read ``partition.csv``, thinned to the first clients and to evenly spaced tasks, as in the run's own picture.
 
     Raises:
@@ -46,10 +47,10 @@ def read_partition(path: Path, max_tasks: int = 12, max_clients: int = 150) -> P
     clients = 1 + max((client for _, client, _ in rows), default=-1)
     if not tasks:
         raise RunFolderError(f"{path}: there is no client in it")
-    kept = [tasks[k] for k in np.unique(np.linspace(0, len(tasks) - 1, min(len(tasks), max_tasks)).round().astype(int))]
-    counts = np.full((len(kept), len(classes), min(clients, max_clients)), -1, dtype=np.int64)
+    kept = [tasks[k] for k in evenly(len(tasks), MOST_TASKS)]
+    counts = np.full((len(kept), len(classes), min(clients, MOST_CLIENTS)), -1, dtype=np.int64)
     place = {task: k for k, task in enumerate(kept)}
     for task, client, of_class in rows:
-        if task in place and client < max_clients:
+        if task in place and client < MOST_CLIENTS:
             counts[place[task], :, client] = of_class
     return Partition(kept, counts, clients, len(tasks))

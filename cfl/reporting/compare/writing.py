@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cfl.reporting.compare.groups import Comparison, Row, figure_of
+from cfl.reporting.compare.groups import Compared, Comparison, figure_of
 from cfl.reporting.compare.reading import LeftOut
 from cfl.reporting.compare.tables import caption, difference_text, mean_text, numbers_of, targets
 from cfl.reporting.csv_file import csv_text
@@ -74,7 +74,7 @@ def write_means_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
     write_whole(path, csv_text(header, rows))
 
 
-def write_differences_csv(path: Path, comparisons: Sequence[tuple[Comparison, Row | None]]) -> None:
+def write_differences_csv(path: Path, comparisons: Compared) -> None:
     """A line per table, row and figure: mean paired difference to the baseline, its interval, number of seeds; and the
     difference and interval as all tables show them."""
     header = ["table", "row", "baseline", "figure", "difference", "low", "high", "seeds", "shown"]

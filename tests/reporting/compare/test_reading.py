@@ -18,7 +18,7 @@ from support.made_up import make_run
 
 from cfl.metrics.measure import MEASURES, Measure
 from cfl.reporting.checksums import write_checksums
-from cfl.reporting.compare import reading
+from cfl.reporting.compare import partition_file, reading
 from cfl.reporting.compare.groups import compare, figure_of
 from cfl.reporting.compare.page_data import page_data
 from cfl.reporting.compare.partition_file import read_partition
@@ -308,7 +308,7 @@ def test_a_table_without_space_has_none(tmp_path: Path) -> None:
     assert read_space(tmp_path / "ewc.csv", 3) == {}
 
 
-def test_a_partition_is_read_back_with_absent_clients(tmp_path: Path) -> None:
+def test_a_partition_is_read_back_with_absent_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "partition.csv"
     path.write_text(
         "task,client,samples,classes,class_00,class_01,hash\r\n"
@@ -321,7 +321,10 @@ def test_a_partition_is_read_back_with_absent_clients(tmp_path: Path) -> None:
         [[-1, 0, -1], [-1, 4, -1]],
         [[1, -1, -1], [0, -1, -1]],
     ]
-    cut = read_partition(path, max_tasks=2, max_clients=1)
+    with monkeypatch.context() as few:
+        few.setattr(partition_file, "MOST_TASKS", 2)
+        few.setattr(partition_file, "MOST_CLIENTS", 1)
+        cut = read_partition(path)
     assert (list(cut.tasks), cut.total_clients, cut.total_tasks) == ([0, 2], 3, 3)
     assert cut.counts.tolist() == [[[5], [0]], [[1], [0]]]
     for text, said in [
