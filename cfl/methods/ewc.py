@@ -205,24 +205,19 @@ class EWC(Method):
         self._holders = None
         clients = context.select_clients(plan, self.fisher_clients)
         own = context.extra_round(plan.task, clients)
-        entries, total, most = 0, 0.0, 0.0
+        counted = (0, 0.0, 0.0)
         for client in own:
             fisher, model = self._fisher(plan.task, client, plan.task)
             self._keep(client, {n: fisher[n] for n in self._kept}, model)
             if self._summed:
                 message = {n: fisher[n][None] for n in self._summed}
                 context.channel.uplink("ewc fisher", message, [1.0], [client])
-            entries += sum(values.numel() for values in fisher.values())
-            total += sum(float(values.sum()) for values in fisher.values())
-            most = max(most, *(float(values.max()) for values in fisher.values()))
+            counted = _counted(counted, fisher)
         if self._summed:
             tensors = context.state_tensors()
-            mean = context.channel.mean("ewc fisher")
             latest = {n: tensors[n].detach().clone() for n in self._summed}
-            old = {n: values.to(tensors[n].device) for n, values in self.curvature.items()}
-            anchor = {n: values.to(tensors[n].device) for n, values in self.anchor.items()}
-            self.curvature, self.anchor = self._consolidated(old, anchor, mean, latest)
-        self._note(plan.task, len(clients), (entries, total, most, time.perf_counter() - started))
+            self._add(context.channel.mean("ewc fisher"), latest)
+        self._note(plan.task, len(clients), (*counted, time.perf_counter() - started))
 
     def _note(self, task: int, clients: int, figures: tuple[int, float, float, float]) -> None:
         """Add a row: number, sum and greatest of this process's entries, and seconds."""
@@ -294,25 +289,29 @@ class EWC(Method):
         self._holders = None
         context = self.context
         chosen = self._remembered.computed_in(rounds)
-        entries, total, most = 0, 0.0, 0.0
+        counted = (0, 0.0, 0.0)
         for client, kept in self._remembered.read(plan.task, rounds, chosen):
             fisher, model = _parted(kept)
             self._keep(client, {n: fisher[n] for n in self._kept}, model)
             if self._summed:
                 message = _joined(*({n: of[n] for n in self._summed} for of in (fisher, _times(fisher, model))))
                 context.channel.uplink("ewc fisher", {n: v[None] for n, v in message.items()}, [1.0], [client])
-            entries += sum(values.numel() for values in fisher.values())
-            total += sum(float(values.sum()) for values in fisher.values())
-            most = max(most, *(float(values.max()) for values in fisher.values()))
+            counted = _counted(counted, fisher)
         if self._summed and chosen:
             mean, moved = _parted(context.channel.mean("ewc fisher"))
             tensors = context.state_tensors()
             centre = {n: torch.where(mean[n] > 0, moved[n] / mean[n], tensors[n].detach()) for n in self._summed}
-            old, anchor = ({n: v.to(context.device) for n, v in of.items()} for of in (self.curvature, self.anchor))
-            self.curvature, self.anchor = self._consolidated(old, anchor, mean, centre)
-        self._note(len(self._rows), len(chosen), (entries, total, most, time.perf_counter() - started))
+            self._add(mean, centre)
+        self._note(len(self._rows), len(chosen), (*counted, time.perf_counter() - started))
 
     # The penalty.
+
+    def _add(self, fisher: Tensors, latest: Tensors) -> None:
+        """Add a task to the server's quadratic."""
+        old, anchor = (
+            {n: values.to(self.context.device) for n, values in of.items()} for of in (self.curvature, self.anchor)
+        )
+        self.curvature, self.anchor = self._consolidated(old, anchor, fisher, latest)
 
     def _consolidated(
         self, curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor], fisher: Tensors, latest: Tensors
@@ -358,6 +357,16 @@ class EWC(Method):
         """Restore the state, and look up again which clients have a quadratic."""
         super().load_state_dict(state)
         self._holders = None
+
+
+def _counted(before: tuple[int, float, float], fisher: Tensors) -> tuple[int, float, float]:
+    """Number, sum and greatest of the entries of a Fisher and of those before it."""
+    entries, total, most = before
+    return (
+        entries + sum(values.numel() for values in fisher.values()),
+        total + sum(float(values.sum()) for values in fisher.values()),
+        max(most, *(float(values.max()) for values in fisher.values())),
+    )
 
 
 def _times(fisher: Tensors, model: Tensors) -> Tensors:
