@@ -12,28 +12,29 @@ from cfl.metrics.boxes import iou
 from cfl.randomness.generators import numpy_generator
 
 RESAMPLES = 200
+OVERLAP = 0.5
+"""Intersection over union from which a box is found."""
 # In the float32 in which torchmetrics hands them to COCO's evaluation: a recall of 0.3 is below the thirtieth.
 _RECALLS = torch.linspace(0, 1, 101).double().numpy()
 
 
-def bootstrapped(images: Sequence[tuple[Tensor, Tensor]], resamples: int = RESAMPLES) -> np.ndarray:
-    """``[R]`` mean average precisions at an overlap of 0.5, from 0 to 1, of images drawn with replacement.
+def bootstrapped(images: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
+    """``[RESAMPLES]`` mean average precisions at an overlap of 0.5, from 0 to 1, of images drawn with replacement.
 
     A value is NaN where no image with a box was drawn. The draws depend on the images alone, not on their order, which
     differs with the number of processes that share them.
 
     Args:
         images: of each the detections ``[n, 6]`` and the true boxes ``[m, 5]``, without padding.
-        resamples: R, at least 1.
     """
     images = sorted(images, key=lambda pair: (pair[1].numpy().tobytes(), pair[0].numpy().tobytes()))
     count = len(images)
     generator = numpy_generator(0, "bootstrap of test images")
-    return mean_precisions(images, generator.multinomial(count, np.full(count, 1 / count), size=resamples))
+    return mean_precisions(images, generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES))
 
 
 def mean_precisions(images: Sequence[tuple[Tensor, Tensor]], times: np.ndarray) -> np.ndarray:
-    """``[R]`` the same of images that count several times.
+    """``[R]`` mean average precisions of images that count several times.
 
     Args:
         images: as for :func:`bootstrapped`.
@@ -69,20 +70,19 @@ def _precisions_of(images: Sequence[tuple[Tensor, Tensor]], label: int, times: n
     return values
 
 
-def hits(found: Tensor, true: Tensor, overlap: float = 0.5) -> np.ndarray:
+def hits(found: Tensor, true: Tensor) -> np.ndarray:
     """``[n]`` bool: which detections of one class in an image find a box that no better one has found.
 
     Args:
         found: ``[n, 6]``.
         true: ``[m, 5]``.
-        overlap: intersection over union from which a box is found.
     """
     hit = np.zeros(len(found), dtype=bool)
     free = np.ones(len(true), dtype=bool)
     common = iou(found[:, 1:5].double(), true[:, 1:].double()).numpy()
     for number in np.argsort(-found[:, 5].numpy(), kind="stable"):
         candidates = np.where(free, common[number], -1.0)
-        if len(candidates) and candidates.max() >= overlap:
+        if len(candidates) and candidates.max() >= OVERLAP:
             free[candidates.argmax()] = False
             hit[number] = True
     return hit

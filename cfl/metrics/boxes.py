@@ -26,6 +26,10 @@ FOUND = 100
 """Most detections of an image."""
 _NUMBERS = 5
 _LARGEST = 4.0
+_RIVALS_ABOVE = 0.5
+"""Overlap with a better box of its class above which a detection is left out."""
+_LLOYD_STEPS = 50
+"""Most steps of the algorithm that finds anchors."""
 
 
 def grid_size(height: int, width: int) -> tuple[int, int]:
@@ -131,7 +135,7 @@ def suppressed(boxes: Tensor, scores: Tensor, classes: Tensor, above: float) -> 
     return gone
 
 
-def detections(outputs: Tensor, shape: tuple[int, int, int], above: float = 0.5) -> Tensor:
+def detections(outputs: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """``[N, n, 6]``: class, left, top, right, bottom and score of what a network has found, the best first.
 
     There are at most :data:`FOUND` of an image. Rows of class -1 are padding.
@@ -139,7 +143,6 @@ def detections(outputs: Tensor, shape: tuple[int, int, int], above: float = 0.5)
     Args:
         outputs: ``[N, O]``.
         shape: ``(C, H, W)`` of the images, to which boxes are cut.
-        above: see :func:`suppressed`.
     """
     _, height, width = shape
     boxes, scores = decoded(outputs, *grid_size(height, width))
@@ -148,29 +151,27 @@ def detections(outputs: Tensor, shape: tuple[int, int, int], above: float = 0.5)
     which, predictor = order % classes, order // classes
     limits = torch.tensor([width, height, width, height], device=boxes.device, dtype=boxes.dtype)
     kept = boxes.gather(1, predictor.unsqueeze(-1).expand(-1, -1, 4)).clamp(min=0).minimum(limits)
-    gone = suppressed(kept, best, which, above)
+    gone = suppressed(kept, best, which, _RIVALS_ABOVE)
     label = torch.where(gone, -1, which).to(boxes.dtype)
     return torch.cat([label.unsqueeze(-1), kept, best.unsqueeze(-1)], -1)
 
 
-def anchors(y: Tensor, count: int = PER_CELL, steps: int = 50) -> Tensor:
-    """``[count, 2]`` widths and heights in pixels, ascending by area: centres of clusters of the boxes' sizes.
+def anchors(y: Tensor) -> Tensor:
+    """``[PER_CELL, 2]`` widths and heights in pixels, ascending by area: centres of clusters of the boxes' sizes.
 
     Lloyd's algorithm on the logarithms of sizes, from evenly spaced quantiles of the areas; nothing is drawn at random.
 
     Args:
         y: ``[N, M, 5]``; without any box the anchors are squares of 1, 2 and 4 cells.
-        count: how many.
-        steps: of the algorithm, at most.
     """
     real = y[y[..., 0] >= 0]
     sizes = (real[:, 3:] - real[:, 1:3]).double().clamp(min=1).log()
     if not len(sizes):
-        return torch.tensor([[STRIDE * 2.0**k] * 2 for k in range(count)])
+        return torch.tensor([[STRIDE * 2.0**k] * 2 for k in range(PER_CELL)])
     sizes = sizes[sizes.sum(1).argsort(stable=True)]
-    places = ((torch.arange(count) + 0.5) / count * len(sizes)).long().clamp(max=len(sizes) - 1)
+    places = ((torch.arange(PER_CELL) + 0.5) / PER_CELL * len(sizes)).long().clamp(max=len(sizes) - 1)
     centres = sizes[places]
-    for _ in range(steps):
+    for _ in range(_LLOYD_STEPS):
         nearest = (sizes.unsqueeze(1) - centres).square().sum(-1).argmin(1)
         moved = torch.stack(
             [sizes[nearest == k].mean(0) if bool((nearest == k).any()) else c for k, c in enumerate(centres)]

@@ -11,6 +11,8 @@ from cfl.models.acgan import ACGAN
 
 _NEVER = -1e9
 """Logit of an output that is left out. Finite, because differences of log-probabilities are computed from it."""
+_AT_ONCE = 512
+"""Images generated together, which bounds memory."""
 
 
 def acgan_loss(
@@ -60,7 +62,7 @@ def divergences(target: Tensor, found: Tensor, allowed: Tensor | None = None) ->
 
 def class_losses(logits: Tensor, y: Tensor, allowed: Tensor | None = None) -> Tensor:
     """``[N]`` ``-log softmax(logits)_y``."""
-    return -F.log_softmax(_masked(logits, allowed), -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return F.cross_entropy(_masked(logits, allowed), y, reduction="none")
 
 
 def _masked(logits: Tensor, allowed: Tensor | None) -> Tensor:
@@ -91,12 +93,11 @@ class Generation(nn.Module):
 
     Args:
         network: the architecture; its own generator is not used.
-        at_once: images generated together, which bounds memory.
     """
 
-    def __init__(self, network: ACGAN, at_once: int = 512) -> None:
+    def __init__(self, network: ACGAN) -> None:
         super().__init__()
-        self.network, self.at_once = network, at_once
+        self.network = network
 
     def forward(self, noise: Tensor, y: Tensor) -> Tensor:
         """``network.generate``, so that ``functional_call`` can put parameters in."""
@@ -112,7 +113,7 @@ class Generation(nn.Module):
             y: int64.
         """
         tensors = {f"network.{name}": tensor for name, tensor in parameters.items()}
-        parts = zip(noise.flatten(0, -2).split(self.at_once), y.flatten().split(self.at_once), strict=True)
+        parts = zip(noise.flatten(0, -2).split(_AT_ONCE), y.flatten().split(_AT_ONCE), strict=True)
         dtype = next(iter(parameters.values())).dtype
         with self.network.generating():
             made = [functional_call(self, tensors, (z.to(dtype), c)) for z, c in parts]
