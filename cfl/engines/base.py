@@ -182,11 +182,6 @@ class Engine(ABC):
         """Give back threads."""
 
 
-def dropout_key(seed: int, round: int, client: int, step: int, purpose: str = "dropout") -> int:
-    """Key of the dropout masks of one client's local step, a non-negative 63-bit integer."""
-    return seed_for(seed, purpose, round, client, step)
-
-
 def dropout_keys(
     context: StepContext,
     cohort: Cohort,
@@ -195,8 +190,8 @@ def dropout_keys(
     device: torch.device,
     whose: str = "",
 ) -> Tensor:
-    """``[k]`` int64 :func:`dropout_key` of some clients of a cohort in one step, and of ``whose`` samples."""
-    keys = [dropout_key(context.seed, cohort.round, c, batch.step, context.purpose + whose) for c in clients]
+    """``[k]`` int64 keys of the dropout masks of some clients of a cohort in one step, and of ``whose`` samples."""
+    keys = [seed_for(context.seed, context.purpose + whose, cohort.round, c, batch.step) for c in clients]
     return moved(torch.tensor(keys, dtype=torch.int64), device)
 
 

@@ -35,7 +35,6 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.task_handles import unwrap_tasks
 from cfl.engines import EngineOptions
-from cfl.engines.base import dropout_key
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel
 from cfl.federation.federated_model import FederatedModel
@@ -387,7 +386,7 @@ def test_logits_are_those_of_the_step_of_insertion_dropout_included(engine: Engi
     for buffer in filled_buffers(data, 5):
         table = federation.clients.get("buffer", buffer.client)
         for place, sample in enumerate(buffer.slots):
-            key = dropout_key(data.seed, sample.round, buffer.client, sample.step)
+            key = seed_for(data.seed, "dropout", sample.round, buffer.client, sample.step)
             drawn = masks.draw(torch.tensor([key]), sample.row + 1)
             dropped = {name: mask[0, sample.row :] for name, mask in drawn.items()}
             x = inputs(data, [sample])[0]
