@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -79,5 +79,5 @@ def from_dict(saved: dict[str, Any] | None, allowed: Sequence[EngineChoice]) -> 
     """A choice as :meth:`EngineChoice.to_dict` gave it, if it is among the allowed ones."""
     if saved is None:
         return None
-    choice = EngineChoice(**{**saved, "kind": cast(EngineKind, saved["kind"])})
+    choice = EngineChoice(**saved)
     return choice if choice in allowed else None

@@ -32,7 +32,7 @@ class Graphs:
         eager: capture at once, for a trial whose steps stand for those of a long run.
     """
 
-    def __init__(self, eager: bool = False) -> None:
+    def __init__(self, eager: bool) -> None:
         self._worth = 1 if eager else WORTH_CAPTURING
         self._asked: Counter[Any] = Counter()
         self._graphs: dict[Any, GraphedStep | None] = {}
@@ -100,7 +100,7 @@ class GraphedStep:
         compute: Compute,
         inputs: Inputs,
         parameters: Sequence[Tensor],
-        sgd: tuple[float, float] | None = None,
+        sgd: tuple[float, float] | None,
     ) -> None:
         self._compute, self.parameters = compute, list(parameters)
         self._inputs = {name: value.clone() for name, value in inputs.items()}

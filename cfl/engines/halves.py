@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ class Halves:
         weights: list[Tensor],
         masks: list[Tensor],
         rows: list[Tensor],
-        pulls: Steps = MappingProxyType({}),
+        pulls: Steps,
     ) -> Tensor:
         """One training step.
 
@@ -70,7 +69,7 @@ def record_halves(
     weights: Mapping[str, Tensor],
     x: Tensor,
     masks: Mapping[str, Tensor],
-    pulls: Steps = MappingProxyType({}),
+    pulls: Steps,
 ) -> Halves:
     """Record a chain's step.
 

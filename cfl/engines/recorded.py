@@ -39,7 +39,7 @@ class RecordedSteps:
         eager: record at once, for a trial whose steps stand for those of a long run.
     """
 
-    def __init__(self, chain: Chain, eager: bool = False) -> None:
+    def __init__(self, chain: Chain, eager: bool) -> None:
         self.chain = chain
         self._worth = 1 if eager else WORTH_RECORDING
         self._asked: Counter[tuple[Any, ...]] = Counter()
@@ -87,7 +87,7 @@ class RecordedSteps:
         weights: Mapping[str, Tensor],
         example: Callable[[], tuple[Tensor, Tensor, Mapping[str, Tensor]]],
         steps: int,
-        pulls: Steps = MappingProxyType({}),
+        pulls: Steps,
     ) -> Halves | None:
         """As :meth:`step`, for any loss that is a function of the logits, and for who wants to see these."""
         key = (samples, fused_sgd, tuple(pulls))

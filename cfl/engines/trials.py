@@ -58,7 +58,7 @@ class Trials:
         options: EngineOptions,
         optimizer_of: Callable[[Iterable[nn.Parameter]], Optimizer],
         fused_sgd: Callable[[Optimizer], tuple[float, float] | None],
-        by_hand: bool = True,
+        by_hand: bool,
     ) -> None:
         self.data, self.network, self.input_shape, self.options = data, network, input_shape, options
         plan = data.rounds.round(round)

@@ -47,8 +47,8 @@ class VmapEngine(Engine):
         self,
         network: nn.Module,
         input_shape: tuple[int, int, int],
-        compile: Compile | None = None,
-        eager: bool = False,
+        compile: Compile | None,
+        eager: bool,
     ) -> None:
         self.network = network
         on_cuda = next(network.parameters()).device.type == "cuda"

@@ -70,7 +70,7 @@ class LocalWork:
         objective: Objective,
         precision: str,
         watched: Callable[[], bool],
-        blocks: bool = False,
+        blocks: bool,
     ) -> None:
         self.federation, self.engine, self._seed = federation, engine, federation.data.seed
         self.cohort = Cohort(federation.network, width, federation.data.outputs, engine.channels_last)

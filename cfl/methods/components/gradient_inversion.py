@@ -83,7 +83,7 @@ def invert_gradients(
     input_shape: tuple[int, int, int],
     steps: int,
     generators: Sequence[torch.Generator],
-    keep: int = 1,
+    keep: int,
 ) -> Tensor:
     """Images whose gradients are closest to given ones: the last iterates of L-BFGS.
 

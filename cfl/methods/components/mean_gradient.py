@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.metrics.measure import ACCURACY, Measure
+from cfl.metrics.measure import Measure
 from cfl.models.dropout import dropout_masks
 
 
@@ -30,7 +30,7 @@ class Labelled(NamedTuple):
 
 
 def mean_gradient(
-    network: nn.Module, tensors: Mapping[str, Tensor], batches: Iterable[Labelled], measure: Measure = ACCURACY
+    network: nn.Module, tensors: Mapping[str, Tensor], batches: Iterable[Labelled], measure: Measure
 ) -> dict[str, Tensor]:
     """Gradient of the mean loss over all samples, with the network in its current mode.
 

@@ -32,7 +32,7 @@ _ROUNDING = 1e-6
 _INSIDE = 1e-5
 
 
-def layer_dim(layer: nn.Module, with_bias: bool = False) -> int:
+def layer_dim(layer: nn.Module, with_bias: bool) -> int:
     """Length ``d`` of a layer's input vectors: columns of its weight viewed as ``[o, d]``, plus 1 for the bias.
 
     Args:

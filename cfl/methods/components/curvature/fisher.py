@@ -112,7 +112,7 @@ def _turned(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return {**tensors, **{name: channels_last(weight.detach()) for name, weight in weights.items()}}
 
 
-def check_fisher(kind: FisherKind, network: nn.Module, key: str, measure: Measure = ACCURACY) -> None:
+def check_fisher(kind: FisherKind, network: nn.Module, key: str, measure: Measure) -> None:
     """Refuse, before training, a kind of Fisher information that :func:`diagonal_fisher` cannot compute for a network.
 
     Args:
