@@ -72,9 +72,7 @@ def write_card(
         f"SHA-256 of `{model.name}`: `{digest}` (`sha256sum {model.name}`).",
         _input(data),
         _output(answer, choice, federation),
-        _table(
-            "Figures", f"{whole}; {federation.measure.words} in {federation.measure.unit}", ("figure", "value"), summary
-        ),
+        _figures_section(f"{whole}; {federation.measure.words} in {federation.measure.unit}", summary),
         f"## Configuration\n\n{fenced(config, 'yaml')}",
     ]
     if answer.frozen:
@@ -187,10 +185,10 @@ def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
     return "\n\n".join([*lines, "\n".join(rows)])
 
 
-def _table(title: str, about: str, header: tuple[str, str], values: Mapping[str, Any]) -> str:
-    rows = [f"| {header[0]} | {header[1]} |", "|---|---|"]
-    rows += [f"| {in_markdown(str(key))} | {_shown(value)} |" for key, value in values.items()]
-    return f"## {title}\n\n({about})\n\n" + "\n".join(rows)
+def _figures_section(about: str, summary: Mapping[str, Any]) -> str:
+    rows = ["| figure | value |", "|---|---|"]
+    rows += [f"| {in_markdown(str(key))} | {_shown(value)} |" for key, value in summary.items()]
+    return f"## Figures\n\n({about})\n\n" + "\n".join(rows)
 
 
 def _shown(value: Any) -> str:

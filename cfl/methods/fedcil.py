@@ -143,9 +143,9 @@ class FedCIL(Method):
 
     # Which outputs there are.
 
-    def _outputs_of(self, first: int, last: int) -> Tensor:
-        """``[n]`` int64, the outputs of the tasks ``first .. last - 1``."""
-        return self.context.outputs.own[first:last].any(0).nonzero().squeeze(1)
+    def _outputs_before(self, task: int) -> Tensor:
+        """``[n]`` int64, the outputs of the tasks before ``task``."""
+        return self.context.outputs.own[:task].any(0).nonzero().squeeze(1)
 
     def _task_of(self, y: Tensor, task: int) -> Tensor:
         """The task whose outputs compete with each ``y``: ``task`` if it has ``y``, else the first task with ``y``."""
@@ -182,7 +182,7 @@ class FedCIL(Method):
             return extended
         device, task = batch.index.device, cohort.task
         size = self.replay_batch_size or self.context.batch_size
-        y = choices(self._keys("replayed outputs", cohort, batch), moved(self._outputs_of(0, task), device), size)
+        y = choices(self._keys("replayed outputs", cohort, batch), moved(self._outputs_before(task), device), size)
         x = self._replayed(self._drawn_noise("replay", cohort, batch, size), y)
         share = self.replay_share
         return extended.with_added(
@@ -243,7 +243,7 @@ class FedCIL(Method):
         """Images of the received generator: of the samples' own classes, and of classes drawn from all outputs seen."""
         sent = {**cohort.global_parameters, **dict(self._network.named_buffers())}
         received = {name: sent[name] for name in self._network.generator_names}
-        seen = self._outputs_of(0, cohort.task + 1).to(batch.index.device)
+        seen = self._outputs_before(cohort.task + 1).to(batch.index.device)
         y = choices(self._keys("outputs", cohort, batch), seen, count)
         noises = [self._drawn_noise(purpose, cohort, batch, count) for purpose in ("own classes", "any class")]
         found = {
@@ -358,7 +358,7 @@ class FedCIL(Method):
         xs, ys, share = [x], [y_there], 0.0
         if self._replays:
             share = self.replay_share
-            old = drawn(self._outputs_of(0, plan.task)).to(device)
+            old = drawn(self._outputs_before(plan.task)).to(device)
             xs.append(self._replayed(noise(), old).to(dtype))
             ys.append(old)
         x, y = torch.cat(xs, 1), torch.cat(ys, 1)
