@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 DIGITS = 12
@@ -18,7 +17,7 @@ def source_digest() -> str:
 
     Files are read once per process, at the first call, because files changed later are not the code that runs.
     """
-    return digest_of([_package("cfl")])
+    return digest_of([Path(__file__).parents[1]])
 
 
 def digest_of(packages: Sequence[Path]) -> str:
@@ -40,10 +39,3 @@ def source_files(folder: Path) -> Iterator[Path]:
     """Every ``*.py`` file below a folder, also in folders that are links, such as ``cfl/callbacks`` in a checkout."""
     for place, _, names in os.walk(folder, followlinks=True):
         yield from (Path(place) / name for name in names if name.endswith(".py"))
-
-
-def _package(name: str) -> Path:
-    found = find_spec(name)
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
