@@ -479,7 +479,7 @@ class APD(Method):
         known = [(row["adaptive_share"], sizes[row["layer"]]) for row in last if row["adaptive_share"] is not None]
         share = sum(share * size for share, size in known) / sum(size for _, size in known) if known else None
         figures = {"model_bytes": sum(self._client_bytes.values()), "adaptive_share": share}
-        return Report(figures, [dict(row) for row in self._rows])
+        return Report(figures, self._rows)
 
     def client_storage(self) -> int:
         """Bytes of the stored sets and of their anchors."""

@@ -42,7 +42,8 @@ class Report:
 
     Attributes:
         figures: entries of the run's summary, under their final names.
-        rows: rows of the method's own table, for all tasks so far; all have the same columns.
+        rows: rows of the method's own table, for all tasks so far; all have the same columns. They may be the method's
+            own list, so readers do not change them.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)

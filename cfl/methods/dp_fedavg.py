@@ -176,7 +176,7 @@ class DPFedAvg(Method):
     def report(self) -> Report:
         """With an adaptive bound, a row per round: the bound of the whole update in it, and the noisy share of clients
         within (mean over layers)."""
-        return Report(rows=[dict(row) for row in self._rows])
+        return Report(rows=self._rows)
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -346,7 +346,7 @@ class EWC(Method):
         }
         if self._finder is not None:
             figures["remembered_bytes"] = self._remembered.bytes()
-        return Report(figures, [dict(row) for row in self._rows])
+        return Report(figures, self._rows)
 
     def client_storage(self) -> int:
         """Two numbers per parameter, once there is a Fisher, and what is kept for boundaries that are found."""

@@ -337,7 +337,7 @@ class FedCurv(Method):
             "fisher_bytes": self.client_storage(),
             "penalty_bytes": self._penalty_bytes,
         }
-        return Report(figures, [dict(row) for row in self._rows])
+        return Report(figures, self._rows)
 
     def client_storage(self) -> int:
         """Bytes of a client's shares of u and v, once it has sent them."""

@@ -461,7 +461,7 @@ class FOT(Method):
         }
         if self._finder is not None:
             figures["remembered_bytes"] = self._remembered.bytes()
-        return Report(figures, [dict(row) for row in self._rows])
+        return Report(figures, self._rows)
 
     def client_storage(self) -> int:
         """What is kept for boundaries that are found."""

@@ -148,4 +148,4 @@ class FoundBoundaries(Method):
         A row per round: clients, their mean loss of the received model on what they were about to train on, the test's
         statistic, whether a boundary was found, and the round with which the new task began.
         """
-        return Report({"boundaries_found": sum(row["found"] for row in self._rows)}, [dict(row) for row in self._rows])
+        return Report({"boundaries_found": sum(row["found"] for row in self._rows)}, self._rows)

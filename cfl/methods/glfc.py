@@ -428,7 +428,7 @@ class GLFC(OwnLoss):
         """
         signals = sum(row["clients"] for row in self._rows)
         figures = {"memory_samples": self.size, "signals": signals, "proxy_seconds": self.seconds}
-        return Report(figures, [dict(row) for row in self._rows])
+        return Report(figures, self._rows)
 
 
 def compensation(logits: Tensor, y: Tensor, ours: Tensor, group: Tensor) -> Tensor:

@@ -283,7 +283,7 @@ class GPM(Method):
             "memory_bytes": sum(row["memory_bytes"] for row in last),
             "memory_seconds": self.memory_seconds,
         }
-        return Report(figures, [dict(row) for row in self._rows])
+        return Report(figures, self._rows)
 
     def client_storage(self) -> int:
         """Bytes of the largest memory of a client."""

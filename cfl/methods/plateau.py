@@ -251,7 +251,7 @@ class LearningRateDecay(Method):
                 "stopped_share": sum(row["stopped"] for row in self._rows) / clients,
                 "mean_rate": sum(row["mean_rate"] * row["clients"] for row in self._rows) / clients,
             }
-        return Report(figures, [dict(row) for row in self._rows])
+        return Report(figures, self._rows)
 
     def client_storage(self) -> int:
         """Bytes of the four numbers."""

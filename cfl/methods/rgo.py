@@ -320,7 +320,7 @@ class RGO(Method):
             "memory_bytes": self._matrix_bytes(),
             "memory_seconds": self.memory_seconds,
         }
-        return Report(figures, [dict(row) for row in self._rows])
+        return Report(figures, self._rows)
 
     def _matrix_bytes(self) -> int:
         """Bytes of the matrices of a client."""
