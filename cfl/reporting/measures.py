@@ -1,17 +1,17 @@
-"""What is compared: measures with a matrix over tasks, and figures of a whole run."""
+"""What is compared: matrices over tasks, and figures of a whole run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from cfl.metrics.base import Better, Figure
-from cfl.metrics.measure import MEASURES as OF_RUNS
+from cfl.metrics.measure import MEASURES
 from cfl.runtime.run_files import matrix_file
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Something that is measured on every task after every task.
+class RunMatrix:
+    """A matrix over tasks of a run: what is measured on every task after every task.
 
     Attributes:
         key: identifies it.
@@ -28,14 +28,14 @@ class Measure:
     file: str
 
 
-MEASURES = tuple(
-    Measure(f"{of.name}{known}", f"{of.words}{told}", of.unit, of.better, matrix_file(of.name, known))
-    for of in OF_RUNS
+RUN_MATRICES = tuple(
+    RunMatrix(f"{of.name}{known}", f"{of.words}{told}", of.unit, of.better, matrix_file(of.name, known))
+    for of in MEASURES
     for known, told in (("", ""), *([(of.known, ", task known")] if of.known else []))
 )
-"""Those a run may have: its own, and perhaps the same with the tasks of test samples known."""
+"""Those a run may have: that of its measure, and perhaps the same with the tasks of test samples known."""
 
-CURVES = {measure.name: measure.figure for measure in OF_RUNS}
+CURVES = {measure.name: measure.figure for measure in MEASURES}
 """A run's own measure -> the figure of its learning curve, a column of ``rounds.csv``."""
 
 _COST = (
@@ -45,7 +45,7 @@ _COST = (
     Figure("seconds", "seconds", "duration of the run on its machine", "lower", 1),
     Figure("used_space", "used space %", "share of the input space that a subspace method uses up", None),
 )
-FIGURES = (*(figure for measure in OF_RUNS for figure in measure.columns), *_COST)
+FIGURES = (*(figure for measure in MEASURES for figure in measure.columns), *_COST)
 """In the order of the columns; a figure that no run has is left out."""
 
 PRINTED = tuple(figure for figure in FIGURES if figure.printed)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from cfl.data.report import evenly
-from cfl.metrics.measure import ACCURACY
-from cfl.metrics.measure import MEASURES as OF_RUNS
+from cfl.metrics.measure import ACCURACY, MEASURES
 from cfl.reporting.compare.groups import Compared, Comparison, Row, figure_of, styles_of
 from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import LeftOut
@@ -19,7 +18,7 @@ from cfl.reporting.compare.settings import differing, shown
 from cfl.reporting.compare.statistics import LEVEL
 from cfl.reporting.compare.tables import figures_of, numbers_of
 from cfl.reporting.csv_file import RunFolderError
-from cfl.reporting.measures import CURVES, FIGURES, MEASURES, Measure
+from cfl.reporting.measures import CURVES, FIGURES, RUN_MATRICES, RunMatrix
 from cfl.runtime.run_files import PARTITION
 
 # Numbers in a page by kind, over all rows together; a comparison with more is thinned evenly.
@@ -50,7 +49,7 @@ def page_data(
     rows = [row for comparison, _ in comparisons for row in comparison.rows]
     labels = list(dict.fromkeys(row.label for row in rows))
     styles = styles_of(comparison for comparison, _ in comparisons)
-    measures = [measure for measure in MEASURES if any(row.matrices(measure.key) for row in rows)]
+    measures = [measure for measure in RUN_MATRICES if any(row.matrices(measure.key) for row in rows)]
     place = {label: k for k, label in enumerate(labels)}
     count = max(1, len(rows))
     side = int(min(100, max(5, math.sqrt(share * _MATRIX_CELLS / (count * max(1, len(measures)))))))
@@ -65,7 +64,7 @@ def page_data(
             {"key": m.key, "name": m.name, "unit": m.unit, "better": m.better, "percent": m.unit == "%"}
             for m in measures
         ],
-        "curves": [{"key": of.figure, "measure": of.name, "unit": of.unit} for of in OF_RUNS],
+        "curves": [{"key": of.figure, "measure": of.name, "unit": of.unit} for of in MEASURES],
         "figures": [
             {"key": f.key, "heading": f.heading, "meaning": f.meaning, "better": f.better}
             | {"decimals": f.decimals, "signed": f.signed, "divisor": f.divisor}
@@ -150,7 +149,7 @@ def _mean_and_std(values: np.ndarray) -> tuple[list[float | None], list[float | 
     return _all(values.mean(0)), _all(values.std(0, ddof=1)) if len(values) > 1 else None
 
 
-def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, Any] | None:
+def _measured(row: Row, measure: RunMatrix, side: int, points: int) -> dict[str, Any] | None:
     matrices = row.matrices(measure.key)
     if not matrices:
         return None
