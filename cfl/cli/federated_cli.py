@@ -61,8 +61,8 @@ from cfl.training.access import callbacks_of
 ADVICE = re.compile(r"\b([a-z_]+(?:\.[a-z_]+)+)=(\w+)")
 """An option that an error's message advises, with its value."""
 _RESUMED = {
-    "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
-    "beginning where there is none yet.",
+    "fit": "RUN/last.ckpt continues that run. `last` takes the checkpoint in --run.dir, or starts from the beginning "
+    "if there is none.",
     "validate": "the checkpoint to score, RUN/last.ckpt; last: the one in --run.dir.",
 }
 _RESUMED["test"] = _RESUMED["validate"]

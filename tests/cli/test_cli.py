@@ -226,9 +226,7 @@ def test_default_run_folder_is_named_after_benchmark_method_seed_and_hash(
     assert folder.name == f"fot-seed5-{tiny_cli.summary(folder)['config_hash'][:8]}"
 
 
-@pytest.mark.parametrize(
-    ("command", "said"), [("fit", "a run's checkpoint, RUN/last.ckpt, with which it goes on"), ("validate", "to score")]
-)
+@pytest.mark.parametrize(("command", "said"), [("fit", "RUN/last.ckpt continues that run"), ("validate", "to score")])
 def test_help_says_what_a_checkpoint_is_here(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Lightning's own text is of keywords that do not work."""
     assert tiny_cli.run(command, "--help") == 0
