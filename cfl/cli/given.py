@@ -1,4 +1,7 @@
-"""What was said on a command line and in its files: the parser's errors tell neither which method nor which value."""
+"""The options that a command line and its files give.
+
+Errors name method and value with them; the parser's own do not.
+"""
 
 from __future__ import annotations
 

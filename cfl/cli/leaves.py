@@ -17,7 +17,7 @@ _LONGEST_PATH = 4095
 
 
 def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its key as typed on the command line, but that ``class_path`` is named."""
+    """Every value with its key as typed on the command line; the key of a class ends with ``.class_path``."""
     if isinstance(node, Namespace):
         node = vars(node)
     if isinstance(node, Mapping):
@@ -58,7 +58,7 @@ def check_leaves(config: Any, given: Sequence[Given], copies: Collection[str] = 
 
 
 def dropped(config: Any, given: Sequence[Given]) -> Iterator[str]:
-    """What files say of a class that another one has taken the place of, each in a sentence.
+    """A sentence for each option in a file whose class has been replaced by another.
 
     Args:
         config: as a parser gives it.

@@ -19,7 +19,7 @@ from cfl.runtime.option_checks import check_integers, check_numbers
 
 
 class FoundBoundaries(Method):
-    """Tells methods where tasks end that it has found itself; nobody tells it.
+    """Finds where tasks end from clients' losses, and tells the methods beside it.
 
     Every client of a round computes its loss of the received model on the samples that it is about to train on. The
     server reads their mean, and takes a rise of it for a new task (the Page-Hinkley test,

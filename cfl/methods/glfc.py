@@ -79,12 +79,12 @@ class GLFC(OwnLoss):
     model, and models are evaluated among the classes of which it has images. Prototypes are perturbed as standardised
     pixels, in the authors' code as plain ones. In the paper the entropy rises because the network grows: new outputs,
     not yet trained, are as probable as others. ``data.class_loss: seen`` has the same effect (an output is in loss and
-    entropy only from its task on). ``all`` has not, and gives few signals. New outputs alone raise the entropy of a
-    flat prediction, from log 2 to log 4 by 0.69; with a lower ``threshold`` signals follow the growth, whatever the
-    data. In the paper clients check their data in every round; here, in rounds in which they are sampled. A client's
-    first round counts as a signal even if the entropy, from 0, rises by less. Inversion has a line search, without
-    which it may diverge, and an image that has converged takes no further iterations. No entropy exceeds log O, so with
-    fewer than four outputs in the loss it cannot rise by the paper's 1.2.
+    entropy only from its task on). ``all`` has no such effect, and gives few signals. New outputs alone raise the
+    entropy of a flat prediction, from log 2 to log 4 by 0.69; with a lower ``threshold`` signals follow the growth,
+    whatever the data. In the paper clients check their data in every round; here, in rounds in which they are sampled.
+    A client's first round counts as a signal even if the entropy, from 0, rises by less. Inversion has a line search,
+    without which it may diverge, and an image that has converged takes no further iterations. No entropy exceeds log O,
+    so with fewer than four outputs in the loss it cannot rise by the paper's 1.2.
 
     Sends: up, with a signal, a gradient of the encoder per class. The server sees them one by one, which rules out
     secure aggregation, and is meant to reconstruct images from them. Down, the old model whenever the client has

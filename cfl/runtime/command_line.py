@@ -104,7 +104,7 @@ def _without_allowed(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ..
 def words_with_values(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Each word with its value as an option, ``--key value`` or ``--key=value``, in order.
 
-    Words that are values themselves come as options, too: whoever asks knows the options' names.
+    Values are also yielded as if they were options. Callers look for known names only.
     """
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 _INCOMPLETE: dict[str, _Quick] = {}
-"""Those who answer for incomplete packages, by these packages' names."""
+"""Name of an incomplete package -> its loader."""
 
 
 class _Incomplete(ModuleType):

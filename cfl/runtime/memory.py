@@ -56,7 +56,7 @@ def require_memory(key: str, value: Any, needed: float, valid: str) -> None:
 
 
 def lack_of_memory(error: BaseException) -> MemoryError | None:
-    """One line about an error that is about memory which could not be had, or None."""
+    """A MemoryError of one line if the error is a lack of memory, else None."""
     text = str(error).partition("\n")[0]
     lacking = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text
     if not lacking:

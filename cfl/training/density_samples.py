@@ -43,8 +43,8 @@ def draw_images(client: Client, count: int) -> DrawnImages | None:
 
     They depend on the run's seed, the task and, of personal models, the client, besides the weights. A global model
     fills a square; where its density differs by client, it is that by client 0's masks. Of personal models the first
-    :data:`CLIENTS_AT_MOST` clients that hold the task they are at have a row each, with an equal share of the samples:
-    of the model with which a client answers whoever does not say whose task a sample is.
+    :data:`CLIENTS_AT_MOST` clients that hold the task they are at have a row each, with an equal share of the samples,
+    drawn from the model that the client uses where a sample's task is unknown.
 
     Args:
         client: with its federation.

@@ -141,7 +141,7 @@ class Scoring:
 
 
 def answering_alike(federation: Federation, stream_task: int, owners: Owners) -> list[tuple[Sequence[int], Owners]]:
-    """What a test of the global model has to compute: clients that answer together, and what their score counts for.
+    """Groups of clients that share one score, with the matrix entries it is counted into.
 
     Usually all answer alike. Where networks are another density at every client (MADE with ``synchronised: false``),
     the global model is one by each client's own masks: a matrix of a client takes that client's score, and the one

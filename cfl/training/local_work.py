@@ -58,8 +58,7 @@ class LocalWork:
         plan: the running round; None before the first.
         context: what the cohort's steps have in common.
         local_step: number of the step, from 0.
-        finish: takes positions of clients that have taken their last step, and sees to it that they are collected;
-            :meth:`collect`, unless whoever runs the rounds has something to do before.
+        finish: called with the positions of clients that have taken their last step; by default :meth:`collect`.
     """
 
     def __init__(
