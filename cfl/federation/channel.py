@@ -161,7 +161,7 @@ class Channel:
                 f"clients {list(clients)} send {form} in topic {topic!r}, others {expected}: all messages of a sum "
                 "have the same names and shapes; a client sends zeros, and a count of 0, for what it lacks"
             )
-        lost = self.lost(self._round)
+        lost = self.absent
         if lost:
             weights = [0.0 if client in lost else weight for weight, client in zip(weights, clients, strict=True)]
         self._count_uplink(topic, payload, clients, wire_bytes)
@@ -230,10 +230,16 @@ class Channel:
             self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + down
         if weight == 0.0:
             why = "every client was skipped" if topic == UPDATE else "every one that came has NaN or infinity"
+            why = why if seen.difference(self.absent) else "every client that was to send one has dropped out"
             why = why if seen else "no client has sent one"
             raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
         self.ledger.read(self._round, self._task, topic, seen, everyones)
         return sums, weight
+
+    @property
+    def absent(self) -> Collection[int]:
+        """Clients whose messages do not come in the current round, because they have dropped out."""
+        return self.lost(self._round)
 
     def sum_of_nobody(self, topic: str) -> None:
         """Tell the ledger that the server reads a sum to which it has asked no client to add."""
@@ -280,7 +286,7 @@ class Channel:
         if self.integers is not None:  # counted where the sum is read
             return
         each = payload_bytes(payload) // max(1, len(clients)) if wire_bytes is None else wire_bytes
-        lost = self.lost(self._round)
+        lost = self.absent
         size = each * sum(client not in lost for client in clients)
         self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + size
 
@@ -298,7 +304,7 @@ class Channel:
         Raises:
             BadUpdate: if a tensor is not finite and ``on_bad_update`` is ``stop``.
         """
-        lost = self.lost(self._round)
+        lost = self.absent
         there = [client not in lost for client in clients]
         floats = [v.reshape(len(v), -1) for v in payload.values() if v.is_floating_point() and v.numel()]
         if not floats:

@@ -99,8 +99,8 @@ class FOT(Method):
         gpse_model: model whose layer inputs are sketched: the ``global`` model after the task, or each client's
             ``local`` one at the end of the task's last round.
         gpse_clients: ``sampled`` in the task's last round, or ``all`` that hold the task.
-        gpse_batch_size: samples per forward pass in GPSE. Changes memory and speed, and results where BatchNorm has no
-            statistics.
+        gpse_batch_size: samples per forward pass in GPSE. Changes memory and speed, results where BatchNorm has no
+            statistics, and what is drawn for sketches row by row and with ``gpse_dropout``.
         gpse_dropout: keep dropout active in GPSE, as the authors' code does on Permuted MNIST, but record a layer's
             inputs before the dropout directly in front of it: there the activations are taken at the ReLUs. A layer's
             inputs then have the noise of all other dropout layers; in their network those of the first two layers have

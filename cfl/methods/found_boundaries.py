@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from cfl.data.exposure import OWN_PACE
 from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
@@ -15,6 +16,7 @@ from cfl.methods.components.layer_inputs.of_clients import evaluating
 from cfl.methods.components.page_hinkley import PageHinkley
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.context import Context
+from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers, check_numbers
 
 
@@ -82,9 +84,16 @@ class FoundBoundaries(Method):
         self._ended: range | None = None
 
     def setup(self, context: Context) -> None:
-        """Refuse two of these methods."""
+        """Refuse two of these methods, and samples of several tasks at a time whose outputs in the loss differ.
+
+        Raises:
+            ConfigError: ``methods`` or ``data.scenario``.
+        """
         super().setup(context)
         self.refuse_twins(FoundBoundaries, "one FoundBoundaries; two would number tasks twice")
+        if context.exposure in OWN_PACE and context.scenario == "task":
+            valid = f"domain or class with data.exposure: {context.exposure} and {self.key}: clients have samples of "
+            raise ConfigError("data.scenario", "task", f"{valid}several tasks at a time, each with outputs of its own")
 
     @property
     def rounds_of_ended(self) -> range | None:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.metrics.transfer import average_accuracy, last_evaluated, mean_over, own_tasks
+from cfl.runtime.errors import BadUpdate, diverged
 
 
 def nll_forgetting(n: Tensor, after: int | None = None) -> Tensor:
@@ -87,13 +88,15 @@ class NLLMatrix(TaskMatrix):
             client: whose model it was, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, a client where none belongs or none where one does, or a sum that is not
-                finite.
+            ValueError: an index out of range, a client where none belongs or none where one does, or a count below 0.
+            BadUpdate: the sum is not finite.
         """
         place = self._place(row, task, client)
         total = float(total)
-        if not math.isfinite(total) or count < 0:
-            raise ValueError(f"{count} samples of task {task} have a negative log-likelihood of {total}")
+        if count < 0:
+            raise ValueError(f"{count} samples of task {task}")
+        if not math.isfinite(total):
+            raise BadUpdate(diverged(count, task, "a negative log-likelihood", total))
         self.sums[place] += total
         self.counts[place] += count
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.metrics.transfer import average_accuracy
+from cfl.runtime.errors import BadUpdate, diverged
 
 
 class ErrorMatrix(TaskMatrix):
@@ -60,14 +61,14 @@ class ErrorMatrix(TaskMatrix):
             client: whose model it was, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, a client where none belongs or none where one does, or an error that is
-                not finite.
+            ValueError: an index out of range, a client where none belongs or none where one does.
+            BadUpdate: an error is not finite.
         """
         place = self._place(row, task, client)
         predicted, true = predicted.cpu().double(), true.cpu().double()
         sums = torch.stack([(predicted - true).square().sum(0), true.sum(0), true.square().sum(0)])
         if not bool(sums.isfinite().all()):
-            raise ValueError(f"{len(true)} samples of task {task} have a squared error of {float(sums[0].sum())}")
+            raise BadUpdate(diverged(len(true), task, "a squared error", float(sums[0].sum())))
         self.sums[place] += sums[0].mean()
         self.counts[place] += len(true)
         self.moments[place] += sums

@@ -40,7 +40,22 @@ class DataFilesMissing(FileNotFoundError):
 
 
 class BadUpdate(RuntimeError):
-    """A client sent NaN or infinity; the message names client, task and round."""
+    """The model or its error is NaN or infinity; the message says where: client, task, round."""
+
+
+def diverged(count: int, task: int, what: str, value: float) -> str:
+    """The message of a :class:`BadUpdate` about tests.
+
+    Args:
+        count: of samples.
+        task: whose they are.
+        what: they have, with its article.
+        value: NaN or infinity.
+    """
+    return (
+        f"{count} test samples of task {task} have {what} of {value}: the model has diverged to NaN or infinity; in a "
+        "new run, a smaller model.optimizer.lr usually helps"
+    )
 
 
 class SumRefused(RuntimeError):

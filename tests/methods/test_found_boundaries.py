@@ -363,6 +363,34 @@ def test_processes_do_not_matter(beside: str) -> None:
     processes_do_not_matter(CASES[beside], 2)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(FOT, message="covariance", gpse_clients="sampled"),
+        partial(FOT, message="covariance", gpse_clients="all"),
+        partial(EWC, 1.0, scope="server"),
+        partial(EWC, 1.0, scope="client"),
+    ],
+    ids=["fot-sampled", "fot-all", "ewc-server", "ewc-client"],
+)
+def test_clients_that_have_dropped_out_add_nothing_to_a_found_task(make: Callable[[], Method], seed: int) -> None:
+    """Also where all that keep something of the task have, so that nothing comes."""
+    schedule = {"rounds_per_task": 6, "clients_per_round": 2, "client_dropout": 0.5}
+    data = tiny_data(permuted(2), exposure="unannounced", schedule=schedule, seed=seed)
+    eager = FoundBoundaries(tolerance=0.0, threshold=0.5, window=2, warm_up=2)
+    federation = run({"boundaries": eager, "learns": make()}, data)
+    assert federation.finished
+    assert any(row["found"] for row in rows_of(federation, "boundaries"))
+
+
+@pytest.mark.parametrize("exposure", ["asynchronous", "streaming", "streaming-cumulative"])
+def test_samples_of_several_tasks_with_outputs_of_their_own_are_refused(exposure: Any) -> None:
+    data = tiny_data(split(2), exposure=exposure, scenario="task", schedule={"rounds_per_task": ROUNDS})
+    with pytest.raises(ConfigError, match=rf"^data\.scenario = 'task' .*domain or class with .* {exposure} and"):
+        run({"boundaries": FoundBoundaries()}, data)
+
+
 def test_clients_at_their_own_pace_are_measured_as_well() -> None:
     """Nothing is promised there but that it runs and counts."""
     for options in ({"exposure": "asynchronous"}, {"exposure": "unannounced", "clock_spread": 0.5}):

@@ -24,7 +24,7 @@ from cfl.metrics.measure import called
 from cfl.metrics.regression import ErrorMatrix
 from cfl.models import MADE
 from cfl.reporting.compare.command import main as compare
-from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import BadUpdate, ConfigError, DataFilesMissing
 from cfl.testing import check_source
 from cfl.testing.tiny_data import brightness, split, tiny_data
 
@@ -65,7 +65,7 @@ def test_figures_by_hand_say_that_a_fall_of_errors_is_good() -> None:
         matrix.update(row, task, torch.tensor([[error]]), torch.zeros(1, 1))
     assert matrix.summary() == {"rmse": 2.5, "rmse_fgt": 2.0, "rmse_bwt": -2.0, "rmse_fwt": -1.0, "r2": None}
     assert matrix.summary(after=0) == {"rmse": 1.0, **dict.fromkeys(OF_THE_SUMMARY[1:])}
-    with pytest.raises(ValueError, match="have a squared error of nan"):
+    with pytest.raises(BadUpdate, match="1 test samples of task 0 have a squared error of nan: the model has diverged"):
         matrix.update(0, 0, torch.tensor([[math.nan]]), torch.zeros(1, 1))
 
 

@@ -51,7 +51,7 @@ from cfl.reporting.figures import (
     learning_curves,
 )
 from cfl.reporting.matrix_file import read_matrix_csv
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import BadUpdate, ConfigError
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 ENGINES = {"vmap": EngineOptions("vmap"), "workers": EngineOptions("workers", workers=2)}
@@ -332,14 +332,18 @@ def test_rows_are_cleared_and_kept() -> None:
         ((-2, 0, 1.0, 1), "row = -2"),
         ((0, 3, 1.0, 1), "task = 3"),
         ((0, 0, 1.0, 1, 0), "client = 0"),
-        ((0, 0, math.inf, 1), "likelihood of inf"),
-        ((0, 0, torch.tensor(math.nan), 1), "likelihood of nan"),
         ((0, 0, 1.0, -1), "-1 samples"),
     ],
 )
 def test_what_cannot_be_counted(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NLLMatrix(3).update(*arguments)
+
+
+@pytest.mark.parametrize("value", [math.inf, torch.tensor(math.nan)], ids=["inf", "nan"])
+def test_a_model_that_has_diverged_is_named(value: Any) -> None:
+    with pytest.raises(BadUpdate, match=r"^4 test samples of task 2 have a negative log-likelihood of (inf|nan): the"):
+        NLLMatrix(3).update(0, 2, value, 4)
 
 
 def test_a_client_belongs_to_clients() -> None:

@@ -53,11 +53,15 @@ class NewestTwo:
         )
 
     def computed_in(self, rounds: range) -> dict[int, int]:
-        """Client -> the newest of these rounds of which it keeps a result, for all clients who keep one, ascending."""
+        """Client -> the newest of these rounds of which it keeps a result, for all clients who keep one, ascending.
+
+        Clients that have dropped out of the current round are left out.
+        """
         found = {}
+        absent = self._context.channel.absent
         for topic in (self._before, self._newest):
             for client, round in self._rounds_of(topic).items():
-                if round in rounds:
+                if round in rounds and client not in absent:
                     found[client] = round
         return dict(sorted(found.items()))
 
