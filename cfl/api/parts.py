@@ -19,6 +19,7 @@ from cfl.callbacks import (
     RunRecord,
 )
 from cfl.cli.installed_configs import DEFAULT_CONFIG
+from cfl.cli.quiet import silence_libraries
 from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime.yaml_file import read_yaml
 
@@ -45,6 +46,7 @@ def trainer(
         MisconfigurationException: settings that Lightning's Trainer does not accept. Those that allow no rounds are
             refused when the fit begins.
     """
+    silence_libraries()
     # The order of cfl fit: what others add comes first.
     own: list[Callback] = [LocalModels(), FederatedOrchestrator(), AccuracyTargets(), PrivacyBudget()]
     if run_dir is not None:

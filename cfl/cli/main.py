@@ -6,9 +6,7 @@ or to restore.
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.import_policy import TRUSTED, classes_beyond, importing_only, typed_paths
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.parsing import Parser, place_of
+from cfl.cli.quiet import silence_libraries
 from cfl.cli.reasons import debugging, reason_for_user
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.sources.kept import remember
@@ -150,17 +149,6 @@ def build(
                 },
             },
         )
-
-
-def silence_libraries() -> None:
-    """Leave out what Lightning says of things that are meant to be so."""
-    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-    warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
-    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
-    warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report
 
 
 def main(arguments: Sequence[str] | None = None, announced: str = "") -> int:

@@ -11,7 +11,6 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from cfl.callbacks.run_figures import run_figures
 from cfl.data.scenarios import Scenario
 from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
@@ -27,7 +26,7 @@ from cfl.testing.comparing import difference, kind_of
 from cfl.testing.method_case import NAME, MethodCase, told
 from cfl.testing.tiny_data import black_and_white, brightness, permuted, source, split, squares
 from cfl.testing.tiny_networks import NetworkFactory, double
-from cfl.testing.tiny_runs import Rounds
+from cfl.testing.tiny_runs import Rounds, figures_of_every_run
 
 _OPTIMIZERS = {
     kind.__name__: partial(kind, lr=0.01) for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop)
@@ -167,7 +166,7 @@ def reports_are_plain_values(case: MethodCase) -> None:
         method = run.method
         assert method is not None
         told = method.report()
-        taken = sorted(set(told.figures) & set(run_figures(run.federation, "", "", {}, torch.device("cpu"))))
+        taken = sorted(set(told.figures) & figures_of_every_run(run.federation))
         if taken:
             raise AssertionError(f"reports: figures of {case.who} have names of figures of every run: {taken}")
         for what, report in (("figures", told.figures), ("rows", told.rows)):

@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cfl.callbacks import FederatedOrchestrator
+from cfl.callbacks.run_figures import run_figures
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
@@ -126,6 +127,11 @@ class Rounds(Callback):
         assert isinstance(pl_module, Client)
         assert pl_module.federation is not None
         self.models.append(weights(pl_module.federation))
+
+
+def figures_of_every_run(federation: Federation) -> set[str]:
+    """Names of figures in every run's summary, under which no method may report others."""
+    return set(run_figures(federation, "", "", {}, torch.device("cpu")))
 
 
 class SaveRounds(Callback):

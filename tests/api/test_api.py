@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
+from support.tiny import tiny_data
 from support.tiny_cli import TINY
 from support.tiny_cli import fit as fit_by_command
 
@@ -233,3 +235,12 @@ def test_a_run_from_parts_is_that_of_the_same_configuration(run: cfl.Run, tmp_pa
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, cfl; dir(cfl); assert 'torch' not in sys.modules; cfl.fit; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_trainer_leaves_out_what_lightning_says_of_every_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lightning.pytorch"), caplog.at_level(logging.INFO, "lightning.fabric"):
+        Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+        assert "GPU available" in caplog.text
+        caplog.clear()
+        cfl.trainer(tiny_data(), accelerator="cpu")
+        assert caplog.text == ""

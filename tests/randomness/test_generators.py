@@ -14,7 +14,8 @@ from lightning.pytorch import Callback
 from support.tiny import at_round, double, fit, mlp, permuted, tiny_client, tiny_data, weights
 from torch import Tensor
 
-from cfl.data.partitions import Dirichlet, Partition
+from cfl.data.partitions import IID, Dirichlet
+from cfl.data.sequences import FixedTasks
 from cfl.engines.cohort import Cohort
 from cfl.methods import Method
 from cfl.models import MLP
@@ -138,15 +139,6 @@ def test_dropout_is_reproducible_and_seeded() -> None:
     assert not torch.equal(run(mlp)["head.weight"], first["head.weight"])
 
 
-class OneSample(Partition):
-    """Gives every client the same single sample, so that clients differ by nothing but chance."""
-
-    name = "one sample"
-
-    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        return [np.zeros(1, dtype=np.int64)] * num_clients
-
-
 class Updates(Method):
     """Writes down what every client of every round has learned."""
 
@@ -161,10 +153,11 @@ class Updates(Method):
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_every_client_and_round_has_dropout_masks_of_its_own(width: int) -> None:
-    """One step on the same sample, so short that nobody moves: only chance can make two clients or rounds differ."""
+    """One step on all samples, so short that nobody moves: only chance can make two clients or rounds differ."""
+    every = {"partition": IID(), "sequences": FixedTasks([[0]] * 4, split="whole")}
     for network, alike in ((mlp, True), (partial(MLP, hidden=[60], dropout=0.5), False)):
         updates, short = Updates(), partial(torch.optim.SGD, lr=1e-6)
-        data = tiny_data(permuted(1), partition=OneSample(), schedule={"cohort_width": width})
+        data = tiny_data(permuted(1, train=8), **every, schedule={"cohort_width": width, "batch_size": 8})
         fit(tiny_client(data, double(network), short, {"updates": updates}), data)
         learned = list(updates.seen.values())
         assert len(learned) == 3 * 4

@@ -1,0 +1,17 @@
+"""What libraries say of things that are meant to be so."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+
+def silence_libraries() -> None:
+    """Leave out what Lightning says of things that are meant to be so, from now on in this process."""
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
+    warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report
