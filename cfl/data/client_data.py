@@ -23,6 +23,7 @@ from cfl.data.exposure import (
     stretches,
     unreached,
 )
+from cfl.data.learned_tasks import dealt_to_learners, learners_of, one_by_one
 from cfl.data.participation import Participation, members_checked
 from cfl.data.partitions import IID, Partition, client_indices
 from cfl.data.partitions.client_shares import ClientShares, share_sizes
@@ -150,7 +151,7 @@ class ClientDataAssignment:
         """(client, number of the task in its sequence) of all clients that learn a task of the stream, ascending."""
         if self.order is None:
             return [(client, stream_task) for client in self.members[stream_task].tolist()]
-        return _learners(self.order, stream_task, self.members)
+        return learners_of(self.order, stream_task, self.members)
 
     # Assignment of samples.
 
@@ -217,29 +218,14 @@ class ClientDataAssignment:
         return train, aside
 
     def _whole_deal(self) -> Sequence[Mapping[int, np.ndarray]]:
-        if self._drawn is None:
-            return self._deal(self.order)
-        dealt = self._deal(self._drawn)  # the given stream's tasks, so that outputs do not change who has which samples
-        return [
-            {client: dealt[task][client]} if client in dealt[task] else {}
-            for client, own in enumerate(self._drawn.tolist())
-            for task in own
-        ]
-
-    def _deal(self, order: np.ndarray | None) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task of the given stream, client -> its samples, if the clients' t-th tasks are ``order`` ``[C, T]``."""
-        dealt_to = self.eligible
-        if self.sequences is not None and order is not None:
-            learners = [_learners(order, task, self.eligible) for task in range(self._given.num_tasks)]
-            wanting = [np.array([client for client, _ in of_task], dtype=np.int64) for of_task in learners]
-            if self.sequences.split == "whole":
-                samples = [np.arange(len(task.train)) for task in self._given_tasks]
-                return [dict.fromkeys(own.tolist(), every) for own, every in zip(wanting, samples, strict=True)]
-            everyone = np.arange(self.num_clients)
-            dealt_to = [own if len(own) and self.sequences.split == "holders" else everyone for own in wanting]
-        return client_indices(
-            self._given_tasks, self.partition, dealt_to, self.num_clients, self.seed, self.repartition
-        )
+        drawn = self.order if self._drawn is None else self._drawn
+        if self.sequences is None or drawn is None:
+            dealt_to, clients = self.eligible, self.num_clients
+            return client_indices(self.tasks, self.partition, dealt_to, clients, self.seed, self.repartition)
+        # By the given stream's tasks, so that outputs do not change who has which samples.
+        split = self.sequences.split
+        dealt = dealt_to_learners(self._given_tasks, self.partition, drawn, self.eligible, split, self.seed)
+        return dealt if self._drawn is None else one_by_one(dealt, drawn)
 
     @cached_property
     def indices(self) -> Sequence[Mapping[int, np.ndarray]]:
@@ -380,13 +366,6 @@ class ClientDataAssignment:
             return self._stretches[round]
         so_far = self._stretches[: round + 1]
         return {client: np.concatenate([of[client] for of in so_far]) for client in so_far[0]}
-
-
-def _learners(order: np.ndarray, stream_task: int, members: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-    """Members that learn a task of the stream, and when, if the clients' t-th tasks are ``order`` ``[C, T]``."""
-    clients, tasks = np.nonzero(order == stream_task)
-    held = zip(clients.tolist(), tasks.tolist(), strict=True)
-    return [(client, task) for client, task in held if client in members[task]]
 
 
 def _only(held: Mapping[int, np.ndarray], clients: np.ndarray) -> Mapping[int, np.ndarray]:

@@ -1,0 +1,72 @@
+"""Deals the samples of a stream's tasks to the clients that learn them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cfl.data.partitions import Partition, client_indices
+from cfl.data.sequences import Split
+from cfl.data.types import Task
+
+
+def learners_of(order: np.ndarray, stream_task: int, members: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """(client, number of the task in its sequence) of all clients that learn a task of the stream, ascending.
+
+    Args:
+        order: ``[C, T]`` int64, the stream's number of each client's t-th task.
+        stream_task: the stream's number of the task.
+        members: per t, the clients that take part in their t-th task.
+    """
+    clients, tasks = np.nonzero(order == stream_task)
+    held = zip(clients.tolist(), tasks.tolist(), strict=True)
+    return [(client, task) for client, task in held if client in members[task]]
+
+
+def dealt_to_learners(
+    tasks: Sequence[Task],
+    partition: Partition,
+    order: np.ndarray,
+    members: Sequence[np.ndarray],
+    split: Split,
+    seed: int,
+) -> Sequence[Mapping[int, np.ndarray]]:
+    """Per task of the stream, client -> indices into its training set.
+
+    Args:
+        tasks: of the stream.
+        partition: how a task's samples are dealt.
+        order: as for :func:`learners_of`.
+        members: likewise.
+        split: see :class:`cfl.data.sequences.TaskSequences`.
+        seed: the run's seed.
+
+    Raises:
+        ConfigError: what ``partition`` refuses.
+    """
+    num_clients = len(order)
+    wanting = [
+        np.array([client for client, _ in learners_of(order, task, members)], dtype=np.int64)
+        for task in range(len(tasks))
+    ]
+    if split == "whole":
+        samples = [np.arange(len(task.train)) for task in tasks]
+        return [dict.fromkeys(own.tolist(), every) for own, every in zip(wanting, samples, strict=True)]
+    everyone = np.arange(num_clients)
+    dealt_to = [own if len(own) and split == "holders" else everyone for own in wanting]
+    return client_indices(tasks, partition, dealt_to, num_clients, seed, repartition=True)
+
+
+def one_by_one(dealt: Sequence[Mapping[int, np.ndarray]], order: np.ndarray) -> list[Mapping[int, np.ndarray]]:
+    """The same samples where every client's tasks are tasks of their own (:mod:`cfl.data.streams.of_clients`).
+
+    Args:
+        dealt: per task of the stream that clients share, client -> samples.
+        order: as for :func:`learners_of`.
+    """
+    return [
+        {client: dealt[task][client]} if client in dealt[task] else {}
+        for client, own in enumerate(order.tolist())
+        for task in own
+    ]
