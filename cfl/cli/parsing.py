@@ -167,7 +167,7 @@ class Parser(LightningArgumentParser):
         for group in self._action_groups:
             group.title, group.description = _without_roles(group.title), _without_roles(group.description)
         text: str = super().format_help(*args, **kwargs)
-        return text
+        return text.replace("usage: cfl [options] ", "usage: cfl ", 1)  # options stand behind a command's name
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise what is wrong in one sentence; with JSONARGPARSE_DEBUG=true, with the whole trace."""
