@@ -13,11 +13,11 @@ PACKAGE = __name__.partition(".")[0]
 def named_class(path: str) -> type | None:
     """The class of a dotted path, or None.
 
-    Only modules of this project are imported, and no programs (``__main__``). A class of another package is found only
-    if its module is already imported. It is therefore safe for paths from any file.
+    Only modules of this project are imported, but no program of it (``__main__``). A class of another package is found
+    only if its module is already imported. It is therefore safe for paths from any file.
     """
     parts = path.split(".")
-    if any(part.startswith("__") for part in parts):
+    if parts[0] == PACKAGE and "__main__" in parts:
         return None
     for end in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:end])
