@@ -32,6 +32,8 @@ def trainer(
 ) -> Trainer:
     """A Lightning Trainer with the settings and callbacks that communication rounds need.
 
+    Lightning's remarks that hold for every such Trainer are silenced in this process.
+
     One epoch is one round. ``trainer.fit(client, data)`` then trains; ``client.federation`` holds the results, and so
     does the run folder.
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cfl.data.named import Named
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers, check_numbers
 
 
-class Participation(ABC):
+class Participation(Named, ABC):
     """A rule that says which clients take part in each task. Sampling per round happens among these.
 
     Attributes:
@@ -21,13 +22,7 @@ class Participation(ABC):
             is refused.
     """
 
-    name: str
     min_samples = 0
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if not hasattr(cls, "name"):
-            cls.name = cls.__name__.lower()
 
     @abstractmethod
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:

@@ -92,8 +92,9 @@ class FoundBoundaries(Method):
         super().setup(context)
         self.refuse_twins(FoundBoundaries, "one FoundBoundaries; two would number tasks twice")
         if context.exposure in OWN_PACE and context.scenario == "task":
-            valid = f"domain or class with data.exposure: {context.exposure} and {self.key}: clients have samples of "
-            raise ConfigError("data.scenario", "task", f"{valid}several tasks at a time, each with outputs of its own")
+            why = "clients have samples of several tasks at a time, each with outputs of its own"
+            valid = f"domain or class with data.exposure: {context.exposure} and {self.key}: {why}"
+            raise ConfigError("data.scenario", "task", valid)
 
     @property
     def rounds_of_ended(self) -> range | None:

@@ -363,19 +363,17 @@ def test_processes_do_not_matter(beside: str) -> None:
     processes_do_not_matter(CASES[beside], 2)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))  # with both, such a task is found
 @pytest.mark.parametrize(
     "make",
     [
         partial(FOT, message="covariance", gpse_clients="sampled"),
         partial(FOT, message="covariance", gpse_clients="all"),
         partial(EWC, 1.0, scope="server"),
-        partial(EWC, 1.0, scope="client"),
     ],
-    ids=["fot-sampled", "fot-all", "ewc-server", "ewc-client"],
+    ids=["fot-sampled", "fot-all", "ewc-server"],
 )
-def test_clients_that_have_dropped_out_add_nothing_to_a_found_task(make: Callable[[], Method], seed: int) -> None:
-    """Also where all that keep something of the task have, so that nothing comes."""
+def test_a_found_task_of_which_nobody_is_left_ends_no_run(make: Callable[[], Method], seed: int) -> None:
     schedule = {"rounds_per_task": 6, "clients_per_round": 2, "client_dropout": 0.5}
     data = tiny_data(permuted(2), exposure="unannounced", schedule=schedule, seed=seed)
     eager = FoundBoundaries(tolerance=0.0, threshold=0.5, window=2, warm_up=2)

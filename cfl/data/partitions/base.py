@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from cfl.data.named import Named
 from cfl.data.partitions.client_shares import Shares
 from cfl.runtime.errors import ConfigError
 
 
-class Partition(ABC):
+class Partition(Named, ABC):
     """A rule that deals one task's training samples to clients.
 
     Attributes:
@@ -20,13 +21,7 @@ class Partition(ABC):
         by_owner: whether every client gets the samples that are its own in the data.
     """
 
-    name: str
     by_owner: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if not hasattr(cls, "name"):
-            cls.name = cls.__name__.lower()
 
     def check(self, num_samples: int, num_classes: int, num_clients: int) -> None:
         """Raise ConfigError, naming the setting, if a task of this size cannot be dealt.

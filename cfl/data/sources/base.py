@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cfl.data.named import Named
 from cfl.data.sources.images import images_of_array, stored_image
 from cfl.data.types import ImageSet, PixelTransform
 from cfl.metrics.base import Targets
 from cfl.runtime.errors import DataFilesMissing
 
 
-class Source(ABC):
+class Source(Named, ABC):
     """One data set. Everything except :meth:`load` is known without reading a file.
 
     Attributes:
@@ -36,7 +37,6 @@ class Source(ABC):
     told_by: ClassVar[str | None] = None
     unlike_published: str = ""
 
-    name: str
     shape: tuple[int, int, int]
     num_classes: int
     targets: Targets = "classes"
@@ -45,11 +45,6 @@ class Source(ABC):
     scale: float = 255.0
     superclasses: tuple[tuple[int, ...], ...] = ()
     class_names: tuple[str, ...] = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if not hasattr(cls, "name"):
-            cls.name = cls.__name__.lower()
 
     def kept(self, root: Path) -> dict[str, dict[str, Any]]:
         """What only files tell, by a name of the data set, for a run's checkpoint; empty for most data sets."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from cfl.data.named import Named
 from cfl.data.sources.base import Source
 from cfl.data.types import Task
 from cfl.metrics.base import Targets
@@ -47,7 +48,7 @@ def refuse_boxes(source: Source, stream: str) -> None:
         raise ConfigError("data.stream", f"{stream} of {source.name}, whose labels are boxes", valid)
 
 
-class Stream(ABC):
+class Stream(Named, ABC):
     """A sequence of tasks. Everything except :meth:`tasks` is known without reading a file.
 
     Attributes:
@@ -58,16 +59,10 @@ class Stream(ABC):
         shared_labels: True when class ``k`` means the same thing in every task (domain-incremental streams).
     """
 
-    name: str
     num_tasks: int
     classes_per_task: list[int]
     shape: tuple[int, int, int]
     shared_labels: bool
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if not hasattr(cls, "name"):
-            cls.name = cls.__name__.lower()
 
     @abstractmethod
     def tasks(self, root: Path, seed: int) -> list[Task]:
