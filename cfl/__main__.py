@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from collections.abc import Sequence
@@ -67,6 +68,13 @@ def _quickly_imported(module: str) -> ModuleType:
     finally:
         gc.freeze()
         gc.enable()
+        atexit.register(_unfreeze)
+
+
+def _unfreeze() -> None:
+    """Let what was kept be collected at the end, without which triton prints a screen of what it calls leaks."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
 
 
 def _unknown(command: str) -> int:

@@ -45,3 +45,15 @@ def test_a_mistyped_command_is_told_what_was_meant(capsys: pytest.CaptureFixture
 def test_torchvision_can_be_imported_after_cfl() -> None:
     code = "import sys, cfl; assert 'torch' not in sys.modules; import torchvision; torchvision.ops.nms"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_triton_finds_nothing_kept_from_collection_at_the_end(loaded: bool) -> None:
+    """Its bindings print a screen of leaks otherwise; without it, a command's end need not wait for a collection."""
+    code = (
+        "import atexit, gc, sys, types; atexit.register(lambda: print(gc.get_freeze_count() == 0)); "
+        f"{'sys.modules.update(triton=types.ModuleType(str()));' if loaded else ''}"
+        "from cfl.__main__ import main; main(['configs', '--help'])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == str(loaded)

@@ -254,7 +254,7 @@ def test_engines_are_tried_with_a_knowledge_base_that_the_first_task_lacks(monke
 
 def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> None:
     looks, ends = Looks(), Ends()
-    method, federation = run({**OPTIONS, "sparsity": 0.05}, methods={"looks": looks, "ends": ends})
+    method, federation = run({**OPTIONS, "sparsity": 0.02}, methods={"looks": looks, "ends": ends})
     assert looks.lent[0] is None
     assert all(gradient is None for task, _, gradient in looks.seen if task == 0)
     for task in (1, 2):
@@ -262,7 +262,7 @@ def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> Non
         assert lent is not None
         for number, client in enumerate(lenders):
             own = ends.values[task - 1][client]
-            assert torch.equal(lent[number], torch.where(own.abs() > 0.05, own, 0.0))
+            assert torch.equal(lent[number], torch.where(own.abs() > 0.02, own, 0.0))
         assert 0 < int((lent == 0).sum()) < lent.numel()
         own_entries = 0
         for at, clients, gradient in looks.seen:
@@ -275,7 +275,7 @@ def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> Non
 
     # Values with their indices, but all of them where that is less; to everybody else, when they begin the task.
     sizes = {
-        task: {c: min(12 * int((a.abs() > 0.05).sum()), 8 * BASE) for c, a in ends.values[task].items()}
+        task: {c: min(12 * int((a.abs() > 0.02).sum()), 8 * BASE) for c, a in ends.values[task].items()}
         for task in (0, 1)
     }
     assert federation.channel.uplink_bytes["adaptive"] == sum(sum(of.values()) for of in sizes.values())
@@ -294,7 +294,7 @@ def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> Non
         assert row["source_tasks"] == " ".join("1" for _ in others)
         attention = [float(kept[layer.attention][lenders.index(other)]) for other in others]
         assert [float(a) for a in row["attention"].split()] == pytest.approx(attention, rel=1e-5)
-        share = (kept[layer.adaptive].abs() > 0.05).double().mean().item()
+        share = (kept[layer.adaptive].abs() > 0.02).double().mean().item()
         assert row["adaptive_share"] == pytest.approx(share)
 
 
