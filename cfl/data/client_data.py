@@ -276,7 +276,7 @@ class ClientDataAssignment:
         return self._global_index_dealt(self.stream_task(task, client), client)
 
     def global_index_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
-        """Ascending :attr:`global_index` of the samples that a client trains on during a task."""
+        """:attr:`global_index` of the samples that a client trains on during a task, ascending within each task."""
         number = unwrap_task(task)
         if self.exposure in ("cumulative", "joint"):  # for this client only: all clients' are cached for one task
             return exposed(number, self.exposure, self._global_index_held([client]))[client]
@@ -358,7 +358,10 @@ class ClientDataAssignment:
             for task in self.tasks
         ]
         held = self._global_index_held(range(self.num_clients))
-        return stretches(held, np.concatenate(lasting), self.num_rounds, self.portion)
+        found = stretches(held, np.concatenate(lasting), self.num_rounds, self.portion)
+        # What has been met before is trained on again with a growing stream, of which the first round has least.
+        check_every_client_trains(found if self.exposure == "streaming" else found[:1], self.schedule, "round")
+        return found
 
     def _met_in(self, round: int) -> Mapping[int, np.ndarray]:
         """Client -> what it trains on in a round: what it meets, or all that it has met by then."""

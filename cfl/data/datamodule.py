@@ -88,7 +88,7 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
             (:func:`cfl.data.validation.set_aside`). They are used neither in training nor in memories and extra
             communication rounds; methods can validate with them (:meth:`validation_batches`).
         evaluate_on: samples that accuracies (or likelihoods) are computed on: the ``test`` sets or, for choosing
-            settings, ``validation``: the samples that a task's clients have set aside and nothing trains on.
+            settings, ``validation``: what clients have set aside of a task, and none trains on in that task.
         augmentation: random change of the images in local training, none if not given. Tests and extra communication
             rounds use unchanged images, except those from a replay buffer.
         seed: the run's seed (in YAML ``seed_everything``).

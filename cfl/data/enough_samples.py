@@ -11,13 +11,20 @@ from cfl.data.schedule import Schedule
 from cfl.runtime.errors import ConfigError
 
 
-def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], schedule: Schedule) -> None:
+def check_every_client_trains(
+    indices: Sequence[Mapping[int, np.ndarray]], schedule: Schedule, period: str = "task"
+) -> None:
     """Refuse a partition under which a sampled client would have no batch.
 
+    Args:
+        indices: per period, client -> its samples.
+        schedule: says whether a batch may be partial.
+        period: what a period is called: ``task``, or ``round`` with a stream in time.
+
     Raises:
-        ConfigError: naming the first task and client without a batch.
+        ConfigError: naming the first period and client without a batch.
     """
-    for task, clients in enumerate(indices):
+    for number, clients in enumerate(indices):
         sizes = share_sizes(clients)
         if not (idle := np.flatnonzero(sizes < _fewest(schedule))).size:
             continue
@@ -26,13 +33,13 @@ def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], sched
             raise ConfigError(
                 "schedule.drop_last",
                 True,
-                f"false, or schedule.batch_size of at most {size}: client {client} has {size} samples of task {task}, "
-                f"which is less than one batch of {schedule.batch_size}; with data.exposure: sequential also "
-                "data.participation: Holders",
+                f"false, or schedule.batch_size of at most {size}: client {client} has {size} samples of "
+                f"{period} {number}, which is less than one batch of {schedule.batch_size}; with data.exposure: "
+                "sequential also data.participation: Holders",
             )
         raise ConfigError(
             "data.partition",
-            f"client {client} has no sample of task {task}",
+            f"client {client} has no sample of {period} {number}",
             "a partition that gives every client at least one sample, or data.participation: Holders, under which "
             "clients take part in the tasks of which they have samples",
         )

@@ -83,7 +83,7 @@ class RandomShare(Participation):
 
     Args:
         share: of the clients, above 0, at most 1; their number is rounded as ``schedule.clients_per_round`` is: to the
-            nearest integer, halves to the even one, at least 1.
+            nearest integer, at least 1.
 
     Raises:
         ConfigError: ``data.participation.share`` outside (0, 1].

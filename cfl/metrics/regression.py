@@ -3,8 +3,9 @@
 ``a[t, i]`` is the root of the mean over task i's test samples, and over the D numbers predicted of each, of the squared
 error after learning task t, in the unit of the targets. ``R2[t, i]`` is the mean over the D numbers of one minus the
 sum of squared errors over the sum of squared deviations of the targets from their mean over task i's test samples. It
-is undefined where targets are constant. FGT, BWT and FWT are those of ``a``, signed as
-:func:`cfl.metrics.transfer.transfers` says: above 0, FGT is a rise of the error, BWT and FWT a fall.
+is undefined where targets deviate from their mean by no more than a millionth of their size. FGT, BWT and FWT are those
+of ``a``, signed as :func:`cfl.metrics.transfer.transfers` says: above 0, FGT is a rise of the error, BWT and FWT a
+fall.
 """
 
 from __future__ import annotations

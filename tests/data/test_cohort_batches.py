@@ -218,6 +218,8 @@ def test_a_client_without_a_batch_is_refused() -> None:
     check_every_client_trains(indices, Schedule(batch_size=5, drop_last=True))
     with pytest.raises(ConfigError, match=r"schedule\.drop_last.*client 3 has 5 samples of task 1.*batch of 6"):
         check_every_client_trains(indices, Schedule(batch_size=6, drop_last=True))
+    with pytest.raises(ConfigError, match="client 3 has 5 samples of round 1, which"):
+        check_every_client_trains(indices, Schedule(batch_size=6, drop_last=True), "round")
     check_every_client_trains(indices, Schedule(batch_size=6))
     indices[1][3] = np.arange(0)
     for drop_last in (False, True):

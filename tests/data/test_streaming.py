@@ -17,7 +17,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.exposure import stretches
 from cfl.data.kept_samples import kept_samples
-from cfl.data.partitions import Natural
+from cfl.data.partitions import IID, Natural
 from cfl.data.sources import Binarised, RecordedFrames, Synthetic
 from cfl.data.streams import ClassSplit, Mixture, Permuted, Sequence
 from cfl.data.types import ImageSet
@@ -55,6 +55,23 @@ def test_rounds_have_the_next_seconds_of_every_client(length: float | None) -> N
         assert [of[client].tolist() for of in found] == naive(own, seconds, rounds, each)
         if length is None:
             assert [*chain(*(of[client].tolist() for of in found))] == own
+
+
+def test_rounds_without_a_batch_are_refused_where_batches_have_to_be_whole() -> None:
+    """A client has 6, 5, 6 and 5 samples a round; with a memory for what it has met, only the first may be too few."""
+
+    def sizes(exposure: str, batch_size: int) -> list[int]:
+        schedule = {"rounds_per_task": 2, "drop_last": True, "batch_size": batch_size}
+        data = tiny_data(permuted(2, train=11), schedule=schedule, exposure=exposure, num_clients=1, partition=IID())
+        data.setup("fit")
+        return [len(data._met_in(round)[0]) for round in range(4)]
+
+    assert sizes("streaming", 5) == [6, 5, 6, 5]
+    assert sizes("streaming-cumulative", 6) == [6, 11, 17, 22]
+    with pytest.raises(ConfigError, match=r"at most 5: client 0 has 5 samples of round 1, which is less than .* of 6"):
+        sizes("streaming", 6)
+    with pytest.raises(ConfigError, match="client 0 has 6 samples of round 0, which is less than one batch of 7"):
+        sizes("streaming-cumulative", 7)
 
 
 def test_rounds_that_cannot_be_filled_are_refused() -> None:

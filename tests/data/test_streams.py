@@ -461,3 +461,9 @@ def test_mixture_cuts_every_source_into_tasks_of_a_few_classes() -> None:
         seen += [next(iter(group)) for group in classes.values()]
     assert len(seen) == len(set(seen)) == 9
     assert tasks[1].transform.mean == (0.1, 0.1, 0.1)
+
+
+def test_rows_of_numbers_are_not_rotated() -> None:
+    with pytest.raises(ConfigError, match=r"Rotated of rows, whose samples are rows of numbers' cannot.*Permuted"):
+        Rotated(Noise("rows", height=1, width=6))
+    assert Rotated(Noise("column", height=6, width=1)).shape == (1, 6, 1)

@@ -14,6 +14,7 @@ from cfl.data.sources.loading import load_checked
 from cfl.data.streams.base import Stream, check_number_of_tasks, refuse_boxes
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_numbers
 
 
@@ -43,13 +44,14 @@ class Rotated(Stream):
     Source: rotated MNIST of Fed-A-GEM (Dai et al., 2024), angles from U(0, 180) for every task including the first.
 
     Args:
-        source: the data set.
+        source: the data set, of images.
         num_tasks: number of tasks, at least 1.
         max_degrees: angles are drawn from U(0, max_degrees), counter-clockwise; above 0, at most 360.
         first_is_identity: whether task 0 is left unrotated.
 
     Raises:
-        ConfigError: ``data.stream.num_tasks`` below 1, ``data.stream.max_degrees`` outside (0, 360].
+        ConfigError: ``data.stream.num_tasks`` below 1, ``data.stream.max_degrees`` outside (0, 360], a data set of
+            boxes or of rows of numbers.
     """
 
     shared_labels = True
@@ -59,6 +61,9 @@ class Rotated(Stream):
     ) -> None:
         check_number_of_tasks(num_tasks)
         refuse_boxes(source, "Rotated")
+        if source.holds_rows:
+            valid = "Permuted, or a data set of images: rows of numbers would lose most of them, and cannot be turned"
+            raise ConfigError("data.stream", f"Rotated of {source.name}, whose samples are rows of numbers", valid)
         check_numbers("data.stream", "(0, 360]", max_degrees=max_degrees)
         self.source, self.num_tasks = source, num_tasks
         self.max_degrees, self.first_is_identity = max_degrees, first_is_identity

@@ -186,6 +186,11 @@ def _lacks_tasks(run: Run) -> bool:
     return run.stopped_early and run.begun < run.tasks
 
 
+def _lacks_rounds(run: Run) -> bool:
+    """Whether a run ended within its last task, and not because it had reached an accuracy."""
+    return run.stopped_early and not _lacks_tasks(run) and not run.rounds_to_accuracy
+
+
 def _transfers(run: Run) -> dict[str, float]:
     """FGT, BWT and FWT of a measure whose summaries lack them, under their keys, such as ``nll_bwt``, where defined.
 
@@ -407,6 +412,9 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         for run in (reading.run for reading in row.readings if _lacks_tasks(reading.run)):
             what = f"stopped in task {run.begun} of {run.tasks}, and has no figures over all tasks"
             notes.append(f"{row.label}, seed {run.seed}: {what}")
+        if cut := [reading.run for reading in row.readings if _lacks_rounds(reading.run)]:
+            what = ", ".join(f"seed {run.seed} after {run.rounds:,}" for run in cut)
+            notes.append(f"{row.label}: stopped by the privacy budget before the last round: {what}")
     seeds = {tuple(row.seeds) for row in rows}
     if len(seeds) > 1:
         notes.append("rows have different seeds: means are over each row's own, differences and ranks over common ones")

@@ -13,8 +13,9 @@ from cfl.reporting.compare.latex_layout import HEADING, SIZE, SMALL, Column, Lay
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, paired_difference
 from cfl.reporting.compare.tables import (
     MISSING,
+    figure_text,
     figures_of,
-    mean_text,
+    of_seeds,
     rank_text,
     ranks,
     rounds_text,
@@ -123,9 +124,8 @@ def _rank_texts(comparison: Comparison) -> list[str]:
 
 
 def _figure_column(rows: Sequence[Row], figure: Figure) -> Column:
-    values = [[*row.figure(figure).values()] for row in rows]
-    best = _best_of([Spread.of(of_row) for of_row in values], figure)
-    return Column(_heading(figure), [_cell(mean_text(v, figure), bold=k in best) for k, v in enumerate(values)])
+    best = _best_of([Spread.of([*row.figure(figure).values()]) for row in rows], figure)
+    return Column(_heading(figure), [_cell(figure_text(row, figure), bold=k in best) for k, row in enumerate(rows)])
 
 
 def _best_of(spreads: Sequence[Spread | None], figure: Figure) -> set[int]:
@@ -152,7 +152,11 @@ def _differences(comparison: Comparison, baseline: Row, keys: Sequence[str]) -> 
     columns = []
     for figure in sorted(figures, key=lambda figure: keys.index(figure.key)):
         found = [paired_difference(row.figure(figure), baseline.figure(figure)) for row in rows]
-        means = [_cell(_shown(one.mean, figure, "+") if one else MISSING) for one in found]
+        sizes = [len(common[row.label]) for row in rows]
+        means = [
+            _cell(_shown(one.mean, figure, "+") + of_seeds(one.count, size) if one else MISSING)
+            for one, size in zip(found, sizes, strict=True)
+        ]
         columns.append(Column(_heading(figure), means, [_interval(one, figure) for one in found]))
     return _Table([row.label for row in rows], columns)
 
@@ -174,7 +178,7 @@ def _cell(text: str, bold: bool = False) -> str:
     number, of, tail = text.partition(" (")
     mean, pm, deviation = number.replace(",", "{,}").replace("> ", ">").partition(" ± ")
     mean = rf"\mathbf{{{mean}}}" if bold else mean
-    return f"${mean} \\pm {deviation}$" if pm else f"${mean}$" + (f" ({tail}" if of else "")
+    return (f"${mean} \\pm {deviation}$" if pm else f"${mean}$") + (f" ({tail}" if of else "")
 
 
 def _about_means(comparison: Comparison, keys: Sequence[str]) -> str:

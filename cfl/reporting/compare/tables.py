@@ -65,6 +65,17 @@ def mean_text(values: Sequence[float], figure: Figure) -> str:
     return spread.shown(figure.decimals, "+," if figure.signed else ",", figure.divisor) if spread else MISSING
 
 
+def figure_text(row: Row, figure: Figure) -> str:
+    """A row's figure as :func:`mean_text`; how many of its seeds have it, where not all."""
+    values = [*row.figure(figure).values()]
+    return mean_text(values, figure) + of_seeds(len(values), len(row.seeds))
+
+
+def of_seeds(count: int, seeds: int) -> str:
+    """`` (2 of 4)`` behind a number that not all seeds have."""
+    return "" if count in (0, seeds) else f" ({count} of {seeds})"
+
+
 def difference_text(difference: Difference | None, figure: Figure) -> str:
     """``+3.10 [+1.20, +5.00]``, without interval for a single seed."""
     if difference is None:
@@ -89,7 +100,7 @@ def rounds_text(row: Row, target: str) -> str:
         return f"> {max(run.rounds for run in tried):,}" if tried else MISSING
     text = mean_text([*reached.values()], _ROUNDS if len(reached) == 1 else _MEAN_ROUNDS)
     seeds = {run.seed for run in tried}
-    return text if len(reached) == len(seeds) else f"{text} ({len(reached)} of {len(seeds)})"
+    return text + of_seeds(len(reached), len(seeds))
 
 
 _ROUNDS = Figure("rounds", "rounds", "", "lower", 0)
@@ -109,7 +120,8 @@ def rank_text(rank: float) -> str:
 
 
 def means_table(comparison: Comparison) -> TextTable:
-    """A line per row: number of seeds, figures as mean and deviation, rank by the first of them."""
+    """A line per row: number of seeds, figures as mean and deviation (of how many seeds, where not of all), rank by the
+    first of them."""
     figures = figures_of(comparison, PRINTED)
     aims, by_accuracy = targets(comparison), ranks(comparison, figures[0]) if figures else None
     several = any(len(row.seeds) > 1 for row in comparison.rows)
@@ -118,7 +130,7 @@ def means_table(comparison: Comparison) -> TextTable:
     rows = []
     for k, row in enumerate(comparison.rows):
         cells = [row.label, *([str(len(row.seeds))] if several else [])]
-        cells += [mean_text([*row.figure(figure).values()], figure) for figure in figures]
+        cells += [figure_text(row, figure) for figure in figures]
         cells += [rounds_text(row, name) for name in aims]
         cells += [rank_text(by_accuracy[k])] if by_accuracy else []
         rows.append(cells)
@@ -140,7 +152,10 @@ def differences_table(comparison: Comparison, baseline: Row | None) -> TextTable
         common = set(row.seeds) & set(baseline.seeds)
         if row is not baseline and len(common) > 1:
             found = [paired_difference(row.figure(figure), baseline.figure(figure)) for figure in figures]
-            cells = [difference_text(one, figure) for one, figure in zip(found, figures, strict=True)]
+            cells = [
+                difference_text(one, figure) + of_seeds(one.count if one else 0, len(common))
+                for one, figure in zip(found, figures, strict=True)
+            ]
             rows.append([row.label, str(len(common)), *cells])
     if not rows:
         return None

@@ -73,6 +73,17 @@ def test_differences_have_their_interval_below(tmp_path: Path) -> None:
     assert interval == ["", rf"\scriptsize [${low:.2f}$, ${high:.2f}$]"]
 
 
+def test_a_number_says_of_how_many_seeds_it_is_where_not_of_all(tmp_path: Path) -> None:
+    aims = [{"50": 3}, {"50": 5}, {"50": None}]
+    fot = [{"seed": s, "rounds_to_accuracy": aim, "fgt": 2.0 * s if s else None} for s, aim in enumerate(aims)]
+    er = [{"method": "er", "seed": s, "fgt": 1.0} for s in range(3)]
+    means, _, differences = report_of(tmp_path, *fot, *er, columns=("fgt", "rounds_to_50"), baseline="er").partition(
+        "-differences}"
+    )
+    assert ["FOT", r"$3.00 \pm 1.41$ (2 of 3)", r"$4.0 \pm 1.4$ (2 of 3)"] in rows_of(means)
+    assert ["FOT", "$+2.00$ (2 of 3)"] in rows_of(differences)
+
+
 def test_means_that_read_the_same_are_best_together(tmp_path: Path) -> None:
     accs = {"fedavg": 80.0, "fot": 81.254, "er": 81.2502, "ewc": 81.24}
     rows = rows_of(report_of(tmp_path, *({"method": m, "acc": acc} for m, acc in accs.items()), columns=("acc",)))

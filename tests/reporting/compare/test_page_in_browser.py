@@ -254,3 +254,18 @@ def test_nothing_offers_to_send_data_away(tab: Any) -> None:
     titles = tab.eval_on_selector_all("#seen .modebar-btn", "(all) => all.map((one) => one.getAttribute('data-title'))")
     assert len(titles) == 4
     assert not any("cloud" in title.lower() or "studio" in title.lower() or "link" in title.lower() for title in titles)
+
+
+def test_a_number_says_of_how_many_seeds_it_is_where_not_of_all(browser: Any, tmp_path: Path) -> None:
+    for seed, fgt in enumerate((1.0, None, 3.0)):
+        make_run(tmp_path / "runs" / f"fot-{seed}", "fot", seed, fgt=fgt)
+        make_run(tmp_path / "runs" / f"er-{seed}", "er", seed, fgt=0.0)
+    assert main([str(tmp_path / "runs"), "--baseline", "er", "--out", str(tmp_path / "report")]) == 0
+    page = browser.new_page()
+    page.goto((tmp_path / "report" / "report.html").as_uri())
+    place = page.locator("#means th").all_text_contents().index("FGT") + 1
+    cells = page.locator(f"#means tbody tr td:nth-child({place})")
+    assert sorted(cells.all_text_contents()) == ["0.00 ± 0.00", "2.00 ± 1.41 (2 of 3)"]
+    page.select_option("#means select", "difference")
+    assert "+2.00 [\N{MINUS SIGN}10.71, +14.71] (2 of 3)" in cells.all_text_contents()
+    page.close()

@@ -102,6 +102,22 @@ def test_rounds_to_an_accuracy_say_how_many_seeds_got_there(tmp_path: Path) -> N
     ]
 
 
+def test_a_figure_says_how_many_seeds_have_it_where_not_all(tmp_path: Path) -> None:
+    fgts = {"fot": [1.0, 3.0, None], "er": [2.0, 5.0, 6.0], "ewc": [None, None, None]}
+    runs = [{"method": m, "seed": s, "fgt": fgt, "bwt": -1.0} for m, of in fgts.items() for s, fgt in enumerate(of)]
+    found = comparison(tmp_path, *runs)
+    rows = {row["method"]: row for row in cells_of(means_table(found))}
+    assert [rows[name]["FGT"] for name in ("FOT", "ER", "EWC")] == ["2.00 ± 1.41 (2 of 3)", "4.33 ± 2.08", "-"]
+    assert {row["BWT"] for row in rows.values()} == {"-1.00 ± 0.00"}
+    text = differences_table(found, next(row for row in found.rows if row.label == "ER"))
+    assert text is not None
+    differences = {row["method"]: row for row in cells_of(text)}
+    assert differences["FOT"]["FGT"].startswith("-1.50 [")
+    assert differences["FOT"]["FGT"].endswith("] (2 of 3)")
+    assert differences["FOT"]["BWT"] == "+0.00 [+0.00, +0.00]"
+    assert differences["EWC"]["FGT"] == "-"
+
+
 def test_densities_reach_no_accuracy(tmp_path: Path) -> None:
     runs = readings(tmp_path, {"rounds_to_accuracy": {"0.5": 3}, "evaluate_every": 1})
     density = read(make_density_run(tmp_path / "density", evaluate_every=1), [])

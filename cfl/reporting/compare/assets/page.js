@@ -28,6 +28,7 @@
   const transparent = (hex, alpha) => `rgba(${[1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16)).join(",")},${alpha})`;
   // Plotly reads some tags and entities in texts; names are taken literally.
   const literal = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const ofSeeds = (count, seeds) => (count === seeds ? "" : ` (${count} of ${seeds})`);
   const brief = (text) => (text.length <= 16 ? text : `${text.slice(0, 15)}…`);
   function swatch(label) {
     const { colour, dash } = style(label);
@@ -321,15 +322,17 @@
   function meansTable(view) {
     const used = data.figures.filter((one) => table().rows.some((row) => row.figures[one.key]));
     const rows = shownRows();
+    const baseline = table().rows.find((row) => row.label === table().baseline);
     const cell = (row, one) => {
       if (view === "difference") {
         const found = row.differences[one.key];
-        return found ? [found[0], number(found[0], one, true), found[1] === null ? "" : ` [${number(found[1], one, true)}, ${number(found[2], one, true)}]`] : [null, "–", ""];
+        const common = row.seeds.filter((seed) => baseline.seeds.includes(seed)).length;
+        return found ? [found[0], number(found[0], one, true), (found[1] === null ? "" : ` [${number(found[1], one, true)}, ${number(found[2], one, true)}]`) + ofSeeds(found[3], common)] : [null, "–", ""];
       }
       const found = row.figures[one.key];
       if (!found) return [null, "–", ""];
       if (view === "rank") return found[3] === null ? [null, "–", ""] : [found[3], rounded(found[3], 2).replace(/\.?0+$/, ""), ""];
-      return [found[0], number(found[0], one), found[1] === null ? "" : ` ± ${number(found[1], one, false)}`];
+      return [found[0], number(found[0], one), (found[1] === null ? "" : ` ± ${number(found[1], one, false)}`) + ofSeeds(found[2], row.seeds.length)];
     };
     // As shown: means that read the same are best together, and none is where all do.
     const best = new Map(used.map((one) => {
