@@ -305,6 +305,7 @@ FILES: dict[str, tuple[str, str]] = {
     "bomb": (BOMB, "valid: a YAML file (line 5: aliases that repeat"),
     "recursion": ("data: &a {stream: *a}", "valid: a YAML file (line 1: *a within what it stands for)"),
     "brackets": ("data: " + "[" * 500, "nested more than 100 levels deep"),
+    "very many brackets": ("data: " + "[" * 10_000, "nest"),
     "key again": ("data: {num_clients: 3}\nrun:\ndata: {num_clients: 4}", "data is in line 1 and again in line 3"),
     "key again in one word": (
         "data: {num_clients: 3}\ndata.num_clients: 4",

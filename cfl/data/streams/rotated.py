@@ -62,7 +62,7 @@ class Rotated(Stream):
         check_number_of_tasks(num_tasks)
         refuse_boxes(source, "Rotated")
         if source.holds_rows:
-            valid = "Permuted, or a data set of images: rows of numbers would lose most of them, and cannot be turned"
+            valid = "Permuted, or a data set of images"
             raise ConfigError("data.stream", f"Rotated of {source.name}, whose samples are rows of numbers", valid)
         check_numbers("data.stream", "(0, 360]", max_degrees=max_degrees)
         self.source, self.num_tasks = source, num_tasks

@@ -187,8 +187,9 @@ def _lacks_tasks(run: Run) -> bool:
 
 
 def _lacks_rounds(run: Run) -> bool:
-    """Whether a run ended within its last task, and not because it had reached an accuracy."""
-    return run.stopped_early and not _lacks_tasks(run) and not run.rounds_to_accuracy
+    """Whether a run ended within its last task, and not because it had reached all its target accuracies."""
+    aims = run.rounds_to_accuracy.values()
+    return run.stopped_early and not _lacks_tasks(run) and (not aims or None in aims)
 
 
 def _transfers(run: Run) -> dict[str, float]:

@@ -149,10 +149,10 @@ def _differences(comparison: Comparison, baseline: Row, keys: Sequence[str]) -> 
     figures = [figure for figure in FIGURES if figure.key in keys and baseline.figure(figure)]
     if not rows or not figures:
         return None
+    sizes = [len(common[row.label]) for row in rows]
     columns = []
     for figure in sorted(figures, key=lambda figure: keys.index(figure.key)):
         found = [paired_difference(row.figure(figure), baseline.figure(figure)) for row in rows]
-        sizes = [len(common[row.label]) for row in rows]
         means = [
             _cell(_shown(one.mean, figure, "+") + of_seeds(one.count, size) if one else MISSING)
             for one, size in zip(found, sizes, strict=True)

@@ -172,7 +172,11 @@ def test_a_run_that_stopped_before_its_last_task_has_no_figures_over_all_tasks(t
     assert stopped.run.begun == 3
     (table,) = compare([stopped, whole])
     assert table.rows[0].figure(figures["acc"]) == {0: stopped.run.acc}
-    assert "FOT: stopped by the privacy budget before the last round: seed 0 after 12" in table.notes
+    note = "FOT: stopped by the privacy budget before the last round: seed 0 after 12"
+    assert note in table.notes
+    for rounds, noted in ((None, True), (9, False)):  # a run that has reached all its targets stops by itself
+        aimed = replace(stopped, run=replace(stopped.run, rounds_to_accuracy={"50": 3, "90": rounds}))
+        assert (note in compare([aimed, whole])[0].notes) == noted
 
 
 def test_labels_of_many_settings_stay_short_and_apart(tmp_path: Path) -> None:
