@@ -54,12 +54,14 @@ class ER(Method):
         batch_size: memory samples per local step, drawn uniformly without replacement; null takes all.
         weight: factor of the memory's loss; 0 is federated averaging.
         weighting: ``equal`` or ``mean``: both losses count the same (times ``weight``), as above; ``count``: every
-            sample of the step counts the same; ``appended``: every sample of the client's training set and memory does.
+            sample of the step counts the same, the memory's times ``weight``; ``appended``: every sample of the
+            client's training set and memory does.
     """
 
     _source_name = "er"
 
     common_order: ClassVar[bool] = True
+    asks_after_tasks = False
 
     def __init__(
         self,

@@ -40,7 +40,8 @@ class EWC(Method):
 
     ``scope: client`` is the adaptation of FOT (Bakman et al., 2024): every client computes and keeps its own Fisher
     and never sends it. A client without a Fisher has no penalty. ``scope: server``: the penalty is the same for all
-    clients, with the mean of their Fishers, which belongs to the mean of their losses.
+    clients, with the mean of their Fishers, which belongs to the mean of their losses. It is unweighted whatever
+    ``federated.client_weighting`` says.
 
     Parameters that stay on their client (``PersonalLayers``) are pulled to that client's own values by its own
     Fisher, for either scope. Outputs that are not in the loss have no Fisher and no penalty, nor have BatchNorm's
@@ -75,8 +76,9 @@ class EWC(Method):
         scope: the Fisher of a client's penalty: the ``client``'s own, or the mean that the ``server`` keeps.
         fisher_clients: clients that compute a Fisher: ``all`` that hold the task, or those ``sampled`` in its last
             round.
-        limit: the greatest ``learning rate * strength * S``, above 0 and below 2; null for no limit. Needs SGD. With 1
-            and without momentum the penalty alone moves a weight no further than to its anchor.
+        limit: the greatest ``learning rate * strength * S``, or of twice that without ``half``, above 0 and below 2;
+            null for no limit. Needs SGD. With 1 and without momentum the penalty alone moves a weight no further than
+            to its anchor.
         fisher_batch_size: samples per pass. Changes memory and speed, and results where BatchNorm has no statistics.
 
     Raises:
@@ -203,10 +205,11 @@ class EWC(Method):
             return
         started = time.perf_counter()
         self._holders = None
-        clients = context.select_clients(plan, self.fisher_clients)
-        own = context.extra_round(plan.task, clients)
+        clients, lost = context.select_clients(plan, self.fisher_clients), context.channel.lost(plan.round)
         counted = (0, 0.0, 0.0)
-        for client in own:
+        for client in context.extra_round(plan.task, clients):
+            if client in lost:  # it is sent the model, and computes nothing
+                continue
             fisher, model = self._fisher(plan.task, client, plan.task)
             self._keep(client, {n: fisher[n] for n in self._kept}, model)
             if self._summed:
@@ -217,7 +220,7 @@ class EWC(Method):
             tensors = context.state_tensors()
             latest = {n: tensors[n].detach().clone() for n in self._summed}
             self._add(context.channel.mean("ewc fisher"), latest)
-        self._note(plan.task, len(clients), (*counted, time.perf_counter() - started))
+        self._note(plan.task, len(set(clients).difference(lost)), (*counted, time.perf_counter() - started))
 
     def _note(self, task: int, clients: int, figures: tuple[int, float, float, float]) -> None:
         """Add a row: number, sum and greatest of this process's entries, and seconds."""

@@ -80,6 +80,7 @@ class FedCIL(Method):
     """
 
     looks_back: ClassVar[bool] = True
+    asks_after_tasks = False
     common_order: ClassVar[bool] = True
     state = ("_replay", "_receivers")
 

@@ -58,6 +58,7 @@ class FoundBoundaries(Method):
 
     scenarios = EVERY_SCENARIO
     task_free = True
+    looks_back = True
     client_clocks = True
     state: ClassVar[Mapping[str, str]] = {"test": "_test", "rows": "_rows"}
 
@@ -84,13 +85,19 @@ class FoundBoundaries(Method):
         self._ended: range | None = None
 
     def setup(self, context: Context) -> None:
-        """Refuse two of these methods, and samples of several tasks at a time whose outputs in the loss differ.
+        """Refuse two of these methods, samples of several tasks at a time whose outputs in the loss differ, and clients
+        that train on all earlier samples, which would have to know which ones are new.
 
         Raises:
-            ConfigError: ``methods`` or ``data.scenario``.
+            ConfigError: ``methods``, ``data.scenario`` or ``data.exposure``.
         """
         super().setup(context)
         self.refuse_twins(FoundBoundaries, "one FoundBoundaries; two would number tasks twice")
+        if context.exposure == "cumulative":
+            valid = (
+                f"sequential or unannounced with {self.key}: the loss on earlier tasks' samples tells of no new task"
+            )
+            raise ConfigError("data.exposure", "cumulative", valid)
         if context.exposure in OWN_PACE and context.scenario == "task":
             why = "clients have samples of several tasks at a time, each with outputs of its own"
             valid = f"domain or class with data.exposure: {context.exposure} and {self.key}: {why}"

@@ -53,8 +53,9 @@ class GLFC(OwnLoss):
     never. A client therefore keeps its former samples when its data change, which it sees by comparing its current
     samples with those of its last round.
 
-    **Loss** of n samples, own ones and, in proportion, the memory's (augmented anew in every step, as own ones are),
-    over the outputs of the sample's loss::
+    **Loss** over own samples and, in proportion, the memory's (augmented anew in every step, as own ones are), with
+    means that count every sample of the client's training set and memory the same, over the outputs of the sample's
+    loss::
 
         1/2 mean_i w_i BCE(sigmoid(h(x_i)), onehot(y_i)) + 1/2 mean_i BCE(sigmoid(h(x_i)), t_i)
 

@@ -64,7 +64,7 @@ class GPM(Method):
         memory_clients: clients that update their memory after a task: ``all`` that hold it, or those ``sampled`` in its
             last round.
         layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer where
-            every task has outputs of its own.
+            every task trains outputs of its own alone.
         freeze_affine: clients with a memory do not train biases, which would change outputs for earlier tasks in spite
             of eq 6 (the authors' networks have none), nor, as in the authors' code, the scales and shifts of
             normalisation layers; biases of layers that are not protected are trained.
@@ -115,8 +115,9 @@ class GPM(Method):
         """
         super().setup(context)
         self.refuse_twins(GPM, "one GPM; which layers, with which thresholds, are its options")
-        free = context.network.head if context.scenario != "domain" else None
-        self._protected = choose_layers(context.network, self.layers, "methods.gpm.layers", free, context.frozen)
+        self._protected = choose_layers(
+            context.network, self.layers, "methods.gpm.layers", context.head_by_task, context.frozen
+        )
         self._dims = {name: input_dim(layer) for name, layer in self._protected.items()}
         self._thresholds = {name: self._threshold_of(name) for name in self._protected}
         if isinstance(self.threshold, dict):

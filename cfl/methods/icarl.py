@@ -33,14 +33,15 @@ from cfl.runtime.option_checks import MOST_AT_ONCE, check_choices, check_integer
 class ICaRL(OwnLoss):
     """Trains on exemplars, distils the previous task's model, and classifies by the nearest class mean.
 
-    **Loss** (eq 1): binary cross-entropy with logits, mean over the classes seen so far and over the samples of the
-    step, own samples and exemplars alike. Targets are one-hot for the current task's classes. For earlier classes, from
-    the second task on, they are the outputs ``sigmoid(h_old(x))`` of the global model at the start of the task.
+    **Loss** (eq 1): binary cross-entropy with logits, mean over the classes seen so far and over samples, own ones and
+    exemplars alike. Targets are one-hot for the current task's classes. For earlier classes, from the second task on,
+    they are the outputs ``sigmoid(h_old(x))`` of the global model at the start of the task.
 
     **Exemplars** (Algorithms 4, 5): after a task every client that holds it keeps, for each class it has seen,
     ``size / classes seen by the federation`` samples, at least one, chosen by herding on features of length 1. Of
-    earlier classes the first exemplars are kept. Exemplars are merged into the client's training set: every local step
-    gets exemplars in proportion to their share of it, augmented anew like the client's samples.
+    earlier classes the first exemplars are kept. They count as if they were in the client's training set: every
+    local step gets exemplars in proportion to their share of it, rounded up, with a share of the loss that makes every
+    sample of an epoch count the same. They are augmented anew like the client's samples.
 
     **Classifier** (Algorithm 1): the class whose mean feature is nearest. The original has one learner. Here every
     client sends the mean of its exemplars' features for each of its classes, and the server averages over the clients

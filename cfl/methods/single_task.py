@@ -13,7 +13,9 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method, Report
+from cfl.methods.capabilities import crosses_tasks
 from cfl.methods.context import Context
+from cfl.runtime.errors import ConfigError
 
 
 class SingleTask(Method):
@@ -28,6 +30,9 @@ class SingleTask(Method):
     forgotten: STL of FedWeIT (Yoon et al., 2021, Table 1), whose figure is ACC and whose size, ``model_bytes``, grows
     by a model per task.
 
+    BatchNorm's running statistics that clients keep (``federated.batchnorm: local``) go on from task to task unless
+    models are personal, as no test of a global model uses them.
+
     Sends nothing of its own. Extra memory per client: its personal parameters, once per learned task.
     """
 
@@ -38,10 +43,14 @@ class SingleTask(Method):
         """Store the initial model.
 
         Raises:
-            ConfigError: if there are two of these methods, which would share their clients' state.
+            ConfigError: if there are two of these methods, which would share their clients' state, or a method beside
+                it uses something of earlier tasks.
         """
         super().setup(context)
         self.refuse_twins(SingleTask, "one SingleTask")
+        others = {name: method for name, method in context.methods.items() if method is not self}
+        if backward := [name for name, method in others.items() if method.looks_back or crosses_tasks(method)]:
+            raise ConfigError("methods", backward, "no method that looks back at earlier tasks beside SingleTask")
         self._initial = {name: tensor.detach().clone() for name, tensor in context.shared_tensors().items()}
         self._initial |= {name: context.state_tensors()[name].detach().clone() for name in context.personal}
         self._tasks = TaskStates(context.clients, "single task")

@@ -317,6 +317,18 @@ def test_reports() -> None:
     assert central.report().figures["penalty_bytes"] == 2 * model
 
 
+@pytest.mark.parametrize("scope", ["client", "server"])
+def test_clients_that_drop_out_of_a_tasks_last_round_are_not_in_its_row(scope: Any) -> None:
+    data = data_of(schedule={"rounds_per_task": 2, "clients_per_round": 1.0, "client_dropout": 0.5})
+    federation = run({"ewc": EWC(1.0, scope=scope)}, data)
+    rows = federation.methods["ewc"].report().rows
+    there = [set(data.members[task].tolist()) - set(data.rounds.dropouts(2 * task + 1)) for task in (0, 1)]
+    assert [row["clients"] for row in rows] == [len(clients) for clients in there]
+    assert 0 < len(there[0]) < len(data.members[0])
+    if scope == "client":
+        assert federation.clients.holders("ewc") == sorted(set.union(*there))
+
+
 def test_nothing_is_computed_after_the_last_task_or_without_strength() -> None:
     single = run({"ewc": EWC(1.0)}, data_of(tasks=1))
     idle = run({"ewc": EWC(0.0)})

@@ -74,6 +74,9 @@ def test_methods_that_cannot_use_found_boundaries_are_refused_beside_the_finder(
         run({"boundaries": FoundBoundaries(), "some": InferringFOT()}, classes)
     with pytest.raises(ConfigError, match=r"methods\.ewc\.fisher_clients = 'sampled'.*all with FoundBoundaries"):
         run({"boundaries": FoundBoundaries(), "ewc": EWC(fisher_clients="sampled")})
+    for exposure in ("cumulative", "joint"):
+        with pytest.raises(ConfigError, match=rf"data\.exposure = '{exposure}'"):
+            run({"boundaries": FoundBoundaries()}, data_of(exposure))
     with pytest.raises(ConfigError, match=r"one FoundBoundaries"):
         run({"one": FoundBoundaries(), "two": FoundBoundaries()})
     fots = {layers: FOT(message="covariance", layers=[layers]) for layers in ("layers.0", "head")}

@@ -38,7 +38,7 @@ from cfl.data.participation import Joining
 from cfl.data.partitions import IID
 from cfl.data.streams import Stream
 from cfl.federation.federation import Federation
-from cfl.methods import GPM, RGO, Method
+from cfl.methods import FOT, GPM, RGO, Method
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
 
@@ -189,10 +189,15 @@ def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
     assert any(0 < m.shape[1] < len(m) for own in plain.memories.values() for m in own.values())
 
 
-def test_old_inputs_see_no_change_of_a_client_that_remembers_them() -> None:
+@pytest.mark.parametrize("scenario", ["domain", "class"])
+def test_old_inputs_see_no_change_of_a_client_that_remembers_them(scenario: str) -> None:
     """The guarantee, for one client whose memory holds all of its inputs: old outputs stay, to the last layer."""
+    stream = permuted(2, train=8) if scenario == "domain" else split(2, classes=4, train=8)
     data = tiny_data(
-        permuted(2, train=8), num_clients=1, schedule={"rounds_per_task": 2, "clients_per_round": 1, "local_epochs": 3}
+        stream,
+        scenario=scenario,
+        num_clients=1,
+        schedule={"rounds_per_task": 2, "clients_per_round": 1, "local_epochs": 3},
     )
     drift = {}
     for label, methods in (("gpm", {"gpm": GPM(threshold=1.0)}), ("fedavg", {})):
@@ -208,6 +213,24 @@ def test_old_inputs_see_no_change_of_a_client_that_remembers_them() -> None:
         drift[label] = float((outputs[1] - outputs[0]).abs().max())
         assert float((watch.models[-1]["layers.0.weight"] - watch.models[2]["layers.0.weight"]).abs().max()) > 1e-4
     assert drift["gpm"] < 1e-10 < 1e-2 < drift["fedavg"]
+
+
+@pytest.mark.parametrize("method", [FOT, GPM, partial(RGO, feature_encoding=False)])
+@pytest.mark.parametrize(
+    ("scenario", "class_loss", "free"),
+    [("task", "all", True), ("class", "own", True), ("class", "seen", False), ("class", "all", False)],
+)
+def test_the_output_layer_is_left_free_where_no_task_trains_others_outputs(
+    method: Callable[[], Any], scenario: str, class_loss: str, free: bool
+) -> None:
+    """Where classes of all tasks compete, a later task lowers the outputs of earlier ones."""
+    data = tiny_data(split(2, classes=4), scenario=scenario, class_loss=class_loss, schedule={"rounds_per_task": 1})
+    made = method()
+    client = tiny_client(data, double(mlp), sgd, {"made": made})
+    fit(client, data)
+    layers = made._layers if isinstance(made, RGO) else made._protected
+    assert ("head" not in layers) == free
+    assert len(layers) > 0
 
 
 def test_thresholds_grow_with_the_tasks_up_to_one() -> None:

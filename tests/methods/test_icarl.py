@@ -327,8 +327,12 @@ def test_exemplars_come_in_proportion_to_the_clients_samples() -> None:
             for row, client in enumerate(cohort.clients):
                 if batch.added and batch.mask[row].any():
                     held = int((self.context.clients.get("icarl", client)["place"] >= 0).sum())  # type: ignore[index]
-                    share = held / cohort.sizes[row] * int(batch.mask[row].sum())
+                    own = cohort.sizes[row]
+                    share = held / own * int(batch.mask[row].sum())
                     seen.append((client, int(batch.added[0].mask[row].sum()), share))
+                    # The losses of a step count like the merged set's, however many exemplars it has drawn.
+                    assert batch.added[0].weights[row].sum().item() == pytest.approx(held / (own + held))
+                    assert batch.added[0].own_factor[row].item() == pytest.approx(own / (own + held))
             return batch
 
     run(ICaRL(12), others={"count": Count()})

@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -32,6 +32,7 @@ from cfl.data.scenarios import Scenario
 from cfl.data.schedule import BoundSchedule
 from cfl.data.sources import Synthetic
 from cfl.methods import FedAGEM, Method
+from cfl.methods.context import Context
 from cfl.models import ACGAN
 from cfl.runtime.errors import ConfigError
 from cfl.testing import PROPERTIES
@@ -248,6 +249,33 @@ def test_rounds_that_no_client_joins_close(name: str) -> None:
     data = case.data_of(num_clients=4, schedule=schedule)
     assert [bool(data.rounds.round(r).clients) for r in range(5)] == [True, True, False, False, True]
     assert case.start(data, case.methods("tried")).finished
+
+
+# What the clients of a task's last round send is all that the server gets of the task.
+IN_THE_LAST_ROUND = {"FedWeIT", "CONFEDMADE"}
+
+
+@each_method
+def test_a_task_may_end_without_clients_unless_they_are_asked_for_more(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method that begins no extra round after a task does not mind who joined the task's last one."""
+    case, asked, plain = CASES[name], set[int](), Context.extra_round
+
+    def extra_round(self: Context, task: int, clients: Sequence[int]) -> list[int]:
+        asked.add(task)
+        return plain(self, task, clients)
+
+    monkeypatch.setattr(Context, "extra_round", extra_round)
+    case.run("tried", tasks=2)
+    schedule = {"sampling": "poisson", "clients_per_round": 0.3, "rounds_per_task": 3}
+    data = case.data_of(num_clients=4, schedule=schedule)
+    assert [bool(data.rounds.round(number).clients) for number in range(3)] == [True, True, False]
+    if asked or name in IN_THE_LAST_ROUND:
+        with pytest.raises(ConfigError, match=r"schedule\.sampling.*nobody joins round 2, the last of task 0"):
+            case.start(data, case.methods("tried"))
+    else:
+        assert case.start(data, case.methods("tried")).finished
 
 
 class Kept(Callback):

@@ -51,7 +51,6 @@ from cfl.methods import (
     LearningRateDecay,
     Method,
     PersonalLayers,
-    SingleTask,
 )
 from cfl.methods.rgo import drawn_label_loss
 from cfl.models import MLP, Network
@@ -450,7 +449,6 @@ def test_a_layer_without_curvature_is_left_as_it_is() -> None:
         ({}, {"fedcurv": FedCurv(1.0), "scaffold": SCAFFOLD()}, "false with fedcurv, scaffold:"),
         ({}, {"gpm": GPM()}, "false with gpm:"),
         ({}, {"fot": FOT()}, "false with fot:"),
-        ({}, {"single": SingleTask()}, "false with single:"),
         ({"exposure": "cumulative"}, {}, "false with data.exposure: cumulative"),
         ({"stream": split(2), "scenario": "class"}, {}, "false with data.scenario: class"),
     ],

@@ -28,7 +28,8 @@ from support.tiny import (
 
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
-from cfl.methods import Method, PersonalLayers, SingleTask
+from cfl.methods import AGEM, ER, EWC, AnalyticHead, Method, PersonalLayers, SingleTask
+from cfl.runtime.errors import ConfigError
 
 ADAM = partial(torch.optim.Adam, lr=0.02)
 
@@ -89,6 +90,13 @@ def test_its_learned_tasks_are_never_forgotten() -> None:
         assert torch.equal(matrix[:, 2, task], matrix[:, task, task])
     assert federation.accuracy.summary()["fgt"] == 0
     assert federation.accuracy.summary()["acc"] == pytest.approx(methods["single"].report().figures["acc_single_task"])
+
+
+@pytest.mark.parametrize("beside", [AnalyticHead(), EWC(), ER(), AGEM()], ids=lambda method: type(method).__name__)
+def test_nothing_of_an_earlier_task_may_be_used(beside: Method) -> None:
+    """Each task is trained as if it were the only one."""
+    with pytest.raises(ConfigError, match=r"methods = \['beside'\].*beside SingleTask"):
+        fit(tiny_client(data := data_of(), mlp, sgd, {"single": SingleTask(), "beside": beside}), data)
 
 
 @pytest.mark.parametrize("rounds", [2, 3])

@@ -62,7 +62,10 @@ class Replayed(NamedTuple):
         places: ``[K, M]`` int64 indices on the CPU, valid everywhere; arbitrary ones where a client takes fewer than M.
         mask: ``[K, M]`` bool, False there.
         mask_on_cpu: the same on the CPU.
-        weights: ``[K, M]`` float64, such that the loss is the mean over a client's own samples and exemplars together.
+        weights: ``[K, M]`` float64, of the exemplars' losses. With a number of exemplars per step, the loss is the mean
+            over the step's own samples and exemplars together. With their proportion it is the mean over the step's own
+            samples times n/(n + m) plus the mean over its exemplars times m/(n + m), with n training samples and m
+            exemplars of the client: over an epoch, every sample of both counts the same.
         own_factor: ``[K]`` float64, by which the mean over own samples has to be multiplied for that.
     """
 
@@ -93,9 +96,14 @@ def replayed(
     slots, taken = drawn
     places, device = table["place"].gather(1, slots), batch.index.device
     filled, mask = torch.where(taken, places, places[taken][0]), moved(taken, device)
-    own = batch.mask.sum(1)
-    total = (own + mask.sum(1)).clamp(min=1)
-    return Replayed(filled, mask, taken, mask.double() / total.unsqueeze(1), own.double() / total)
+    joined = mask.sum(1)
+    if batch_size is None:  # rounded up to whole exemplars, a step may have more than their proportion
+        own, added = moved(torch.tensor(cohort.sizes), device), moved((table["place"] >= 0).sum(1), device)
+    else:
+        own, added = batch.mask.sum(1), joined
+    total = (own + added).clamp(min=1)
+    weights = mask.double() / joined.clamp(min=1).unsqueeze(1) * (added.double() / total).unsqueeze(1)
+    return Replayed(filled, mask, taken, weights, own.double() / total)
 
 
 def memory_share(
@@ -108,7 +116,7 @@ def memory_share(
         sizes: the clients' numbers of training samples.
         mask: ``[K, B]`` bool on the CPU, the step's own samples; a client without any takes nothing.
         batch_size: samples per client and step, at most what it holds. None takes the same share of the memory as the
-            step takes of the client's training samples, so that an epoch goes through the memory once.
+            step takes of the client's training samples, rounded up.
         keys: K 63-bit integers, one draw each.
 
     Returns:

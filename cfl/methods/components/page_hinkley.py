@@ -17,14 +17,14 @@ class PageHinkley:
     those of the values before x_t since the last rise, with weight 1/n for the n-th value and 1/window from the
     window-th on. The variance is the mean square of the rises from one value to the next, where falls count as 0. That
     is the variance of values that differ by noise alone, and nothing of a fall of the values, as losses have it, counts
-    as noise. ``x_0`` is the very first value.
+    as noise. ``x_0`` is the first value of all other than 0.
 
     Args:
         tolerance: standard deviations by which values may lie above the mean without adding to the sum.
         threshold: the sum above which a rise is found.
         window: number of values that mean and variance look back to.
         warm_up: values after the start, or after a rise, that only count for mean and variance.
-        floor: the least standard deviation, as a share of the first value.
+        floor: the least standard deviation, as a share of ``x_0``.
 
     Attributes:
         since: moment of the first value of the present sum, or None if it is 0.

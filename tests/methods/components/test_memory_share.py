@@ -18,7 +18,7 @@ def joining(held: int, size: int, own: int, batch_size: int | None = None) -> in
 
 @pytest.mark.parametrize("held", [1, 7, 100, 300, 1999])
 @pytest.mark.parametrize("size", [1, 33, 125, 600])
-def test_an_epoch_goes_through_memory_and_samples_alike(held: int, size: int) -> None:
+def test_a_step_takes_its_share_of_the_memory(held: int, size: int) -> None:
     """Without rounding errors: 300 remembered and 50 of 125 samples are 120, not 121."""
     for own in {1, min(50, size), size}:
         assert joining(held, size, own) == math.ceil(Fraction(held * own, size))
