@@ -189,8 +189,11 @@ def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
     return figures
 
 
-def _task_of(row: Mapping[str, Any], federation: Federation) -> int:
-    return int(row["task"]) if "task" in row else federation.schedule.task_of(row["round"])
+def _task_of(row: Mapping[str, Any], federation: Federation) -> int | None:
+    """The task of a row in a method's table; None if it names neither a task nor a round."""
+    if "task" in row:
+        return int(row["task"])
+    return federation.schedule.task_of(row["round"]) if "round" in row else None
 
 
 def _method_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
+from cfl.models.evaluation import evaluation_mode
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid, save
 from cfl.reporting.method_names import printed_methods
 from cfl.runtime.run_files import SAMPLES, matrix_file
@@ -44,8 +45,10 @@ def save_samples(folder: Path, client: Client, benchmark: str, count: int) -> Pa
         benchmark: its name.
         count: number of images drawn or tested; 0 for none.
     """
-    drawn = draw_images(client, count) or draw_boxes(client, count)
+    federation = client.require_federation()
+    with evaluation_mode(client.network), federation.model.evaluation_statistics():  # else statistics would change
+        drawn = draw_images(client, count) or draw_boxes(client, count)
     if drawn is None:
         return None
-    title = f"{printed_methods(client.require_federation().methods)} on {benchmark}: {drawn.what} {drawn.whose}"
+    title = f"{printed_methods(federation.methods)} on {benchmark}: {drawn.what} {drawn.whose}"
     return save(sample_grid(drawn.images, title, drawn.row_names, drawn.inches), folder / SAMPLES)

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
     ModelSummary,
+    OnExceptionCheckpoint,
     ProgressBar,
     StochasticWeightAveraging,
     Timer,
@@ -46,6 +47,7 @@ _BREAKING: dict[type[Callback], str] = {
     BatchSizeFinder: "no search for a batch size: schedule.batch_size says it",
     LearningRateFinder: "no search for a learning rate: cfl.papers sweep, or runs side by side",
     EarlyStopping: "targets.accuracies, with targets.stop: true in a run of one task; rounds leave no metric to watch",
+    OnExceptionCheckpoint: "checkpoint.enabled: a file written within a round cannot be resumed from",
     ModelCheckpoint: "checkpoint.enabled and its options: a round's end is what a run can be resumed from",
 }
 

@@ -58,8 +58,9 @@ class Schedule:
             fraction is the probability). Their number then varies, and a round may have no client; it leaves the model
             as it is, unless noise is added to it.
         client_dropout: share of a round's clients that drop out of it, in [0, 1), rounded to the nearest number, halves
-            to the even one; one always stays. Where a method asks other clients after a round, the same share of them.
-            A client that has dropped out before its message is left out of the round: it keeps what it had before.
+            to the even one; one always stays, so that small rounds lose nobody. Where a method asks clients after a
+            round, the same share of all others drops out. A client that has dropped out before its message is left out
+            of the round: it keeps what it had before.
         dropout_stage: what they do not send any more: ``keys``, ``shares`` or their ``message``, or, when their message
             is in the sum already, the ``check`` or the ``unmasking`` of a secure sum (docs/secure-sums.md).
         local_epochs: passes of a sampled client over its data of the task.

@@ -79,5 +79,8 @@ def from_dict(saved: dict[str, Any] | None, allowed: Sequence[EngineChoice]) -> 
     """A choice as :meth:`EngineChoice.to_dict` gave it, if it is among the allowed ones."""
     if saved is None:
         return None
-    choice = EngineChoice(**saved)
+    try:
+        choice = EngineChoice(**saved)
+    except TypeError:  # of another version
+        return None
     return choice if choice in allowed else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,8 @@ class FederatedModel:
         self.shared_parameters = tuple(n for n in parameters if n not in self.personal and n not in frozen)
         self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
         self.initial: dict[str, Tensor] = {}
+        norms = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._training_norms = tuple(name for name, layer in norms if layer.training)
 
     def keep_initial(self) -> None:
         """Keep what the network holds now as what clients have at first; called when methods have been set up."""
@@ -92,8 +94,9 @@ class FederatedModel:
 
     @contextmanager
     def evaluation_statistics(self) -> Iterator[None]:
-        """Within the context, BatchNorm uses the test batch's statistics if the evaluated model has none."""
-        layers = [m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        """Within the context, BatchNorm uses the test batch's statistics if the evaluated model has none. Layers that
+        were in evaluation mode when the run began have the statistics that came with the network."""
+        layers = [cast(nn.BatchNorm2d, self.network.get_submodule(name)) for name in self._training_norms]
         has_own = self.batchnorm == "average" or (self.batchnorm == "local" and self.has_personal_models)
         if has_own or not layers:
             yield

@@ -52,7 +52,7 @@ class Federation:
         clients: the states that clients keep between rounds.
         buffer: the clients' replay buffers, or None if no method uses them.
         curve: mean of the measure after each finished round, such as ACC in percent; None without an evaluation.
-        stopped: whether the run ended before its last round because it reached its targets.
+        stopped: whether the run ended before its last round, because it reached its targets or its privacy budget.
         measure: what is measured after each task; it follows from the scenario.
         measured: the matrix of this measure under the run's scenario; one matrix per client if models are personal.
         known: the same with the task of each test sample known, if the measure has it in such a run; else None.

@@ -52,6 +52,7 @@ from cfl.methods.task_free import task_free_cohort, task_free_context, task_free
 from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.privacy.release import Noise
 from cfl.randomness.generators import seed_for
+from cfl.runtime.errors import ConfigError
 
 Pulls = Mapping[str, Pull]
 Factors = Mapping[str, RightFactor]
@@ -145,10 +146,16 @@ class Composition(MethodComposition):
         return found
 
     def setup(self, federation: Federation) -> None:
-        """Set every method up with its own context; a task-free method gets one without tasks."""
-        for method in self.values():
+        """Set every method up with its own context; a task-free method gets one without tasks.
+
+        Raises:
+            ConfigError: a method's ``setup`` has not called that of its base class, or refuses a setting.
+        """
+        for name, method in self.items():
             context = Context(federation)
             method.setup(task_free_context(context) if method.task_free else context)
+            if not hasattr(method, "context"):
+                raise ConfigError(f"methods.{name}", type(method).__name__, "a setup that calls super().setup(context)")
             declared_state.check(method)
 
     def keeps_local(self, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import logging
@@ -120,7 +121,7 @@ def why_unread(error: Exception) -> str:
     """Why ``torch.load`` with ``weights_only`` could not read a file; its own words advise to run the file's code."""
     if isinstance(error, UnpicklingError):
         return "it holds more than tensors and plain values; other objects could run code, and are not read"
-    if "PytorchStreamReader" in str(error):
+    if "PytorchStreamReader" in str(error) or (isinstance(error, OSError) and error.errno == errno.EINVAL):
         return "it is damaged, or cut off"
     return " ".join(str(error).split())[:300] or type(error).__name__
 

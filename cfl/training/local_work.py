@@ -429,7 +429,7 @@ class LocalWork:
 
     def _hear_others(self) -> None:
         """Take in losses of other processes' clients, the outputs that they trained, and how long their steps took."""
-        seconds = (time.perf_counter() - self._began) / max(self._steps, 1)
+        seconds = (time.perf_counter() - self._began) / self._steps if self._steps else 0.0
         if distributed.count() > 1:
             used = self._used_outputs
             heard = distributed.gather((self._losses.of_clients, None if used is None else used.cpu(), seconds))

@@ -329,8 +329,10 @@ def test_checkpoint_cannot_run_code(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_checkpoint_that_is_cut_off_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"federation": {}, "a": torch.zeros(1000)}, tmp_path / "whole.ckpt")
-    (tmp_path / "cut.ckpt").write_bytes((tmp_path / "whole.ckpt").read_bytes()[:2000])
-    assert "(it is damaged, or cut off)" in refused(capsys, tmp_path / "cut.ckpt", tmp_path / "run")
+    whole = (tmp_path / "whole.ckpt").read_bytes()
+    for size in (2000, len(whole) // 3, len(whole) - 1000):
+        (tmp_path / "cut.ckpt").write_bytes(whole[:size])
+        assert "(it is damaged, or cut off)" in refused(capsys, tmp_path / "cut.ckpt", tmp_path / "run"), size
 
 
 def test_a_checkpoint_older_than_an_option_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from cfl.callbacks.metric_logging import DashboardLog, evaluation_figures
 from cfl.methods import APD, FedWeIT, Method
+from cfl.methods.base import Report
 from cfl.reporting.files_of_run import wandb_id_in
 
 PICTURES = ("cl/accuracy_matrix", "cl/accuracy_heatmap", "cl/accuracy_curve", "cl/learning_curve", "data/partition")
@@ -119,6 +120,18 @@ def test_a_methods_rows_of_clients_are_averaged(method: type[Method]) -> None:
         gates = [row["mean_gate"] for row in rows if row["layer"] == layer]
         assert len(set(gates)) > 1
         assert figures[f"mine/{layer}/mean_gate"] == pytest.approx(sum(gates) / len(gates))
+
+
+class Rows(Method):
+    def report(self) -> Report:
+        return Report({}, [{"x": 1.0}, {"round": 1, "x": 2.0}])
+
+
+def test_rows_of_no_task_and_no_round_are_figures_of_none() -> None:
+    federation = fit(tiny_client(data := tiny_data(), methods={"mine": Rows()}), data)
+    first, second = (evaluation_figures(federation, task) for task in (0, 1))
+    assert first["mine/x"] == 2.0
+    assert not any(name.startswith("mine/") for name in second)
 
 
 def test_a_logger_without_a_place_of_its_own_writes_into_the_run_folder(

@@ -261,6 +261,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--trainer.callbacks", "StochasticWeightAveraging", "--trainer.callbacks.swa_lrs", "0.1"),
         ("trainer.callbacks = 'StochasticWeightAveraging'", "server"),
     ),
+    "files within a round": (
+        ("--trainer.callbacks", "OnExceptionCheckpoint", "--trainer.callbacks.dirpath", "."),
+        ("trainer.callbacks = 'OnExceptionCheckpoint'", "checkpoint.enabled"),
+    ),
     "Lightning's own logger": (("--trainer.logger", "true"), ("trainer.logger = True", "configs/loggers")),
     # Files.
     "no such config": (("--config", "nowhere.yaml"), ("nowhere.yaml", "an existing file")),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import math
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import Method
 from cfl.methods.personal import PersonalLayers
+from cfl.models import Network
 from cfl.training.client import Client
 
 OPTIONS = ["average", "local", "drop"]
@@ -234,3 +236,33 @@ def test_dropped_statistics_are_nobodys_even_of_a_wholly_personal_model() -> Non
     for number in range(5):
         expected = naive_accuracies(data, network, {**final, **(federation.clients.get("model", number) or {})}, True)
         assert federation.accuracy.compute()[number, 1].tolist() == pytest.approx(expected)
+
+
+class FixedNorm(Network):
+    """A BatchNorm layer in evaluation mode, with statistics of its own, as of a pretrained backbone."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.norm = nn.BatchNorm2d(input_shape[0])
+        nn.init.constant_(cast(Tensor, self.norm.running_mean), 0.3)
+        nn.init.constant_(cast(Tensor, self.norm.running_var), 4.0)
+        self.norm.eval()
+        self.head = nn.Linear(math.prod(input_shape), num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(x).flatten(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("batchnorm", OPTIONS)
+def test_a_layer_in_evaluation_mode_is_tested_with_the_statistics_it_is_trained_with(batchnorm: Any) -> None:
+    data = data_of(eval_batch_size=3)
+    client = tiny_client(data, double(FixedNorm), sgd)
+    federation = fit(client, data, {"batchnorm": batchnorm})
+    assert torch.equal(cast(Tensor, client.network.norm.running_mean), torch.full((1,), 0.3).double())
+    network = copy.deepcopy(client.network).eval()
+    expected = []
+    for task in data.tasks:
+        with torch.no_grad():
+            answers = network(task.transform(task.test.images)).argmax(1)
+        expected.append(100 * float((answers == task.test.labels).double().mean()))
+    assert federation.accuracy.compute()[-1].tolist() == pytest.approx(expected, abs=1e-4)

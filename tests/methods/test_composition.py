@@ -20,6 +20,7 @@ from cfl.methods import capabilities as all_capabilities
 from cfl.methods.capabilities import has, leaves_other_gradients
 from cfl.methods.combinations import check_optimizer
 from cfl.methods.composition import Composition
+from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 
 CAPABILITIES = {
@@ -338,3 +339,14 @@ def test_values_of_another_kind_name_the_method(members: dict[str, Any], said: s
     data, kind = tiny_data(), type("Odd", (Method,), members)
     with pytest.raises(RuntimeError, match=said):
         fit(tiny_client(data, methods={"mine": kind()}), data)
+
+
+class Forgetful(Method):
+    def setup(self, context: Context) -> None:
+        pass
+
+
+def test_a_setup_without_that_of_the_base_class_is_refused() -> None:
+    data = tiny_data()
+    with pytest.raises(ConfigError, match=r"methods\.mine = 'Forgetful'.*valid: a setup that calls super\(\)\.setup"):
+        fit(tiny_client(data, methods={"mine": Forgetful()}), data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import csv
 import json
 from functools import partial
@@ -16,9 +17,11 @@ from PIL import Image
 from support import tiny_cli
 from support.tiny import fit, tiny_client
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
 
 import cfl
 from cfl.__main__ import main
+from cfl.callbacks.run_pictures import save_samples
 from cfl.data.sources import RecordedFrames
 from cfl.methods import PersonalLayers
 from cfl.models import TinyYOLO
@@ -75,6 +78,29 @@ def test_test_images_have_their_boxes_and_those_found() -> None:
     for box in test.labels[0][test.labels[0][:, 0] >= 0]:
         outline(expected := expected.clone(), box[1:], GREEN)
     assert torch.allclose(drawn.images[0, 0], expected)
+
+
+class Normed(TinyYOLO):
+    """With running statistics."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs, width=2)
+        self.norm = nn.BatchNorm2d(input_shape[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+def test_a_picture_changes_no_model(tmp_path: Path) -> None:
+    data = tiny_data(squares(2), num_clients=3, schedule={"rounds_per_task": 1})
+    client = tiny_client(data, Normed, partial(torch.optim.Adam, lr=0.01))
+    fit(client, data)
+    client.network.train()  # as callbacks find it
+    before = copy.deepcopy(client.network.state_dict())
+    assert save_samples(tmp_path, client, "squares", 4) is not None
+    for name, value in client.network.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(module.training for module in client.network.modules())
 
 
 def test_nothing_is_drawn_of_others() -> None:
