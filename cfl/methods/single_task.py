@@ -48,7 +48,7 @@ class SingleTask(Method):
         """
         super().setup(context)
         self.refuse_twins(SingleTask, "one SingleTask")
-        others = {name: method for name, method in context.methods.items() if method is not self}
+        others = {name: method for name, method in context.methods.items() if not isinstance(method, SingleTask)}
         if backward := [name for name, method in others.items() if method.looks_back or crosses_tasks(method)]:
             raise ConfigError("methods", backward, "no method that looks back at earlier tasks beside SingleTask")
         self._initial = {name: tensor.detach().clone() for name, tensor in context.shared_tensors().items()}
