@@ -118,12 +118,6 @@ class Context:
         """Within the context, BatchNorm uses the batch's statistics if the evaluated model has none."""
         return self._federation.model.evaluation_statistics()
 
-    @property
-    def head_by_task(self) -> object:
-        """The output layer if every task trains outputs of its own alone, so that no earlier task's outputs change
-        with it (task-incremental, or ``data.class_loss: own``); else None."""
-        return self.network.head if self.scenario == "task" or self.class_loss == "own" else None
-
     def once_per_test(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """For ``classify``: ``compute()``, or what it returned under this name for the same test batch in an earlier
         evaluation, if there was room to keep it. ``compute`` may depend on nothing that still changes."""

@@ -95,7 +95,7 @@ class FOT(Method):
         residual_share: ``energy``: rho from summed energies, exact; ``client_mean``: mean over clients of their own
             rho, weighted by samples, as in the authors' code.
         layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer where
-            every task trains outputs of its own alone.
+            every task trains outputs of its own.
         gpse_model: model whose layer inputs are sketched: the ``global`` model after the task, or each client's
             ``local`` one at the end of the task's last round.
         gpse_clients: ``sampled`` in the task's last round, or ``all`` that hold the task.
@@ -208,7 +208,8 @@ class FOT(Method):
         super().setup(context)
         if self.gpse_model == "local" or self._finder is not None:
             self.refuse_twins(FOT, "one FOT with gpse_model=local, or beside FoundBoundaries")
-        chosen = choose_layers(context.network, self.layers, f"{self.key}.layers", context.head_by_task, context.frozen)
+        free = context.network.head if context.scenario == "task" or context.class_loss == "own" else None
+        chosen = choose_layers(context.network, self.layers, f"{self.key}.layers", free, context.frozen)
         if self.freeze_first_layer:
             first = next(iter(weighted_layers(context.network)))
             chosen.pop(first, None)

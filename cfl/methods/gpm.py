@@ -63,8 +63,9 @@ class GPM(Method):
         rank_rule: ``exact``: eq 5 and 9; ``code``: one direction fewer for a client's first task, as the authors' code.
         memory_clients: clients that update their memory after a task: ``all`` that hold it, or those ``sampled`` in its
             last round.
-        layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer where
-            every task trains outputs of its own alone.
+        layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer in task-
+            and class-incremental runs, as the authors leave the heads of their tasks free. Where the classes of all
+            tasks compete, ``["*"]`` keeps old outputs as they are, too; on Split CIFAR-100 it learned far less.
         freeze_affine: clients with a memory do not train biases, which would change outputs for earlier tasks in spite
             of eq 6 (the authors' networks have none), nor, as in the authors' code, the scales and shifts of
             normalisation layers; biases of layers that are not protected are trained.
@@ -115,9 +116,8 @@ class GPM(Method):
         """
         super().setup(context)
         self.refuse_twins(GPM, "one GPM; which layers, with which thresholds, are its options")
-        self._protected = choose_layers(
-            context.network, self.layers, "methods.gpm.layers", context.head_by_task, context.frozen
-        )
+        free = context.network.head if context.scenario != "domain" else None
+        self._protected = choose_layers(context.network, self.layers, "methods.gpm.layers", free, context.frozen)
         self._dims = {name: input_dim(layer) for name, layer in self._protected.items()}
         self._thresholds = {name: self._threshold_of(name) for name in self._protected}
         if isinstance(self.threshold, dict):

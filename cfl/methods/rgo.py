@@ -75,8 +75,8 @@ class RGO(Method):
         samples: most samples used per client and task; drawn at random if there are more.
         memory_clients: clients that update their ``P`` after a task: ``all`` of the share that hold it, or those
             ``sampled`` in its last round.
-        layers: patterns over module names; null takes all Linear and Conv2d layers, except the output layer where
-            every task trains outputs of its own alone.
+        layers: patterns over module names; null takes all Linear and Conv2d layers, except the output layer in task-
+            and class-incremental runs; ``["*"]`` takes that, too.
         batch_size: samples per pass after a task. Changes memory and speed, and results where BatchNorm has no
             statistics.
     """
@@ -127,9 +127,8 @@ class RGO(Method):
         """
         super().setup(context)
         self.refuse_twins(RGO, "one RGO; which layers is its option")
-        self._layers = choose_layers(
-            context.network, self.layers, "methods.rgo.layers", context.head_by_task, context.frozen
-        )
+        free = context.network.head if context.scenario != "domain" else None
+        self._layers = choose_layers(context.network, self.layers, "methods.rgo.layers", free, context.frozen)
         self._dims = {name: input_dim(layer) for name, layer in self._layers.items()}
         count = context.num_clients
         if self.share > 0 and round(self.share * count) == 0:

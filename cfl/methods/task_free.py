@@ -81,9 +81,7 @@ class TaskFreeContext(_View):
         behind: the :class:`cfl.methods.context.Context`.
     """
 
-    _MODEL = frozenset(
-        {"network", "head_by_task", "device", "batchnorm", "shared_parameters", "shared_buffers", "personal", "frozen"}
-    )
+    _MODEL = frozenset({"network", "device", "batchnorm", "shared_parameters", "shared_buffers", "personal", "frozen"})
     _TENSORS = frozenset({"state_tensors", "personal_state", "shared_tensors", "evaluation_statistics"})
     _ROUNDS = frozenset({"round", "finished", "num_rounds", "local_epochs", "batch_size", "eval_batch_size"})
     _SETTINGS = frozenset(

@@ -200,7 +200,7 @@ def test_old_inputs_see_no_change_of_a_client_that_remembers_them(scenario: str)
         schedule={"rounds_per_task": 2, "clients_per_round": 1, "local_epochs": 3},
     )
     drift = {}
-    for label, methods in (("gpm", {"gpm": GPM(threshold=1.0)}), ("fedavg", {})):
+    for label, methods in (("gpm", {"gpm": GPM(threshold=1.0, layers=["*"])}), ("fedavg", {})):
         client = tiny_client(data, double(partial(MLP, hidden=[12], dropout=0.0)), sgd, dict[str, Method](methods))
         watch = Watch()
         fit(client, data, None, [watch])
@@ -215,19 +215,29 @@ def test_old_inputs_see_no_change_of_a_client_that_remembers_them(scenario: str)
     assert drift["gpm"] < 1e-10 < 1e-2 < drift["fedavg"]
 
 
-@pytest.mark.parametrize("method", [FOT, GPM, partial(RGO, feature_encoding=False)])
+FEATURES = partial(RGO, feature_encoding=False)
+
+
 @pytest.mark.parametrize(
-    ("scenario", "class_loss", "free"),
-    [("task", "all", True), ("class", "own", True), ("class", "seen", False), ("class", "all", False)],
+    ("method", "scenario", "class_loss", "free"),
+    [
+        (FOT, "task", "all", True),
+        (FOT, "class", "own", True),
+        (FOT, "class", "seen", False),
+        (FOT, "class", "all", False),
+        (GPM, "task", "all", True),
+        (GPM, "class", "all", True),
+        (FEATURES, "class", "all", True),
+        (partial(GPM, layers=["*"]), "class", "all", False),
+        (partial(FEATURES, layers=["*"]), "class", "all", False),
+    ],
 )
-def test_the_output_layer_is_left_free_where_no_task_trains_others_outputs(
+def test_which_methods_leave_the_output_layer_free(
     method: Callable[[], Any], scenario: str, class_loss: str, free: bool
 ) -> None:
-    """Where classes of all tasks compete, a later task lowers the outputs of earlier ones."""
     data = tiny_data(split(2, classes=4), scenario=scenario, class_loss=class_loss, schedule={"rounds_per_task": 1})
     made = method()
-    client = tiny_client(data, double(mlp), sgd, {"made": made})
-    fit(client, data)
+    fit(tiny_client(data, double(mlp), sgd, {"made": made}), data)
     layers = made._layers if isinstance(made, RGO) else made._protected
     assert ("head" not in layers) == free
     assert len(layers) > 0

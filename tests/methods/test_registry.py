@@ -321,6 +321,10 @@ def test_fed_a_gem_goes_on_top_of_it(name: str) -> None:
         ):
             case.start(case.data_of(), case.methods("tried"))
         return
+    if name == "SingleTask":
+        with pytest.raises(ConfigError, match=r"methods = \['fed_agem'\].*beside SingleTask"):
+            case.start(case.data_of(), case.methods("tried"))
+        return
     for one in (alone.run(), case.run("fedavg")):
         assert distance(case.run().models[-1], one.models[-1]) > 1e-5
 
