@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.exposure import UNANNOUNCED
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.federation.federation import OF_ALL
 from cfl.methods.base import Method
 from cfl.methods.capabilities import (
@@ -74,6 +75,9 @@ def check_data(methods: Methods, data: FederatedDataModule) -> None:
         if name in OF_ALL:
             raise ConfigError(f"methods.{name}", name, "another name: clients send or keep something else under it")
         who = f"methods.{name} ({type(method).__name__})"
+        if unknown := sorted(set(method.scenarios) - EVERY_SCENARIO):
+            valid = f"names among {', '.join(sorted(EVERY_SCENARIO))}"
+            raise ConfigError(f"methods.{name}", f"{type(method).__name__}.scenarios with {unknown[0]}", valid)
         needs_steps = f"null: {who} needs clients to learn the same tasks in step"
         needs_clock = f"0: {who} needs clients to change tasks together"
         needs_ends = f"another exposure while {who} needs to know where tasks end"

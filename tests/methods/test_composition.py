@@ -350,3 +350,10 @@ def test_a_setup_without_that_of_the_base_class_is_refused() -> None:
     data = tiny_data()
     with pytest.raises(ConfigError, match=r"methods\.mine = 'Forgetful'.*valid: a setup that calls super\(\)\.setup"):
         fit(tiny_client(data, methods={"mine": Forgetful()}), data)
+
+
+def test_a_misspelt_scenario_is_the_methods_fault() -> None:
+    kind: Any = type("Mine", (Method,), {"scenarios": frozenset({"domain", "tsk"})})
+    valid = "class, density, detection, domain, regression, task"
+    with pytest.raises(ConfigError, match=rf"methods\.mine = 'Mine\.scenarios with tsk'.*names among {valid}"):
+        fit(tiny_client(data := tiny_data(), methods={"mine": kind()}), data)
