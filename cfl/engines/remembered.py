@@ -48,10 +48,9 @@ def recall(asked: str, choices: Sequence[EngineChoice]) -> Measured | None:
     if not isinstance(entry, dict):
         return None
     seconds = entry.get("seconds_per_client_step")
-    with suppress(TypeError, KeyError):  # of another version
-        choice = from_dict(entry.get("choice"), list(choices))
-        if choice is not None and isinstance(seconds, float) and seconds > 0:
-            return Measured(choice, seconds)
+    choice = from_dict(entry.get("choice"), list(choices))
+    if choice is not None and isinstance(seconds, float) and seconds > 0:
+        return Measured(choice, seconds)
     return None
 
 

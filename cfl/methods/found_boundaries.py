@@ -85,8 +85,8 @@ class FoundBoundaries(Method):
         self._ended: range | None = None
 
     def setup(self, context: Context) -> None:
-        """Refuse two of these methods, samples of several tasks at a time whose outputs in the loss differ, and clients
-        that train on all earlier samples, which would have to know which ones are new.
+        """Refuse two of these methods, samples of several tasks at a time whose outputs in the loss differ, and
+        ``data.exposure: cumulative``.
 
         Raises:
             ConfigError: ``methods``, ``data.scenario`` or ``data.exposure``.
@@ -95,7 +95,7 @@ class FoundBoundaries(Method):
         self.refuse_twins(FoundBoundaries, "one FoundBoundaries; two would number tasks twice")
         if context.exposure == "cumulative":
             valid = (
-                f"sequential or unannounced with {self.key}: the loss on earlier tasks' samples tells of no new task"
+                f"sequential or unannounced with {self.key}: the loss on all samples so far hardly rises with a task"
             )
             raise ConfigError("data.exposure", "cumulative", valid)
         if context.exposure in OWN_PACE and context.scenario == "task":

@@ -352,6 +352,7 @@ def test_a_choice_of_an_older_checkpoint_has_the_batch_first() -> None:
     allowed = [EngineChoice("workers", 4, 2, batch_last=last) for last in (True, False)]
     assert from_dict({"kind": "workers", "width": 4, "threads": 2, "stack": 1}, allowed) == allowed[1]
     assert from_dict(allowed[0].to_dict(), allowed) == allowed[0]
+    assert from_dict({**allowed[0].to_dict(), "of_a_later_version": 1}, allowed) is None
 
 
 @pytest.mark.usefixtures("unhurried_probe")
