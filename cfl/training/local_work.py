@@ -384,8 +384,9 @@ class LocalWork:
                 {n: mean[n] for n in federation.model.shared_buffers},
                 [*self.methods.step_transforms, self._hold_unused_outputs],
             )
-            if self.methods.step_transforms:
-                require_finite(federation, plan, "the server's step, which methods may transform")
+            transformed = "the server's step, which methods may transform"
+            plain = "the sum of what clients sent, or the server's step"
+            require_finite(federation, plan, transformed if self.methods.step_transforms else plain)
         self._used_outputs = None
         federation.round += 1
         self.methods.end_round(plan)

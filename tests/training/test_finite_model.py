@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from support.tiny import SaveAfter, fit, tiny_client, tiny_data
+from support.tiny import SaveAfter, fit, mlp, permuted, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.data.schedule import RoundPlan
@@ -58,3 +59,14 @@ def test_a_large_model_is_finite() -> None:
 
     data = tiny_data()
     assert fit(tiny_client(data, methods={"mine": Large()}), data).finished
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("on_bad_update", ["stop", "skip"])
+def test_finite_updates_with_an_infinite_sum_end_the_run(width: int, on_bad_update: str) -> None:
+    """No client is to blame, so none can be left out; the same for clients that are summed one by one."""
+    schedule = {"rounds_per_task": 1, "batch_size": 100, "cohort_width": width}
+    data = tiny_data(permuted(1), schedule=schedule)
+    client = tiny_client(data, mlp, partial(torch.optim.SGD, lr=1e38))
+    with pytest.raises(BadUpdate, match=r"NaN or infinity in .* by the sum of what clients sent"):
+        fit(client, data, {"on_bad_update": on_bad_update, "client_weighting": "samples"})
