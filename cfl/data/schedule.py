@@ -58,9 +58,9 @@ class Schedule:
             fraction is the probability). Their number then varies, and a round may have no client; it leaves the model
             as it is, unless noise is added to it.
         client_dropout: share of a round's clients that drop out of it, in [0, 1), rounded to the nearest number, halves
-            to the even one; one always stays, so that small rounds lose nobody. Where a method asks clients after a
-            round, the same share of all others drops out. A client that has dropped out before its message is left out
-            of the round: it keeps what it had before.
+            to the even one; one always stays. A share with which no round would lose anybody is refused. Where a method
+            asks clients after a round, the same share of all others drops out. A client that has dropped out before its
+            message is left out of the round: it keeps what it had before.
         dropout_stage: what they do not send any more: ``keys``, ``shares`` or their ``message``, or, when their message
             is in the sum already, the ``check`` or the ``unmasking`` of a secure sum (docs/secure-sums.md).
         local_epochs: passes of a sampled client over its data of the task.
@@ -168,6 +168,15 @@ class Schedule:
             )
         return list(self.rounds_per_task)
 
+    def sample_size(self, present: int) -> int:
+        """Clients in a round of a task that ``present`` clients hold, if their number is fixed."""
+        wanted = self.clients_per_round
+        return max(1, round(wanted * present)) if isinstance(wanted, float) else min(wanted, present)
+
+    def num_dropouts(self, clients: int) -> int:
+        """How many of some clients drop out together."""
+        return max(0, min(round(self.client_dropout * clients), clients - 1))
+
     def bind(
         self, members: Sequence[np.ndarray], seed: int, eligible: Sequence[np.ndarray] | None = None
     ) -> BoundSchedule:
@@ -180,16 +189,21 @@ class Schedule:
                 round then has fewer clients than ``clients_per_round`` if fewer hold the task.
 
         Raises:
-            ConfigError: a round needs more clients than hold the task, or may hold it; or clients have their own clocks
-                and do not all hold every task, or could not differ in any.
+            ConfigError: a round needs more clients than hold the task, or may hold it; ``client_dropout`` is so small
+                that nobody would drop out of any round; or clients have their own clocks and do not all hold every
+                task, or could not differ in any.
         """
-        fewest, task = min(
-            (len(clients), task) for task, clients in enumerate(members if eligible is None else eligible)
-        )
+        holders = [len(clients) for clients in (members if eligible is None else eligible)]
+        fewest, task = min((count, task) for task, count in enumerate(holders))
         wanted = self.clients_per_round
         if isinstance(wanted, int) and wanted > fewest:
             valid = f"at most {fewest}, the number of clients that hold task {task}, or a fraction in (0, 1]"
             raise ConfigError("schedule.clients_per_round", wanted, valid)
+        largest = max(holders) if self.sampling == "poisson" else self.sample_size(max(holders))
+        if self.client_dropout and not self.num_dropouts(largest):
+            more = f", or more than {0.5 / largest:.3g}" if largest > 1 else ""
+            valid = f"0{more}: nobody would drop out of a round of {largest} client(s), of which one always stays"
+            raise ConfigError("schedule.client_dropout", self.client_dropout, valid)
         clocks = None
         if self.clock_spread:
             if any(not np.array_equal(own, members[0]) for own in members):
@@ -232,10 +246,6 @@ class BoundSchedule:
         self._last: RoundPlan | None = None
         self._dropouts: tuple[int, frozenset[int]] = (-1, frozenset())
 
-    def _sample_size(self, present: int) -> int:
-        wanted = self.settings.clients_per_round
-        return max(1, round(wanted * present)) if isinstance(wanted, float) else min(wanted, present)
-
     @property
     def client_clocks(self) -> bool:
         """Whether clients have their own clocks, that is, do not change tasks together."""
@@ -246,7 +256,7 @@ class BoundSchedule:
         """The greatest number of clients in any round."""
         if self.settings.sampling == "poisson":
             return max(1, *(len(self._plan(round).clients) for round in range(self.num_rounds)))
-        return max(self._sample_size(len(self.members[task])) for task in range(self.num_tasks))
+        return max(self.settings.sample_size(len(self.members[task])) for task in range(self.num_tasks))
 
     def sampling_rate(self, round: int) -> float | None:
         """The probability with which each of the clients :meth:`present` joins a round by itself; None if their number
@@ -259,17 +269,15 @@ class BoundSchedule:
     def expected_clients(self, round: int) -> float:
         """The expected number of clients in a round, which does not depend on who joins."""
         rate, present = self.sampling_rate(round), len(self.present(round))
-        return float(self._sample_size(present)) if rate is None else rate * present
+        return float(self.settings.sample_size(present)) if rate is None else rate * present
 
     def dropouts(self, round: int) -> frozenset[int]:
         """The clients that drop out in a round, of those sampled and of all others; the same in every call."""
-        share = self.settings.client_dropout
-        if share and self._dropouts[0] != round:
+        if self.settings.client_dropout and self._dropouts[0] != round:
             sampled = np.array(self.round(round).clients, dtype=np.int64)
             generator, found = numpy_generator(self.seed, "drop out", round), []
             for clients in (sampled, np.setdiff1d(self._everybody, sampled)):
-                count = min(int(np.round(share * len(clients))), len(clients) - 1)
-                found += generator.permutation(clients)[: max(0, count)].tolist()
+                found += generator.permutation(clients)[: self.settings.num_dropouts(len(clients))].tolist()
             self._dropouts = (round, frozenset(found))
         return self._dropouts[1]
 
@@ -334,7 +342,7 @@ class BoundSchedule:
         generator = numpy_generator(self.seed, "sample clients", round)
         rate = self.sampling_rate(round)
         if rate is None:
-            chosen = generator.choice(present, size=self._sample_size(len(present)), replace=False)
+            chosen = generator.choice(present, size=self.settings.sample_size(len(present)), replace=False)
         else:
             chosen = present[generator.random(len(present)) < rate]
         clients = tuple(np.sort(chosen).tolist())

@@ -118,6 +118,8 @@ def replacing(path: Path, needed: int | None = None, sync: bool = False) -> Iter
             if sync:
                 os.fsync(file.descriptor)
             file.path.replace(path)
+            if sync:
+                _sync_folder(path.parent)
         except BaseException:
             file.path.unlink(missing_ok=True)  # a part of a file would keep a full disk full
             raise
@@ -163,6 +165,16 @@ def if_possible() -> Iterator[None]:
         yield
     except OSError as error:
         _log.warning("%s", error)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a loss of power, where its file system does so."""
+    with suppress(OSError):  # the file is in its place already
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _new_beside(path: Path) -> OutputFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,8 @@ from cfl.federation.federation import Federation
 from cfl.methods.composition import Composition
 from cfl.runtime import distributed
 from cfl.training.left_to_engine import step_at_once
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,19 @@ def choose_engine(
         by_hand,
     )
     fused_sgd = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
-    settled = open_choices[0] if len(open_choices) == 1 else from_dict(resumed, open_choices)
+    settled = from_dict(resumed, open_choices)
+    if resumed is not None and settled is None:
+        before = ", ".join(f"{name} {value}" for name, value in resumed.items())
+        remark = "the checkpoint's engine (%s) is not open here: figures may differ by rounding from those of one run"
+        _log.warning(remark, before)
+    if len(open_choices) == 1:
+        settled = open_choices[0]
     asked, known = "", None
     if settled is None:
         fused = fused_sgd(optimizer_of([nn.Parameter(torch.zeros(1))]))
         shapes = (input_shape, data.schedule.batch_size, data.schedule.local_epochs)
-        asked = remembered.question(network, open_choices, shapes, fused is not None, by_hand, blocks)
+        arithmetic = (precision, options.matmul_precision, options.compile)
+        asked = remembered.question(network, open_choices, shapes, arithmetic, fused is not None, by_hand, blocks)
         known = remembered.recall(asked, open_choices)
         settled = None if known is None else known.choice
     # What is open depends on a process's math threads: if one needs a trial, the others must be in it.

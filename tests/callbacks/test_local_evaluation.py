@@ -160,7 +160,7 @@ def test_a_client_that_drops_out_is_left_out_of_the_score(monkeypatch: pytest.Mo
     run(data_of(3), whole)
     lost, *_ = data_of(3).rounds.round(3).clients
     monkeypatch.setattr(BoundSchedule, "dropouts", lambda self, number: frozenset([lost] if number == 3 else []))
-    data = data_of(3, schedule={"client_dropout": 0.01})
+    data = data_of(3, schedule={"client_dropout": 0.5})
     run(data, local)
     assert local.scores == {0: whole.scores[0], 1: {o: nats for o, nats in whole.scores[1].items() if o != lost}}
 

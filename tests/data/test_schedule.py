@@ -141,7 +141,7 @@ def test_more_clients_than_hold_a_task_are_refused_before_the_first_round() -> N
         bound(clients_per_round=5)
 
 
-@pytest.mark.parametrize(("share", "sampled", "others"), [(0.0, 0, 0), (0.1, 0, 1), (0.3, 1, 2), (0.9, 2, 6)])
+@pytest.mark.parametrize(("share", "sampled", "others"), [(0.0, 0, 0), (0.2, 1, 1), (0.3, 1, 2), (0.9, 2, 6)])
 def test_a_share_of_the_sampled_clients_and_of_all_others_drops_out(share: float, sampled: int, others: int) -> None:
     """Whole numbers of three and of seven, and one of them always stays."""
     schedule = bound(client_dropout=share)
@@ -150,6 +150,19 @@ def test_a_share_of_the_sampled_clients_and_of_all_others_drops_out(share: float
         assert len(gone & clients) == sampled
         assert len(gone - clients) == others
         assert gone <= set(range(10))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "valid"),
+    [
+        ({"client_dropout": 0.16}, r"0, or more than 0\.167: nobody would drop out of a round of 3"),
+        ({"client_dropout": 0.9, "clients_per_round": 1}, "0: nobody would drop out of a round of 1"),
+        ({"client_dropout": 0.05, "sampling": "poisson"}, r"more than 0\.05: .* a round of 10"),
+    ],
+)
+def test_a_share_with_which_nobody_drops_out_is_refused(schedule: dict[str, Any], valid: str) -> None:
+    with pytest.raises(ConfigError, match=rf"schedule\.client_dropout .*{valid}"):
+        bound(**schedule)
 
 
 def test_dropouts_are_a_function_of_seed_and_round_and_change_no_sample() -> None:

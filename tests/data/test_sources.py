@@ -624,6 +624,16 @@ def test_arrays_channels_last_and_first_and_grey(tmp_path):
     np.testing.assert_array_equal(train.images[:, 0].numpy(), content["train_images"])
 
 
+def test_arrays_with_the_channels_elsewhere_are_not_read_as_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
+    content = arrays_file(tmp_path / "first.npz", (3, 6, 5))
+    for use in (lambda: Arrays("first.npz").shape, lambda: Arrays("first.npz").load(tmp_path)):
+        with pytest.raises(ConfigError, match=r"source\.channels = 'last' .*first\.npz has images \[3, 6, 5\]"):
+            use()
+    train, _ = Arrays("first.npz", shape=[5, 3, 6]).load(tmp_path)
+    np.testing.assert_array_equal(train.images.numpy(), content["train_images"].transpose(0, 3, 1, 2))
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_arrays_sizes_come_from_the_header_before_loading(tmp_path, monkeypatch, save):
     save(tmp_path / "b.npz", **arrays_file(tmp_path / "b.npz"))

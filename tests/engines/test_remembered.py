@@ -41,9 +41,9 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def run(network: Any = mlp, optimizer: Any = PLAIN, resumed: Any = None, **schedule: Any) -> Client:
+def run(network: Any = mlp, optimizer: Any = PLAIN, resumed: Any = None, engine: Any = None, **schedule: Any) -> Client:
     data = tiny_data(schedule={"cohort_width": "auto", "rounds_per_task": 1, **schedule})
-    client = tiny_client(data, network, optimizer, engine=EngineOptions("auto"))
+    client = tiny_client(data, network, optimizer, engine=EngineOptions(**(engine or {})))
     client._resumed_choice = resumed
     fit(client, data)
     return client
@@ -65,6 +65,7 @@ def test_the_second_run_makes_no_trial(cache: Path, trials: list[int]) -> None:
         {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)},  # no step at once
         {"batch_size": 5},
         {"local_epochs": 2},
+        {"engine": {"matmul_precision": "medium"}},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -79,6 +80,16 @@ def test_a_resumed_run_keeps_its_own(cache: Path, trials: list[int]) -> None:
     run()
     own = EngineChoice("vmap", 1)
     assert run(resumed=own.to_dict()).engine_choice == own
+
+
+def test_a_resumed_run_says_that_it_takes_another(
+    cache: Path, trials: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    run(resumed=FOUND.to_dict())
+    assert not caplog.text
+    elsewhere = EngineChoice("workers", 999, 7)
+    assert run(resumed=elsewhere.to_dict()).engine_choice == FOUND
+    assert "the checkpoint's engine (kind workers, width 999, threads 7" in caplog.text
 
 
 BROKEN: list[Callable[[str], str]] = [

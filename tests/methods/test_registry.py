@@ -300,7 +300,7 @@ def test_a_client_that_drops_out_keeps_what_it_had(name: str, monkeypatch: pytes
     case, kept = CASES[name], Kept()
     last = case.rounds - 1
     monkeypatch.setattr(BoundSchedule, "dropouts", lambda self, number: frozenset([1] if number == last else []))
-    data = case.data_of(schedule={"client_dropout": 0.01, "clients_per_round": 5})
+    data = case.data_of(schedule={"client_dropout": 0.5, "clients_per_round": 5})
     case.start(data, case.methods("tried"), callbacks=[kept])
     before, after = kept.after[last - 1], kept.after[last]
     for topic, held in after.items():

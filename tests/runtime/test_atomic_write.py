@@ -114,6 +114,26 @@ def test_rows_of_clients_name_their_folder(tmp_path: Path) -> None:
     assert rows.read(np.array([2])).sum() == 100
 
 
+def test_a_file_that_must_survive_is_on_disk_before_its_name_and_its_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced, sync = tmp_path / "last.ckpt", [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), path.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with replacing(path, sync=True) as file:
+        file.write(b"whole")
+        temporary = str(file.path)
+    assert synced == [(temporary, False), (str(tmp_path), True)]
+    synced.clear()
+    with replacing(path) as file:
+        file.write(b"new")
+    assert synced == []
+
+
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signals and some file systems make a write take in less than it was given."""
     write, taken = os.write, []

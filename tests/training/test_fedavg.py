@@ -97,7 +97,7 @@ def test_outputs_of_a_client_that_drops_out_are_not_moved_by_momentum(
 ) -> None:
     """As if it had not been sampled: two clients have outputs of their own, and one drops out of the second round."""
     monkeypatch.setattr(BoundSchedule, "dropouts", lambda self, number: frozenset([1] if number == 1 else []))
-    schedule = {"clients_per_round": 2, "cohort_width": width, "client_dropout": 0.01}
+    schedule = {"clients_per_round": 2, "cohort_width": width, "client_dropout": 0.5}
     data = tiny_data(split(2), num_clients=2, sequences=FixedTasks([[0], [1]]), scenario="task", schedule=schedule)
     client, heads = tiny_client(data), []
 

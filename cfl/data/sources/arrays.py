@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cfl.data.sources.files import where_else
-from cfl.data.sources.images import images_of_array
+from cfl.data.sources.images import MODES, images_of_array
 from cfl.data.sources.kept import known_of
 from cfl.data.sources.labels import checked_labels, checked_numbers, first_absent
 from cfl.data.sources.npz import Claim, NpzFile, opened_npz
@@ -375,6 +375,7 @@ class Arrays(NpzSource):
         num_classes: number of classes, some of which may have no sample; null: the highest label plus one, where every
             label below it has a training sample.
         channels: whether images with 4 dimensions are ``[N, H, W, C]`` (``last``) or ``[N, C, H, W]`` (``first``).
+            ``last`` is refused without ``shape`` where only the first of the three is a usual number, 1 or 3.
         scale: stored value that means 1.0, positive.
         mean: subtracted per channel, in units of ``stored / scale``; null: 0.
         std: divided by per channel, in the same units, positive; null: 1.
@@ -383,7 +384,7 @@ class Arrays(NpzSource):
         numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
 
     Raises:
-        ConfigError: a number that cannot work.
+        ConfigError: a number that cannot work; when the file is looked at: its channels seem to be elsewhere.
     """
 
     layout = IMAGES
@@ -411,11 +412,20 @@ class Arrays(NpzSource):
             return 1, stored[1], stored[2]
         if self.channels == "first":
             return stored[1], stored[2], stored[3]
+        if stored[1] in MODES and stored[3] not in MODES:
+            shape = [stored[3], stored[1], stored[2]]
+            valid = f"first, as {self.path} has images {list(stored[1:])}, or {KEY}.shape: {shape} beside it"
+            raise ConfigError(f"{KEY}.channels", self.channels, valid)
         return stored[3], stored[1], stored[2]
 
     @property
     def _key(self) -> str:
         return f"{super()._key} {self.channels}"
+
+    def _stored_sets(self, file: Path) -> tuple[ImageSet, ImageSet]:
+        if "shape" not in self.__dict__:
+            self.shape = self._shape_of(self._stored_shape(file))
+        return super()._stored_sets(file)
 
     def _convert(self, stored: NDArray[Any]) -> Tensor:
         return _channels_first(stored, self.channels)
