@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.schedule import BoundSchedule
+from cfl.data.schedule import BoundSchedule, Schedule
 from cfl.federation.channel import UPDATE
 from cfl.federation.federation import Federation
 from cfl.runtime.errors import ConfigError, SumRefused
@@ -84,23 +84,36 @@ class SumOptions:
             return None
         return schedule.dropouts if schedule.settings.dropout_stage in UNTIL_MESSAGE else lambda round: ()
 
-    def check(self, federation: Federation, processes: int) -> None:
-        """Refuse methods that read single messages, and rounds whose sum could not be recovered.
+    def check_settings(self, schedule: Schedule, methods: Mapping[str, Any]) -> None:
+        """Refuse what settings show: methods that read single messages, and a stage that plain sums do not have.
+
+        Args:
+            schedule: of the run.
+            methods: of the run, by name.
 
         Raises:
             ConfigError: naming them.
         """
-        settings = federation.schedule.settings
-        integers = federation.channel.integers
-        if integers is None:
-            if settings.dropout_stage not in UNTIL_MESSAGE:
+        if self.aggregation == "plain":
+            if schedule.dropout_stage not in UNTIL_MESSAGE:
                 valid = f"{', '.join(UNTIL_MESSAGE)} with federated.aggregation = plain, whose sums have no later stage"
-                raise ConfigError("schedule.dropout_stage", settings.dropout_stage, valid)
+                raise ConfigError("schedule.dropout_stage", schedule.dropout_stage, valid)
             return
-        single = [f"methods.{name}" for name, method in federation.methods.items() if method.individual_uplinks]
+        single = [f"methods.{name}" for name, method in methods.items() if method.individual_uplinks]
         if single:
             valid = f"plain with {', '.join(single)}, whose server reads single clients' messages"
             raise ConfigError("federated.aggregation", self.aggregation, valid)
+
+    def check(self, federation: Federation, processes: int) -> None:
+        """As :meth:`check_settings`; also refuse rounds whose sum could not be recovered.
+
+        Raises:
+            ConfigError: naming them.
+        """
+        self.check_settings(federation.schedule.settings, federation.methods)
+        integers = federation.channel.integers
+        if integers is None:
+            return
         if self.aggregation == "secure" and processes > 1:
             valid = f"modelled with {processes} processes (trainer.devices and num_nodes), which gives the same sums"
             raise ConfigError("federated.aggregation", self.aggregation, valid)

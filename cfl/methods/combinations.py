@@ -67,6 +67,8 @@ def _classes(methods: list[Method]) -> str:
 def check_data(methods: Methods, data: FederatedDataModule) -> None:
     """Refuse names in use, and methods that cannot work with the data's scenario, order, clocks or exposure.
 
+    No file is read.
+
     Raises:
         ConfigError: naming the setting and the method that cannot work with it.
     """
@@ -95,11 +97,14 @@ def check_data(methods: Methods, data: FederatedDataModule) -> None:
         ):
             if refused:
                 raise ConfigError(key, value, valid)
-    _check_task_ends(methods, data)
 
 
-def _check_task_ends(methods: Methods, data: FederatedDataModule) -> None:
-    """Refuse a stream in which nobody joins a round after which methods ask its clients for more."""
+def check_task_ends(methods: Methods, data: FederatedDataModule) -> None:
+    """Refuse a stream in which nobody joins a round after which methods ask its clients for more.
+
+    Raises:
+        ConfigError: naming the methods, the round and its task.
+    """
     asking = [f"methods.{name}" for name, method in methods.items() if _asks_after_tasks(method)]
     if data.schedule.sampling == "fixed" or not asking:
         return

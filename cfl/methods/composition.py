@@ -45,7 +45,7 @@ from cfl.methods.capabilities import (
     UpdateProtection,
     has,
 )
-from cfl.methods.combinations import check_data, check_losses, check_protection, passes_forward
+from cfl.methods.combinations import check_data, check_losses, check_protection, check_task_ends, passes_forward
 from cfl.methods.context import Context
 from cfl.methods.member_names import check_members
 from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
@@ -126,10 +126,21 @@ class Composition(MethodComposition):
         """Refuse methods that cannot work with the data or beside each other.
 
         Raises:
-            ConfigError: see :func:`cfl.methods.combinations.check_data`,
-                :func:`cfl.methods.combinations.check_protection` and :func:`cfl.methods.member_names.check_members`.
+            ConfigError: see :meth:`check_settings` and :func:`cfl.methods.combinations.check_task_ends`.
+        """
+        self.check_settings(data)
+        check_task_ends(self, data)
+
+    def check_settings(self, data: FederatedDataModule) -> None:
+        """Refuse what settings show before a file is read; also for a sweep, before any of its runs.
+
+        Raises:
+            ConfigError: see :func:`cfl.methods.combinations.check_losses`,
+                :func:`cfl.methods.combinations.check_data`, :func:`cfl.methods.combinations.check_protection` and
+                :func:`cfl.methods.member_names.check_members`.
         """
         check_members(self)
+        check_losses(self)
         check_data(self, data)
         check_protection(self)
 

@@ -10,6 +10,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
+from cfl.callbacks import AccuracyTargets, FederatedOrchestrator, PrivacyBudget
 from cfl.cli.checkpoints import SECTIONS
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.main import build
@@ -21,11 +22,20 @@ from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
+from cfl.methods.composition import Composition
 from cfl.reporting.experiment import completed, experiment_of
 from cfl.reporting.files_of_run import check_method_names
 from cfl.runtime.command_line import read_command_line
 
-_BUILT = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer, "data": FederatedDataModule}
+_BUILT = {
+    "schedule": Schedule,
+    "engine": EngineOptions,
+    "buffer": ReplayBuffer,
+    "data": FederatedDataModule,
+    "federated": FederatedOrchestrator,
+    "targets": AccuracyTargets,
+    "privacy": PrivacyBudget,
+}
 """Section -> its class, where that needs neither files nor a network."""
 
 
@@ -88,10 +98,11 @@ class Resolver:
         return {**experiment_of(self.config(arguments)), "seed_everything": seed}
 
     def check(self, arguments: Sequence[str]) -> None:
-        """Build what ``cfl fit`` builds before it reads data, but for the network, for what the constructors refuse.
+        """Build what ``cfl fit`` builds before it reads data, but for the network, for what is refused by then.
 
         Raises:
-            ConfigError, NotUnderstood: the parser or a constructor refuses a value.
+            ConfigError, NotUnderstood: the parser or a constructor refuses a value, or methods cannot work with the
+                settings or beside each other.
         """
         config = self.config(arguments, validate=True)
         check_method_names(config["methods"])
@@ -99,7 +110,11 @@ class Resolver:
         # A copy: the parser writes into what it is given.
         plain = copy.deepcopy({key: config[key] for key in ("methods", *_BUILT)})
         with keys_as_typed({name: str(method["class_path"]) for name, method in config["methods"].items()}):
-            self._constructors.instantiate_classes(self._constructors.parse_object(plain))
+            built = self._constructors.instantiate_classes(self._constructors.parse_object(plain))
+            methods = Composition(built.methods)
+            methods.check_settings(built.data)
+        built.federated.sums.check_settings(built.schedule, methods)
+        built.targets.check(built.schedule, built.data.num_tasks)
 
     @cached_property
     def _constructors(self) -> ArgumentParser:

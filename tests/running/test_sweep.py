@@ -132,6 +132,15 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--methods.a b", "FOT"], []),
     (["--data.stream.num_tasks", "0"], []),
     (["--data.evaluate_on", "validation"], []),
+    (["--data.scenario", "domain"], ["--methods", "glfc"]),
+    (["--data.exposure", "unannounced"], ["--methods", "gpm"]),
+    (["--methods.more", "DPFedAvg", "--methods.more.clip_norm", "1.0"], ["--methods", "dp-fedavg"]),
+    (["--federated.aggregation", "modelled"], ["--methods", "fedweit"]),
+    (["--federated.neighbours", "4"], []),
+    (["--targets.accuracies", "[85]"], []),
+    (["--schedule.client_dropout", "0.01"], ["--methods", "scaffold"]),
+    (["--schedule.client_dropout", "0.5", "--schedule.dropout_stage", "check"], []),
+    (["--privacy.delta", "2"], []),
 ]
 
 
