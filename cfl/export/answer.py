@@ -203,10 +203,8 @@ def _check_task(federation: Federation, choice: Choice, by_task: str | None) -> 
 
 def _check_statistics(federation: Federation, client: int | None) -> None:
     layers = [m for m in federation.network.modules() if isinstance(m, _BatchNorm)]
-    if not layers:
-        return
     held = federation.model.batchnorm == "average" or (federation.model.batchnorm == "local" and client is not None)
-    if held and all(layer.running_mean is not None for layer in layers):
+    if (held or not federation.model.training_norms) and all(layer.running_mean is not None for layer in layers):
         return
     valid = "average: without statistics of its own the model's answer would depend on what else is in the batch"
     if federation.model.batchnorm == "local":

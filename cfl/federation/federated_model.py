@@ -34,6 +34,7 @@ class FederatedModel:
         personal: names of parameters and buffers that stay on their client from round to round.
         shared_parameters: names of the parameters that clients and server exchange.
         shared_buffers: names of the buffers that clients and server exchange.
+        training_norms: names of the BatchNorm layers that were in training mode when the run began.
         initial: name -> what clients have of :attr:`personal` at first; see :meth:`keep_initial`.
 
     Raises:
@@ -59,7 +60,7 @@ class FederatedModel:
         self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
         self.initial: dict[str, Tensor] = {}
         norms = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self._training_norms = tuple(name for name, layer in norms if layer.training)
+        self.training_norms = tuple(name for name, layer in norms if layer.training)
 
     def keep_initial(self) -> None:
         """Keep what the network holds now as what clients have at first; called when methods have been set up."""
@@ -96,7 +97,7 @@ class FederatedModel:
     def evaluation_statistics(self) -> Iterator[None]:
         """Within the context, BatchNorm uses the test batch's statistics if the evaluated model has none. Layers that
         were in evaluation mode when the run began have the statistics that came with the network."""
-        layers = [cast(nn.BatchNorm2d, self.network.get_submodule(name)) for name in self._training_norms]
+        layers = [cast(nn.BatchNorm2d, self.network.get_submodule(name)) for name in self.training_norms]
         has_own = self.batchnorm == "average" or (self.batchnorm == "local" and self.has_personal_models)
         if has_own or not layers:
             yield

@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines.cohort import Cohort
+from cfl.export.answer import Choice, answer_of
 from cfl.federation.federation import Federation
 from cfl.methods import Method
 from cfl.methods.personal import PersonalLayers
@@ -266,3 +267,5 @@ def test_a_layer_in_evaluation_mode_is_tested_with_the_statistics_it_is_trained_
             answers = network(task.transform(task.test.images)).argmax(1)
         expected.append(100 * float((answers == task.test.labels).double().mean()))
     assert federation.accuracy.compute()[-1].tolist() == pytest.approx(expected, abs=1e-4)
+    x = data.tasks[0].transform(data.tasks[0].test.images)
+    assert torch.equal(answer_of(client, Choice()).network(x), network(x))

@@ -19,6 +19,7 @@ from cfl.methods.components.curvature.sample_gradients import squared_gradient_s
 from cfl.models import MADE, MLP, LeNet
 from cfl.models.batchnorm import convert_batchnorm
 from cfl.randomness.generators import torch_generator
+from cfl.testing.comparing import difference
 
 SHAPE, OUTPUTS, SAMPLES = (2, 6, 6), 5, 7
 
@@ -420,6 +421,13 @@ def test_batch_statistics_are_constants(name: str) -> None:
     assert_close(found, loop(frozen, x, y, "empirical", None))
     assert all(module.training for module in network.modules())
     assert all(torch.equal(tensor, before[n]) for n, tensor in network.state_dict().items())
+
+
+def test_layers_in_evaluation_mode_keep_their_statistics() -> None:
+    network, (x, y) = made("batchnorm"), samples()
+    expected = diagonal_fisher(network.eval(), {}, [(x, y)])
+    assert_close(diagonal_fisher(network, {}, [(x, y)], batch_statistics=True), expected)
+    assert difference(diagonal_fisher(network.train(), {}, [(x, y)], batch_statistics=True), expected) is not None
 
 
 def test_layers_without_running_statistics_use_the_batchs() -> None:

@@ -59,8 +59,8 @@ def diagonal_fisher(
         names: the parameters to compute it for; all if not given.
         generator: for ``sampled``, on the CPU; numbers are drawn in the order of the samples.
         reduction: ``mean`` or ``sum`` over samples.
-        batch_statistics: BatchNorm normalises by each batch's own statistics, taken as constants, instead of the
-            running ones; the result then depends on how samples are cut into batches.
+        batch_statistics: BatchNorm layers that are in training mode normalise by each batch's own statistics, taken as
+            constants, instead of the running ones; the result then depends on how samples are cut into batches.
         measure: the run's.
 
     Returns:

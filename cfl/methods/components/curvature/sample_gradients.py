@@ -48,15 +48,15 @@ def squared_gradient_sums(
         x: ``[B, ...]`` inputs.
         signals: logits ``[B, O]`` to some v, each ``[B, O]``; logits and v carry no gradient.
         names: the parameters to compute it for.
-        batch_statistics: BatchNorm layers normalise by the batch's own statistics instead of their running ones, taken
-            as constants. Layers without running statistics always do.
+        batch_statistics: BatchNorm layers that are in training mode normalise by the batch's own statistics instead of
+            their running ones, taken as constants. Layers without running statistics always do.
 
     Returns:
         name -> sum, shaped as the parameter.
     """
     given = {**dict(network.named_parameters()), **dict(network.named_buffers()), **tensors}
     given = {name: tensor.detach() for name, tensor in given.items()}
-    with evaluation_mode(network), _constant_statistics(network, batch_statistics):
+    with _constant_statistics(network, batch_statistics), evaluation_mode(network):
         with torch.enable_grad(), _Recording(network, given, names) as recording:
             logits = functional_call(network, given, (x,))
         seen = recording.layers()
@@ -237,9 +237,11 @@ def _add_sample_by_sample(
 
 
 @contextmanager
-def _constant_statistics(network: nn.Module, everywhere: bool) -> Iterator[None]:
-    """Within the context, BatchNorm layers without running statistics, or all, use the first batch's as constants."""
-    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and (everywhere or m.running_mean is None)]
+def _constant_statistics(network: nn.Module, also_training: bool) -> Iterator[None]:
+    """Within the context, BatchNorm layers use the first batch's statistics as constants: those without running ones,
+    and those that are in training mode if ``also_training`` says so."""
+    norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
+    layers = [m for m in norms if m.running_mean is None or (also_training and m.training)]
     before = [(layer, layer.running_mean, layer.running_var) for layer in layers]
     found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
