@@ -92,6 +92,7 @@ class Channel:
         self._weights: dict[str, float] = {}
         self._senders: dict[str, set[int]] = {}
         self._came: dict[str, set[int]] = {}
+        self._asked_for: dict[str, set[int]] = {}
         self.ledger = Ledger()
         self._single: dict[str, dict[int, dict[str, Tensor]]] = {}
         self._task = self._round = 0
@@ -161,6 +162,7 @@ class Channel:
                 f"clients {list(clients)} send {form} in topic {topic!r}, others {expected}: all messages of a sum "
                 "have the same names and shapes; a client sends zeros, and a count of 0, for what it lacks"
             )
+        self._asked_for.setdefault(topic, set()).update(self._asked)
         lost = self.absent
         if lost:
             weights = [0.0 if client in lost else weight for weight, client in zip(weights, clients, strict=True)]
@@ -210,18 +212,20 @@ class Channel:
             RuntimeError: if one client sent messages from two processes.
         """
         senders, came = self._senders.pop(topic, set()), self._came.pop(topic, set())
+        asked = self._asked_for.pop(topic, set())
         self._forms.pop(topic, None)
-        own = distributed.gather((self._weights.pop(topic, 0.0), senders, came))
-        weight = sum(weight for weight, _, _ in own)
+        own = distributed.gather((self._weights.pop(topic, 0.0), senders, came, asked))
+        weight = sum(weight for weight, *_ in own)
         seen: set[int] = set()
-        for _, senders, _ in own:
+        for _, senders, _, _ in own:
             if seen & senders:
                 raise RuntimeError(
                     f"topic {topic!r}: client {min(seen & senders)} sent from two processes; extra rounds go over "
                     "federation.own_clients(...)"
                 )
             seen |= senders
-        everyones = set().union(*(came for _, _, came in own))
+        everyones = set().union(*(came for _, _, came, _ in own))
+        wanted = seen.union(*(asked for *_, asked in own))
         if self.integers is None:
             sums = distributed.add_up(self._sums.pop(topic, {}))
         elif everyones:
@@ -233,7 +237,7 @@ class Channel:
             why = why if seen.difference(self.absent) else "every client that was to send one has dropped out"
             why = why if seen else "no client has sent one"
             raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
-        self.ledger.read(self._round, self._task, topic, seen, everyones)
+        self.ledger.read(self._round, self._task, topic, seen, everyones, wanted)
         return sums, weight
 
     @property

@@ -72,7 +72,7 @@ def check_data(methods: Methods, data: FederatedDataModule) -> None:
     Raises:
         ConfigError: naming the setting and the method that cannot work with it.
     """
-    exposure, spread = data.exposure, data.schedule.clock_spread
+    exposure, schedule, spread = data.exposure, data.schedule, data.schedule.clock_spread
     for name, method in methods.items():
         if name in OF_ALL:
             raise ConfigError(f"methods.{name}", name, "another name: clients send or keep something else under it")
@@ -87,6 +87,8 @@ def check_data(methods: Methods, data: FederatedDataModule) -> None:
             needs_ends += ", or the method FoundBoundaries beside it"
         needs_past = f"another exposure while {who} looks back to tasks that ended"
         known = f"one of {sorted(method.scenarios)} while {who} is used"
+        coupled = has(method, UpdateProtection) and schedule.sampling == "poisson" and schedule.client_dropout > 0
+        needs_own = f"0 with schedule.sampling = poisson and {who}, which needs clients that come or not by themselves"
         in_step = data.order is not None and method.common_order
         for refused, key, value, valid in (
             (data.scenario not in method.scenarios, "data.scenario", data.scenario, known),
@@ -94,6 +96,7 @@ def check_data(methods: Methods, data: FederatedDataModule) -> None:
             (data.rounds.client_clocks and not method.client_clocks, "schedule.clock_spread", spread, needs_clock),
             (exposure in UNANNOUNCED and not method.task_free, "data.exposure", exposure, needs_ends),
             (exposure == "joint" and method.looks_back, "data.exposure", exposure, needs_past),
+            (coupled, "schedule.client_dropout", schedule.client_dropout, needs_own),
         ):
             if refused:
                 raise ConfigError(key, value, valid)

@@ -208,6 +208,8 @@ class FOT(Method):
         super().setup(context)
         if self.gpse_model == "local" or self._finder is not None:
             self.refuse_twins(FOT, "one FOT with gpse_model=local, or beside FoundBoundaries")
+        if self.mechanism is not None:
+            self.refuse_twins(FOT, "one FOT with a mechanism: two would add the same noise to two sums")
         free = context.network.head if context.scenario == "task" or context.class_loss == "own" else None
         chosen = choose_layers(context.network, self.layers, f"{self.key}.layers", free, context.frozen)
         if self.freeze_first_layer:

@@ -39,7 +39,15 @@ class Ledger:
         self._sample = Sample((), ()) if sample is None else sample
         self._announced, self._seen = announced, False
 
-    def read(self, round: int, task: int, topic: str, senders: Collection[int], came: Collection[int]) -> None:
+    def read(
+        self,
+        round: int,
+        task: int,
+        topic: str,
+        senders: Collection[int],
+        came: Collection[int],
+        asked: Collection[int] | None = None,
+    ) -> None:
         """The server reads a topic's sum.
 
         Args:
@@ -48,11 +56,14 @@ class Ledger:
             topic: of the messages.
             senders: the clients that sent one.
             came: those among them whose message is in the sum.
+            asked: the clients that were asked for one, among whom a noise of the clients is shared out; the senders if
+                None. A client that drops out, or whose model is not finite, may have sent nothing.
         """
         noise, first, self._seen = self._announced.get(topic), not self._seen, True
         if noise is None:
             return
-        share = len(came) / len(senders) if senders else 1.0
+        whole = len(senders if asked is None else asked)
+        share = len(came) / whole if whole else 1.0
         of = tuple(sorted(senders))
         self.releases.append(released(round, task, topic, noise, self._sample, of, first, share))
 

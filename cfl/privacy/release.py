@@ -101,7 +101,7 @@ def released(
         sample: of the round.
         senders: the clients that sent a message.
         first: whether the server reads nothing else of this sample before.
-        share: the share of the senders whose messages came.
+        share: the share of the clients asked for a message whose messages came.
     """
     if noise.added_by == "clients" and share < 1:
         noise = Noise(**{**vars(noise), "multiplier": noise.multiplier * math.sqrt(share)})

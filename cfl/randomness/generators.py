@@ -15,6 +15,8 @@ import torch
 def seed_for(seed: int, purpose: str, *indices: int) -> int:
     """63-bit seed for one purpose, e.g. ``seed_for(0, "shuffle", round, client, epoch)``.
 
+    Torch's generator on the CPU uses its last 32 bits only: of n streams, n^2 / 2^33 pairs are expected to be equal.
+
     Args:
         seed: the run's seed.
         purpose: what the draw is for; different purposes give independent streams.

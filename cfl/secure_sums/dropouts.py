@@ -56,11 +56,19 @@ def check_recoverable(
         what: names the sum, in the message.
 
     Raises:
-        SumRefused: one message alone would be shown, or fewer holders of a client's shares are left than are needed.
+        SumRefused: one message alone would be shown, the messages that came fall into groups that no mask connects, or
+            fewer holders of a client's shares are left than are needed.
     """
     came = attendance.message
     if len(came) < 2:
         raise SumRefused(f"{what}: {len(came)} of {len(attendance.keys)} messages came, and a sum of one hides nothing")
+    group = _connected(min(came), came, neighbours)
+    if len(group) < len(came):
+        raise SumRefused(
+            f"{what}: no mask connects {len(group)} of the {len(came)} clients whose messages came with the others, so "
+            "that the server could tell their sums apart; more federated.neighbours, or fewer dropouts "
+            "(schedule.client_dropout), connect them"
+        )
     away = len(attendance.keys - attendance.unmasking)
     if all(len(near) + 1 - away >= shares_needed(threshold, len(near)) for near in neighbours.values()):
         return  # even if they were all among the neighbours of one client
@@ -72,6 +80,16 @@ def check_recoverable(
         if left < needed:
             raise SumRefused(
                 f"{what}: {left} of the {len(holders)} clients that hold shares of client {client}'s secrets are left, "
-                f"and {needed} are needed; fewer dropouts (schedule.client_dropout), more federated.neighbours or a "
-                "lower federated.share_threshold recover it"
+                f"and {needed} are needed; fewer dropouts (schedule.client_dropout), or more federated.neighbours or a "
+                "lower federated.share_threshold where these can be changed, recover it"
             )
+
+
+def _connected(first: int, among: Collection[int], neighbours: Mapping[int, Collection[int]]) -> set[int]:
+    """The clients of ``among`` that masks connect with ``first``, directly or by others of them."""
+    found, new = {first}, [first]
+    while new:
+        near = {one for one in neighbours[new.pop()] if one in among} - found
+        found |= near
+        new += near
+    return found

@@ -23,7 +23,7 @@ from cfl.federation.channel import UPDATE
 from cfl.federation.federated_model import MODEL_TOPIC
 from cfl.federation.federation import Federation
 from cfl.methods.base import Method
-from cfl.methods.capabilities import BatchExtension
+from cfl.methods.capabilities import BatchExtension, crosses_tasks
 from cfl.methods.composition import Composition
 from cfl.randomness.generators import seed_device, seed_for
 from cfl.runtime import distributed
@@ -408,23 +408,29 @@ class LocalWork:
             return {}
         if protection is None:
             return channel.mean(UPDATE) if self.require_plan().clients else {}
+        self._used_outputs = self._outputs_of_anybody()
         if self.require_plan().clients:
             return cast(dict[str, Tensor], protection.protected_mean(channel.sum(UPDATE)[0]))
         channel.sum_of_nobody(UPDATE)
-        self._used_outputs = self._outputs_of_nobody()
         tensors = federation.model.shared_tensors()
         nothing = {name: torch.zeros_like(tensors[name]) for name in federation.model.shared_parameters}
         return cast(dict[str, Tensor], protection.protected_mean(nothing))
 
-    def _outputs_of_nobody(self) -> Tensor | None:
-        """The outputs that a round without clients would have trained: if noise moved others, it would tell that nobody
-        has joined. None for all."""
+    def _outputs_of_anybody(self) -> Tensor | None:
+        """The outputs that any client could have trained in the round, ``[O]`` bool; None for all.
+
+        Where updates are protected, these are moved in every round: which of them the round's clients have trained, or
+        that there was no client, is not to be seen.
+        """
         federation, task = self.federation, self.require_plan().task
         data, train = federation.data, federation.data.outputs.train
         if train is None:
             return None
-        mixed = range(task + 1 if data.exposure == "cumulative" else data.num_tasks)
-        tasks = [task] if data.exposure in ONE_AT_A_TIME else list(mixed)
+        alone = data.exposure in ONE_AT_A_TIME
+        if alone and not any(crosses_tasks(method) for method in self.methods.values()):
+            tasks = range(task, task + 1)
+        else:
+            tasks = range(task + 1 if alone or data.exposure == "cumulative" else data.num_tasks)
         whose = {t: federation.members(t) if data.order is not None else [0] for t in tasks}
         return train[sorted({data.stream_task(t, client) for t, clients in whose.items() for client in clients})].any(0)
 

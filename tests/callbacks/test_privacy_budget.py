@@ -174,14 +174,16 @@ def test_the_budget_is_kept_by_several_releases_of_a_round() -> None:
         assert topics == ["update"] * rounds + ["fot sketch"] * (rounds == 3)
 
 
-def test_noise_that_is_lost_with_its_clients_costs_rounds() -> None:
+@pytest.mark.parametrize("model", ["global", "local"])
+def test_noise_that_is_lost_with_its_clients_costs_rounds(model: Any) -> None:
     """Half of the clients add half of the noise to the sketches' sum, whose share of the budget thus doubles."""
     one, noise = Accountant(1e-5, "rdp"), GaussianMechanism(1.0, 1e-3)
     multiplier = noise.noise(2, "sampled", "").multiplier
     budget = 1.001 * one.epsilon(Spent(6 / 4 + 2 * multiplier**-2))
     for lost, rounds in ((0.0, 6), (0.5, 5)):
         data = tiny_data(schedule={"client_dropout": lost})
-        methods: dict[str, Method] = {"dp": DPFedAvg(0.5, 2.0), "fot": FOT(mechanism=GaussianMechanism(1.0, 1e-3))}
+        fot = FOT(gpse_model=model, mechanism=GaussianMechanism(1.0, 1e-3))
+        methods: dict[str, Method] = {"dp": DPFedAvg(0.5, 2.0), "fot": fot}
         limit = PrivacyBudget(budget, accountant="rdp")
         federation = fit(tiny_client(data, methods=methods), data, callbacks=[limit])
         assert federation.round == rounds

@@ -15,7 +15,7 @@ from torch import Tensor
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
-from cfl.methods import FOT, DPFedAvg, FedWeIT, Method, PersonalLayers
+from cfl.methods import DER, ER, FOT, DPFedAvg, FedWeIT, Method, PersonalLayers
 from cfl.models import MLP
 from cfl.privacy.release import Noise
 from cfl.randomness.generators import torch_generator
@@ -179,13 +179,27 @@ def test_rounds_that_nobody_joins_leave_an_adaptive_bound_at_the_median_as_it_is
     assert len(set(bounds)) > 2
 
 
-def test_noise_of_a_round_without_clients_moves_the_outputs_of_the_task_alone() -> None:
+@pytest.mark.parametrize(
+    ("beside", "earlier"), [({}, False), ({"er": ER(2)}, True), ({"der": DER(2)}, True)], ids=["alone", "er", "der"]
+)
+def test_rounds_without_clients_move_the_outputs_that_others_move(beside: dict[str, Method], earlier: bool) -> None:
+    """Those of the task, and of earlier ones if samples are replayed: who sees the models cannot tell the rounds apart."""
     data = tiny_data(split(2), num_clients=4, schedule={**POISSON, "clients_per_round": 1}, scenario="task")
-    (empty, *_) = [r for r in range(6, 12) if not data.rounds.round(r).clients]
+    second = range(7, 12)
+    assert {bool(data.rounds.round(r).clients) for r in second} == {True, False}
     watch = Rounds()
-    run(data, {"dp": DPFedAvg(0.1, 0.5)}, callbacks=[watch])
-    moved = (watch.models[empty]["head.bias"] - watch.models[empty - 1]["head.bias"]) != 0
-    assert moved.tolist() == [False, False, True, True]
+    run(data, {**beside, "dp": DPFedAvg(0.1, 0.5)}, callbacks=[watch])
+    for r in second:
+        moved = (watch.models[r]["head.bias"] - watch.models[r - 1]["head.bias"]) != 0
+        assert moved.tolist() == [earlier, earlier, True, True]
+
+
+def test_dropouts_beside_clients_that_join_by_themselves_are_refused() -> None:
+    """As a share of those who joined they would tell of a client that joined, and nobody would hide."""
+    schedule = {**POISSON, "client_dropout": 0.5}
+    run(tiny_data(num_clients=4, schedule=schedule), {})
+    with pytest.raises(ConfigError, match=r"schedule\.client_dropout = 0\.5 .*methods\.dp \(DPFedAvg\)"):
+        run(tiny_data(num_clients=4, schedule=schedule), {"dp": DPFedAvg(0.1, 0.5)})
 
 
 def weights_of_start(data: FederatedDataModule) -> dict[str, Tensor]:

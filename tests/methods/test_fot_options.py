@@ -61,6 +61,8 @@ def test_two_of_them_are_refused_where_messages_would_mix() -> None:
     run()
     with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\].*one FOT with gpse_model=local"):
         run(gpse_model="local")
+    with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\].*one FOT with a mechanism"):
+        run(mechanism=GaussianMechanism(1.0, 1e-3))
 
 
 def test_all_clients_send_when_all_are_asked() -> None:
