@@ -183,7 +183,7 @@ def test_rounds_that_nobody_joins_leave_an_adaptive_bound_at_the_median_as_it_is
     ("beside", "earlier"), [({}, False), ({"er": ER(2)}, True), ({"der": DER(2)}, True)], ids=["alone", "er", "der"]
 )
 def test_rounds_without_clients_move_the_outputs_that_others_move(beside: dict[str, Method], earlier: bool) -> None:
-    """Those of the task, and of earlier ones if samples are replayed: who sees the models cannot tell the rounds apart."""
+    """Those of the task, and of earlier ones if samples are replayed: models do not tell which rounds have clients."""
     data = tiny_data(split(2), num_clients=4, schedule={**POISSON, "clients_per_round": 1}, scenario="task")
     second = range(7, 12)
     assert {bool(data.rounds.round(r).clients) for r in second} == {True, False}
