@@ -52,11 +52,11 @@ class Augmentation(ABC):
     def moved(self, boxes: Tensor, words: Tensor, height: int, width: int) -> Tensor:
         """Boxes ``[n, M, 5]`` in images changed by the same random bits ``[n]``.
 
-        Those without a pixel left in the image, or of class -1, are of class -1.
+        A box gets class -1 if less than a pixel of its width or height is left in the image, or if it had class -1.
 
         Args:
             boxes: class, left, top, right and bottom in pixels.
-            words: as for the images.
+            words: the random bits with which the images were changed.
             height: of an image.
             width: of an image.
         """
@@ -64,7 +64,7 @@ class Augmentation(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
-        """``[n, C, H, W]`` uint8 to new images of the same shape, given 64 random bits ``[n]`` int64 for each."""
+        """Return changed copies of ``[n, C, H, W]`` uint8 images, drawn by 64 random bits ``[n]`` int64 for each."""
 
 
 class CropFlip(Augmentation):
@@ -94,7 +94,7 @@ class CropFlip(Augmentation):
         self.padding, self.flip = padding, flip
 
     def draws(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``[n]`` words to ``[n]`` int64 first row and first column of the crop, and ``[n]`` bool, whether mirrored."""
+        """First row and first column ``[n]`` int64 of the crop, and ``[n]`` bool, whether the image is mirrored."""
         places = 2 * self.padding + 1
         top, left = ((words >> shift & _OFFSET_MASK) * places >> _BITS for shift in (0, _BITS))
         return top, left, (words < 0) if self.flip else torch.zeros_like(words, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Clients' own clocks: the number of rounds that each client spends on each task, if clients do not change together."""
+"""Clients' own clocks: the rounds that each client spends on each task, if clients do not change tasks together."""
 
 from __future__ import annotations
 

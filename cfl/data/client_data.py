@@ -40,7 +40,7 @@ from cfl.runtime.memory import require_memory
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 _BYTES_PER_CLIENT = 32
-"""Of every task: the client's number and where its samples begin, in the lists that hold them."""
+"""Bytes for each client and task: the client's id and the place of its first sample in the lists of shares."""
 
 
 class ClientDataAssignment:
@@ -121,12 +121,12 @@ class ClientDataAssignment:
         self.root = root
         self.seed = seed
         self._drawn: np.ndarray | None = None
-        """``[C, T]`` int64, the given stream's number of each client's t-th task, if outputs go by the place t."""
+        """``[C, T]`` int64, the given stream's number of each client's t-th task; None unless outputs go by place."""
         if sequences is not None and sequences.outputs == "place":
             self._drawn = sequences.of_clients(num_clients, stream.num_tasks, seed)
             self.stream = stream_of_clients(stream, self._drawn)
         elif sequences is not None and sequences.length > stream.num_tasks:
-            _ = self.order  # refuses it, before anything has that length
+            _ = self.order  # raises ConfigError before anything is built for so many tasks
         self._exposed: tuple[int, Mapping[int, np.ndarray]] | None = None
 
     @property
@@ -148,7 +148,7 @@ class ClientDataAssignment:
         return task if self.order is None else int(self.order[client, task])
 
     def learners(self, stream_task: int) -> list[tuple[int, int]]:
-        """(client, number of the task in its sequence) of all clients that learn a task of the stream, ascending."""
+        """Ascending pairs (client, number of the task in its sequence) for all clients that learn a stream's task."""
         if self.order is None:
             return [(client, stream_task) for client in self.members[stream_task].tolist()]
         return learners_of(self.order, stream_task, self.members)
@@ -222,7 +222,7 @@ class ClientDataAssignment:
         if self.sequences is None or drawn is None:
             dealt_to, clients = self.eligible, self.num_clients
             return client_indices(self.tasks, self.partition, dealt_to, clients, self.seed, self.repartition)
-        # By the given stream's tasks, so that outputs do not change who has which samples.
+        # Deal by the tasks of the given stream, so that data.sequences.outputs does not change any client's samples.
         split = self.sequences.split
         dealt = dealt_to_learners(self._given_tasks, self.partition, drawn, self.eligible, split, self.seed)
         return dealt if self._drawn is None else one_by_one(dealt, drawn)
@@ -233,7 +233,7 @@ class ClientDataAssignment:
         found = self._held
         if self.participation.min_samples:
             found = [_only(held, members) for held, members in zip(found, self.members, strict=True)]
-        if self.exposure not in OWN_PACE:  # there, the samples of every period, or round, are checked instead
+        if self.exposure not in OWN_PACE:  # OWN_PACE: every period or round is checked instead
             check_every_client_trains(found, self.schedule)
         return found
 
@@ -278,7 +278,7 @@ class ClientDataAssignment:
     def global_index_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
         """:attr:`global_index` of the samples that a client trains on during a task, ascending within each task."""
         number = unwrap_task(task)
-        if self.exposure in ("cumulative", "joint"):  # for this client only: all clients' are cached for one task
+        if self.exposure in ("cumulative", "joint"):  # for this client only, because trained_on computes all clients
             return exposed(number, self.exposure, self._global_index_held([client]))[client]
         held = self.trained_on(number)[client]
         return held if self.by_global_index else self.global_index.of(number, held)
@@ -289,8 +289,10 @@ class ClientDataAssignment:
         return self.validation_dealt[self.stream_task(unwrap_task(task), client)].get(client, nothing)
 
     def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
-        """Client -> samples that it trains on during a task: indices into the task's training set, or global indices if
-        it trains on other tasks as well. With a stream in time, those of the running round."""
+        """Client -> samples that it trains on during a task; with a stream in time, during the running round.
+
+        They are global indices with :attr:`by_global_index`, else indices into the task's training set.
+        """
         if self.exposure in ONE_AT_A_TIME:
             return self.indices[task]
         if self.exposure == "asynchronous":
@@ -334,7 +336,7 @@ class ClientDataAssignment:
 
     @cached_property
     def _portions(self) -> list[dict[int, np.ndarray]]:
-        size = None if self.portion is None else int(self.portion)  # a whole number, as checked
+        size = None if self.portion is None else int(self.portion)  # __init__ has checked that it is whole
         found = portions(self._global_index_held(range(self.num_clients)), self.seed, size)
         check_every_client_trains(found, self.schedule)
         return found
@@ -359,12 +361,12 @@ class ClientDataAssignment:
         ]
         held = self._global_index_held(range(self.num_clients))
         found = stretches(held, np.concatenate(lasting), self.num_rounds, self.portion)
-        # What has been met before is trained on again with a growing stream, of which the first round has least.
+        # With streaming-cumulative a client's samples grow from round to round: only the first round can have too few.
         check_every_client_trains(found if self.exposure == "streaming" else found[:1], self.schedule, "round")
         return found
 
     def _met_in(self, round: int) -> Mapping[int, np.ndarray]:
-        """Client -> what it trains on in a round: what it meets, or all that it has met by then."""
+        """Client -> samples that it trains on in a round: the round's own, or those of all rounds so far."""
         if self.exposure == "streaming":
             return self._stretches[round]
         so_far = self._stretches[: round + 1]

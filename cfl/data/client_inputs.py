@@ -43,7 +43,7 @@ class ClientInputs(ClientDataAssignment):
 
     @cached_property
     def measure(self) -> Measure:
-        """What clients are trained and evaluated by."""
+        """The measure by which the model is trained and evaluated."""
         return measure_of(self.scenario).on(self.stream.shape)
 
     @cached_property
@@ -71,7 +71,7 @@ class ClientInputs(ClientDataAssignment):
 
     @cached_property
     def evaluated(self) -> list[Task]:
-        """The tasks with the samples they are evaluated on as their test sets.
+        """The stream's tasks, whose test sets are the samples that figures are computed on.
 
         Raises:
             ConfigError: ``data.stream``: a task has no test sample; ``data.validation``: a task has no validation
@@ -154,8 +154,8 @@ class ClientInputs(ClientDataAssignment):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training samples of a task in their stored order, for extra communication rounds.
 
-        Where clients are not told where tasks end (``exposure: asynchronous``, ``streaming``) those of its portion, in
-        the order of their handles, because the order of a portion would reveal its tasks.
+        Without common task boundaries (``exposure: asynchronous``, ``streaming``) they are the samples of its portion,
+        in the order of their handles, because their stored order would reveal the tasks.
 
         Yields:
             ``[b, C, H, W]`` network input and ``[b]`` output indices, ``b <= batch_size``.

@@ -40,13 +40,13 @@ def deal_clients(steps: Mapping[int, int], processes: int) -> list[list[int]]:
 def deal_cohorts(sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]]:
     """Group clients of similar size into cohorts of nearly equal width, so that there is little padding.
 
-    Where ``schedule.at_once`` clients are computed at the same time, all cohorts but the last have a multiple of this
-    number, so that no thread is idle.
+    If ``schedule.at_once`` clients are computed at the same time, the width of every cohort except the last is a
+    multiple of this number, so that no thread is idle. Cohorts with too much padding are then split further.
 
     Args:
         sizes: client -> number of samples.
-        schedule: gives the greatest width, how many are computed at the same time, and the greatest share of padding
-            where an engine computes it.
+        schedule: gives the greatest width, the number of clients computed at the same time, and the greatest share of
+            padding if the engine computes padding.
     """
     if not sizes:
         return []
@@ -63,7 +63,7 @@ def deal_cohorts(sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]
 
 
 def _split(clients: list[int], sizes: Mapping[int, int], schedule: Schedule, most_padding: float) -> list[list[int]]:
-    """Split a cohort, largest clients first, before each client that would raise the share of padding too far.
+    """Split a cohort, largest clients first, before each client that would raise the padding above its limit.
 
     A step is as wide as its widest batch, for every client of the cohort.
     """

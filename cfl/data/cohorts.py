@@ -1,4 +1,4 @@
-"""Local steps of K clients: one of them, or a block of consecutive ones."""
+"""Local steps of K clients, as single steps or as blocks of consecutive steps."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class CohortBatch:
     repeats one of its own samples, so that padding is always valid data.
 
     Attributes:
-        clients: the K clients' ids; empty while a process waits for others with more clients, and in a round that
-            nobody joins.
+        clients: the K clients' ids; empty in a round without clients, and in a process that has fewer batches than
+            others.
         sizes: number of training samples of each of the K clients.
         index: ``[K, B]`` int64 into the task's training set.
         mask: ``[K, B]`` bool, False where padded.
@@ -42,10 +42,12 @@ class CohortBatch:
             an engine uses them, in the thread that computes with them.
         added: samples that methods have added. They are not in ``index``, ``mask``, ``x`` and ``y``.
         extras: name -> ``[K, B, ...]``, further tensors about the step's own samples for methods' losses.
-        tasks_of_own: function from ``index`` to the tasks of the step's own samples, or to their handles, if not all
-            are of ``task``.
-        handles: returns the handles of ``index``, which do not show the samples' tasks; set with ``gather``.
-        before: :attr:`index` and :attr:`mask`, each with what it was on the CPU before the batch was moved to a device.
+        tasks_of_own: function from ``index`` to the tasks of the step's own samples, or to handles of these tasks;
+            None means that all samples are of ``task``.
+        handles: function that returns the handles for ``index``, which do not show the samples' tasks; set with
+            ``gather``.
+        before: pairs of a tensor and its copy on the CPU, for :attr:`index` and :attr:`mask`, if the batch was moved to
+            a device.
     """
 
     clients: tuple[int, ...]
@@ -125,7 +127,7 @@ class CohortBatch:
 
     @property
     def joined(self) -> bool:
-        """Whether this step has added samples, extras or anything else beside ``x``, ``y`` and ``mask``."""
+        """Whether this step has added samples, extras or tasks of its own samples, beside ``x``, ``y`` and ``mask``."""
         return bool(self.added or self.extras or self.tasks_of_own)
 
     def joined_samples(self, start: int, stop: int, count: int, train_outputs: Tensor | None) -> tuple[Tensor, Samples]:
@@ -199,28 +201,28 @@ class CohortBatch:
         return self._on_cpu(self.mask)
 
     def _on_cpu(self, tensor: Tensor) -> Tensor:
-        """What a tensor was before the batch was moved, which needs no wait for an accelerator; else a copy."""
+        """Return the CPU tensor that ``tensor`` was moved from, without waiting for an accelerator; else a copy."""
         known = next((there for here, there in self.before if here is tensor), None)
         return tensor.cpu() if known is None else known
 
 
 @dataclass(frozen=True)
 class CohortBlock:
-    """Consecutive local steps of up to K clients, to be taken without anybody in between.
+    """Consecutive local steps of up to K clients, taken without Lightning's loop in between.
 
     Attributes:
         clients: the K clients' ids.
         sizes: number of training samples of each of the K clients.
         index: ``[K, S, B]`` int64, see :attr:`CohortBatch.index`.
         mask: ``[K, S, B]`` bool, False where padded.
-        widths: ``[S]``, samples of each step's largest batch; what lies behind is padding for everybody.
-        lengths: ``[K]``, local steps of each client, of this block and of those before and after it.
-        task: the task all of these clients train.
+        widths: ``[S]``, samples of each step's largest batch; entries beyond are padding for all clients.
+        lengths: ``[K]``, local steps of each client in the whole round, not only in this block.
+        task: the task of all of these clients.
         cohort: number of the cohort within the round.
         first: number of the first step, from 0.
-        last_of_round: whether nothing follows in this round.
-        complete: makes of a step one that knows where its samples come from; filled in on the device.
-        before: the block before it was moved to a device.
+        last_of_round: whether no block or batch follows in this round.
+        complete: function that adds to a step the functions that fetch its samples; filled in on the device.
+        before: this block as it was on the CPU, if it was moved to a device.
     """
 
     clients: tuple[int, ...]
@@ -248,14 +250,14 @@ class CohortBlock:
     @cached_property
     def counts(self) -> list[list[int]]:
         """``[K][S]``, samples of each client in each step."""
-        if self.before is not None:  # no accelerator has to be waited for
+        if self.before is not None:  # counted on the CPU, without waiting for an accelerator
             return self.before.counts
         counts: list[list[int]] = self.mask.sum(-1).tolist()
         return counts
 
     @cached_property
     def steps(self) -> tuple[CohortBatch, ...]:
-        """The S steps, kept with all that each has fetched of its samples."""
+        """The S steps, cached together with the samples that each has fetched."""
         return tuple(map(self.step, range(len(self))))
 
     @property
@@ -265,7 +267,7 @@ class CohortBlock:
         return tuple(row for row, length in enumerate(self.lengths) if length in within)
 
     def part(self, start: int, stop: int) -> CohortBlock:
-        """Steps ``start`` to ``stop - 1`` of these; the last of the round is among them if this block's is."""
+        """A block of the steps ``start`` to ``stop - 1``; ``last_of_round`` only if it has this block's last step."""
         return replace(
             self,
             index=self.index[:, start:stop],
@@ -283,7 +285,7 @@ class CohortBlock:
         return self if index is self.index else replace(self, index=index, mask=mask, before=before)
 
     def step(self, number: int) -> CohortBatch:
-        """One of the S steps, which has fetched nothing yet."""
+        """Return one of the S steps as a new batch, without cached samples."""
         width, step = self.widths[number], self.first + number
         index, mask = self.index[:, number, :width], self.mask[:, number, :width]
         there = self.before

@@ -35,7 +35,7 @@ from cfl.runtime.memory import require_memory
 from cfl.runtime.option_checks import check_choices, check_integers
 
 _BYTES_PER_EPOCH = 200
-"""Of the random numbers of a client's local epoch, at least."""
+"""Bytes that the random numbers of one local epoch of a client take at least."""
 
 
 class CountsRounds(Protocol):
@@ -54,21 +54,23 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         participation: which clients hold which task; all clients hold all tasks if not given.
         num_clients: number of clients C.
         repartition: deal every task anew. If false, all tasks are dealt together: tasks over the same samples have the
-            same partition, and of different tasks a client may have many samples of one and few of another.
+            same partition. If tasks have different samples, a client may have many of one task and few of another.
         scenario: ``task``, ``class`` or ``domain`` incremental; ``density``: labels are not used, samples are binary
             and the network estimates their density; ``regression``: labels are numbers, which the network predicts; or
-            ``detection``: labels are boxes, which it finds. null takes the latter two by the labels, else ``domain`` if
-            a label means the same in every task (permuted, rotated), else ``task``.
-        class_loss: the training loss of a class-incremental run is over ``all`` classes of the stream, over those
-            ``seen`` so far, also for replayed samples of earlier tasks, or over those of a sample's ``own`` task, as in
+            ``detection``: labels are boxes, which it finds. null takes ``regression`` or ``detection`` if labels are
+            numbers or boxes, else ``domain`` if a label means the same in every task (permuted, rotated), else
+            ``task``.
+        class_loss: classes in the training loss of a class-incremental run: ``all`` classes of the stream, those
+            ``seen`` so far, also for replayed samples of earlier tasks, or those of a sample's ``own`` task, as in
             task-incremental runs. With ``seen``, tests choose among these classes, since nothing has been learned about
             the others. With ``exposure: joint`` all classes are seen from the first round on. Exposures that tell
-            methods no boundaries, and all other scenarios, allow ``all`` only.
+            methods no task boundaries, and all other scenarios, allow ``all`` only.
         root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
         eval_batch_size: test samples per evaluation step. Affects results only of networks that normalise with the test
             batch's own statistics.
         eval_shuffle: evaluate each test set in a random order, the same in every round of a run, instead of its stored
-            one. Affects the same networks: a stored order is often one class after another.
+            one. Affects the same networks as ``eval_batch_size``, because a stored order is often one class after
+            another.
         exposure: samples that clients train on during a task. ``sequential``: those of the task. ``unannounced``: the
             same, but methods are told neither tasks nor where they end. ``cumulative``: those of all tasks so far.
             ``joint``: those of all tasks of the stream from the first round on. The latter two are upper bounds of
@@ -76,19 +78,21 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
             the tasks at its own pace (:func:`cfl.data.exposure.portions`), so that there are no common task boundaries;
             the schedule's tasks are then periods. ``streaming``: each client goes through its samples in the order of
             the tasks and of the data set, and every round has the next seconds of them
-            (:func:`cfl.data.exposure.stretches`); a client that is not sampled misses those of the round. The
-            schedule's tasks then only say when rows of the matrix end. ``streaming-cumulative``: the same with a memory
-            for all that a client has met, the upper bound.
+            (:func:`cfl.data.exposure.stretches`). A client that is not sampled misses the samples of that round. The
+            schedule's tasks then only say after which rounds a row of the accuracy matrix is complete.
+            ``streaming-cumulative``: the same, but a client trains on its samples of all rounds so far, missed ones
+            included; an upper bound.
         portion: asynchronous: samples per client and period. streaming: seconds per client and round; a sample lasts as
             long as the data set says, else a second. null cuts each client's samples, or its time, into equal parts.
         sequences: the stream's tasks that each client learns, and their order; null: all tasks, in the stream's order.
-            With sequences, "task t" is every client's own t-th task, except for images and, unless they go by place,
-            outputs (:class:`cfl.data.sequences.TaskSequences`).
+            With sequences, "task t" is every client's own t-th task. Only images, and outputs unless they go by place,
+            follow the stream's numbers (:class:`cfl.data.sequences.TaskSequences`).
         validation: share of each client's training samples of every task that is set aside, in [0, 1)
             (:func:`cfl.data.validation.set_aside`). They are used neither in training nor in memories and extra
             communication rounds; methods can validate with them (:meth:`validation_batches`).
         evaluate_on: samples that accuracies (or likelihoods) are computed on: the ``test`` sets or, for choosing
-            settings, ``validation``: what clients have set aside of a task, and none trains on in that task.
+            settings, ``validation``: samples of a task that clients have set aside, and that no client trains on in
+            this task.
         augmentation: random change of the images in local training, none if not given. Tests and extra communication
             rounds use unchanged images, except those from a replay buffer.
         seed: the run's seed (in YAML ``seed_everything``).
@@ -152,7 +156,7 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         self._counter: CountsRounds | None = None
         self.all_batches_everywhere = False
         self.steps_per_block = 1
-        # A process without a share of one task's test set may have one of another's.
+        # A process may have no batch of one task's test set, but batches of another's.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
         self._warned = False
@@ -190,7 +194,7 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         return data_digests(self.tasks, self.partition.by_owner, self.exposure in STREAMING)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the data module in checkpoints: digests of the samples, and what only files tell of them."""
+        """The data module's state for checkpoints: digests of the samples, and the facts that were read from files."""
         return {"digests": self.digests, "files": self.of_files}
 
     @cached_property
@@ -217,7 +221,7 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         if distributed.count() > 1:
             try:
                 _ = self.tasks
-            except Exception as error:  # the others are waiting; :meth:`setup` raises it
+            except Exception as error:  # the other processes are waiting, so :meth:`setup` raises it
                 self._unread = error
 
     def setup(self, stage: str) -> None:
@@ -252,10 +256,10 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
     # Lightning's loaders.
 
     def own_clients(self, task: int, clients: Sequence[int]) -> list[int]:
-        """The clients among these that this process computes, ascending; all of them if there is one process.
+        """Those of ``clients`` that this process computes, ascending; all of them if there is only one process.
 
-        A client of a round belongs to the process that trains it. A client that does not hold the task counts as one
-        step.
+        A client of a round belongs to the process that trains it. A client that does not hold the task counts as if it
+        had one local step.
 
         Args:
             task: the task whose data they use.
@@ -297,8 +301,8 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
     def on_after_batch_transfer(
         self, batch: CohortBatch | CohortBlock | EvaluationBatch, dataloader_idx: int
     ) -> CohortBatch | CohortBlock | EvaluationBatch:
-        """Say where the samples come from (training) or fill them in (evaluation), on the device."""
-        # The next round to close is the one that is running.
+        """Add the functions that fetch samples on the device (training), or the samples themselves (evaluation)."""
+        # ``next_round`` is the running round, because the federation counts a round when it ends.
         if isinstance(batch, CohortBlock):
             return replace(batch, complete=partial(self._in_round, self.next_round))
         if isinstance(batch, CohortBatch):

@@ -15,12 +15,12 @@ from cfl.runtime.tensor_digest import DIGITS, tensor_sha256, tensors_digest
 def data_digests(tasks: Sequence[Task], owners: bool = False, times: bool = False) -> dict[str, str]:
     """Digests of all tasks' ``train`` and ``test`` samples as returned by streams, labels included.
 
-    With ``owners`` also one of the ``clients`` of the training samples, with ``times`` one of their ``seconds``.
+    ``owners`` adds a digest of the training samples' ``clients``, and ``times`` one of their ``seconds``.
 
-    Image files count as decoded and scaled, which may differ between versions of the libraries. The order of samples
-    counts, because partitions deal indices. Transforms of stored images are not included: they follow from the
-    configuration, and a rotation's pixels may be rounded differently on other machines. Every byte is read, once if
-    tasks share their images; 0.9 s a GB.
+    Images are digested as decoded and scaled, which may differ between versions of the libraries. The order of samples
+    matters, because partitions deal indices. Transforms of stored images are not included: they follow from the
+    configuration, and a rotation's pixels may be rounded differently on other machines. Every byte is read once, also
+    if tasks share images. This takes 0.9 s per GB.
     """
     known: dict[int, bytes] = {}
     found = {

@@ -32,12 +32,12 @@ _AT_A_TIME = 8192  # texts in memory
 
 
 def embed_part(root: Path, part: str, encoder: SentenceEncoder, fields: Sequence[str] = FIELDS) -> tuple[Path, bool]:
-    """Compute the features of one part; see the module.
+    """Compute the features of one part and write its file, unless the file is up to date.
 
     Args:
         root: folder of all data sets.
         part: ``train`` or ``test``.
-        encoder: computes them.
+        encoder: computes the features.
         fields: fields of a question that make up its text.
 
     Returns:

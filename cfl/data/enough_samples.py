@@ -1,4 +1,4 @@
-"""Which clients have enough samples to take part in a task."""
+"""Checks which clients have enough samples to take part in a task."""
 
 from __future__ import annotations
 

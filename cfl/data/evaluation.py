@@ -40,7 +40,7 @@ class EvaluationLoader:
         size: number of test samples.
         batch_size: samples per batch.
         first: first batch to yield.
-        every: distance of the batches to yield.
+        every: step from one batch to yield to the next; 1 yields all.
     """
 
     def __init__(self, task: int, size: int, batch_size: int, first: int = 0, every: int = 1) -> None:

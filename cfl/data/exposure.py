@@ -1,4 +1,4 @@
-"""The samples that clients train on during a task: the task's alone, those of other tasks too, or by their own pace."""
+"""The samples that clients train on during a task: of this task, of other tasks too, or at each client's own pace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STREAMING = ("streaming", "streaming-cumulative")
 ONE_AT_A_TIME = ("sequential", "unannounced")
 """Exposures in which clients train on the samples of one task until it ends."""
 OWN_PACE = ("asynchronous", *STREAMING)
-"""Exposures in which no moment separates two tasks for all clients."""
+"""Exposures without task boundaries that all clients share."""
 UNANNOUNCED = ("unannounced", *OWN_PACE)
 """Exposures in which methods are told neither tasks nor boundaries."""
 
@@ -44,15 +44,15 @@ class GlobalIndex:
         self._starts_on: dict[torch.device, Tensor] = {}
 
     def of(self, task: int, index: np.ndarray) -> np.ndarray:
-        """Indices into a task's training set to global indices."""
+        """Return the global indices of indices into a task's training set."""
         return index + self.starts[task]
 
     def tasks(self, places: Tensor) -> Tensor:
-        """``[...]`` int64 global indices to the tasks that they belong to."""
+        """Return the tasks that ``[...]`` int64 global indices belong to."""
         return torch.searchsorted(self._starts(places.device)[1:], places.contiguous(), right=True)
 
     def split(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """``[...]`` int64 global indices to tasks and indices into their training sets."""
+        """Split ``[...]`` int64 global indices into tasks and indices into their training sets."""
         tasks = self.tasks(places)
         return tasks, places - self._starts(places.device)[tasks]
 
@@ -66,7 +66,7 @@ class GlobalIndex:
 
 
 class Handles:
-    """Other numbers for samples than their global index: they identify a sample and say nothing about its task.
+    """Opaque numbers of samples, which identify a sample but do not show its task as global indices do.
 
     Sample p has the handle ``a p + b mod N``, with a prime to N. It is computed and inverted quickly on any device.
 
@@ -90,11 +90,11 @@ class Handles:
         return found
 
     def of(self, places: Numbers) -> Numbers:
-        """Handles of global indices, int64 both."""
+        """Return the handles of global indices; both are int64."""
         return (places * self._factor + self._shift) % self._count
 
     def global_index(self, handles: Tensor) -> Tensor:
-        """Global indices of handles, int64 both."""
+        """Return the global indices of handles; both are int64."""
         return (handles - self._shift) * self._inverse % self._count
 
 
@@ -155,20 +155,21 @@ def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | No
 def stretches(
     held: Sequence[Mapping[int, np.ndarray]], seconds: np.ndarray, rounds: int, length: float | None
 ) -> list[dict[int, np.ndarray]]:
-    """Per round, client -> ascending global indices of the samples that it meets in it, each in one round.
+    """Per round, client -> ascending global indices of the samples that it meets in this round.
 
-    A client's samples follow one another by task, and within a task in the order of the data set. Each lasts some
-    seconds, and belongs to the round in which it begins. A client may hold samples of some tasks only.
+    A client's samples follow one another by task, and within a task in the order of the data set. Each sample lasts
+    some seconds, and belongs to the round in which it begins. A sample that begins after the last round is not used. A
+    client may hold samples of some tasks only.
 
     Args:
         held: per task, client -> ascending global indices of its samples.
         seconds: ``[N]`` how long each sample lasts.
-        rounds: of the run.
+        rounds: number of rounds of the run.
         length: seconds of a round, from each client's first sample on; None cuts each client's time into equal parts.
 
     Raises:
-        ConfigError: ``data.portion``: a client's time is shorter than all rounds together, or no sample of its begins
-            in some round.
+        ConfigError: ``data.portion``: a client's time is shorter than all rounds together, or none of its samples
+            begins in some round.
     """
     found: list[dict[int, np.ndarray]] = [{} for _ in range(rounds)]
     for client in sorted({client for own in held for client in own}):
@@ -179,7 +180,7 @@ def stretches(
         if each * rounds > total * (1 + _FUZZ):
             valid = f"at most {total / rounds:.6g}: client {client} has {total:g} seconds in all for {rounds} rounds"
             raise ConfigError("data.portion", length, valid)
-        # Whole parts of sums are rounded to either side of a round's end.
+        # A sample that begins exactly with a round may come out just before it by rounding; the fuzz corrects this.
         begins = (ends - seconds[own]) / each if each else ends
         of_round = np.floor(begins * (1 + _FUZZ) + _FUZZ).astype(np.int64)
         if length is None:
@@ -197,7 +198,8 @@ def unreached(held: Sequence[Mapping[int, np.ndarray]], trained: Sequence[Mappin
 
     Args:
         held: per task, client -> global indices of its samples.
-        trained: per period, client -> global indices of what it trains on (:func:`portions`).
+        trained: per period or round, client -> global indices of the samples that it trains on (:func:`portions`,
+            :func:`stretches`).
     """
     used = np.unique(np.concatenate([places for own in trained for places in own.values()]))
     return [

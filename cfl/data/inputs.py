@@ -44,7 +44,7 @@ class Inputs:
         self._mapped: tuple[tuple[int, torch.device], ImageSet] | None = None
         self._test_orders: dict[tuple[int, torch.device], Tensor] = {}
         self._lock = threading.Lock()
-        # Per task, the first with the same stored images and normalisation: samples of both are fetched together.
+        # Per task, the first task with the same stored images and normalisation: their samples are fetched together.
         alike: dict[tuple[Hashable, ...], int] = {}
         kinds = [(id(task.train), *task.transform.normalisation) for task in tasks]
         self._alike = torch.tensor([alike.setdefault(kind, task) for task, kind in enumerate(kinds)])
@@ -58,8 +58,8 @@ class Inputs:
             moment: when they are trained on, which keys the augmentation; None for no augmentation.
 
         Returns:
-            ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices, or ``[..., D]`` float32 where labels
-            are numbers.
+            ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices, or ``[..., D]`` or ``[..., M, 5]``
+            float32 where labels are numbers or boxes.
         """
         flat = index.reshape(-1)
         if self._augmentation is None or moment is None:
@@ -80,7 +80,7 @@ class Inputs:
     ) -> tuple[Tensor, Tensor]:
         """Training samples of several tasks.
 
-        An accelerator need not be waited for if tasks, indices and bits are on the CPU.
+        The call does not wait for an accelerator if tasks, indices and bits are on the CPU.
 
         Args:
             tasks: ``[...]`` int64.
@@ -120,7 +120,7 @@ class Inputs:
     def _stored_alike(
         self, first: int, tasks: Tensor, index: Tensor, words: Tensor | None, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """As :meth:`stored`, on ``device``, for samples of tasks like ``first`` but for pixel maps and outputs."""
+        """As :meth:`stored`, on ``device``, for tasks that differ from ``first`` only in pixel maps and outputs."""
         found, which = tasks.unique(return_inverse=True)
         own = found.tolist()
         index, words = moved(index, device), None if words is None else moved(words, device)
@@ -199,6 +199,6 @@ class Inputs:
 
 
 def _rows_by_task(tasks: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Each of ``tasks`` ``[n]`` with the indices of its samples."""
+    """Yield each distinct task of ``tasks`` ``[n]`` with the positions of its samples."""
     for task in tasks.unique().tolist():
         yield task, (tasks == task).nonzero().squeeze(1)

@@ -12,8 +12,8 @@ def kept_samples(data: ClientInputs) -> int:
     """Largest number of samples of other tasks that a client trains on during a task, over clients and tasks.
 
     With ``data.exposure: cumulative`` they are those of its earlier tasks, with ``joint`` those of all its other tasks.
-    The number is 0 with ``sequential``, and with ``asynchronous`` and ``streaming``, where each sample is used in a
-    single period or round. With ``streaming-cumulative`` all that a client has met is kept.
+    The number is 0 with ``sequential`` and ``unannounced``, and with ``asynchronous`` and ``streaming``, where each
+    sample is used in a single period or round. With ``streaming-cumulative`` all samples that a client has met count.
     """
     if data.exposure == "streaming-cumulative":
         return data.most_trained_on
@@ -32,6 +32,6 @@ def kept_samples(data: ClientInputs) -> int:
 
 
 def kept_bytes(data: ClientInputs) -> int:
-    """Bytes of these samples: a byte per pixel, label and task."""
+    """Bytes of the :func:`kept_samples`: one byte for each pixel, label and task."""
     channels, height, width = data.input_shape
     return kept_samples(data) * (channels * height * width + 2)

@@ -12,7 +12,7 @@ from cfl.data.types import Task
 
 
 def learners_of(order: np.ndarray, stream_task: int, members: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-    """(client, number of the task in its sequence) of all clients that learn a task of the stream, ascending.
+    """Ascending pairs (client, number of the task in its sequence) for all clients that learn a stream's task.
 
     Args:
         order: ``[C, T]`` int64, the stream's number of each client's t-th task.
@@ -35,15 +35,15 @@ def dealt_to_learners(
     """Per task of the stream, client -> indices into its training set.
 
     Args:
-        tasks: of the stream.
+        tasks: the stream's tasks.
         partition: how a task's samples are dealt.
         order: as for :func:`learners_of`.
-        members: likewise.
+        members: as for :func:`learners_of`.
         split: see :class:`cfl.data.sequences.TaskSequences`.
         seed: the run's seed.
 
     Raises:
-        ConfigError: what ``partition`` refuses.
+        ConfigError: ``partition`` refuses the samples or the clients.
     """
     num_clients = len(order)
     wanting = [
@@ -59,7 +59,7 @@ def dealt_to_learners(
 
 
 def one_by_one(dealt: Sequence[Mapping[int, np.ndarray]], order: np.ndarray) -> list[Mapping[int, np.ndarray]]:
-    """The same samples where every client's tasks are tasks of their own (:mod:`cfl.data.streams.of_clients`).
+    """Return the same shares for a stream with separate tasks for every client (:mod:`cfl.data.streams.of_clients`).
 
     Args:
         dealt: per task of the stream that clients share, client -> samples.

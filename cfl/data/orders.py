@@ -29,7 +29,7 @@ class RoundOrders:
     def cut(
         self, clients: Sequence[int], samples: Sequence[np.ndarray], steps: Sequence[int], batch_size: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Some clients' samples in order, cut into steps.
+        """Order some clients' samples and cut them into local steps.
 
         Args:
             clients: the k ids.
@@ -42,7 +42,7 @@ class RoundOrders:
             after a client's last step if others have more. The index repeats the client's first sample there. B is at
             most the number of samples of the largest client.
         """
-        batch_size = min(batch_size, max(map(len, samples)))  # wider steps would be padding for everybody
+        batch_size = min(batch_size, max(map(len, samples)))  # wider steps would be padding for all
         index = np.empty((len(clients), max(steps), batch_size), dtype=np.int64)
         mask = np.zeros(index.shape, dtype=bool)
         for row, (client, own, count) in enumerate(zip(clients, samples, steps, strict=True)):

@@ -17,9 +17,9 @@ class Participation(Named, ABC):
     """A rule that says which clients take part in each task. Sampling per round happens among these.
 
     Attributes:
-        name: short lower-case name for reports and run names; the class's if it gives none.
-        min_samples: fewest training samples of a task with which a client takes part in it; 0: a client without a batch
-            is refused.
+        name: short lower-case name for reports and run names; by default the class's name.
+        min_samples: fewest training samples of a task with which a client takes part in it; with 0, a partition that
+            leaves a client without a batch is refused.
     """
 
     min_samples = 0
@@ -39,10 +39,10 @@ class Participation(Named, ABC):
 
 
 def members_checked(participation: Participation, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
-    """:meth:`Participation.members`, if they are what they have to be.
+    """Return :meth:`Participation.members` after checking that they are ascending client ids for each task.
 
     Raises:
-        ConfigError: as for that, or ``data.participation``: its class gives something else.
+        ConfigError: as :meth:`Participation.members`, or ``data.participation``: its class returns something else.
     """
     found = participation.members(num_clients, num_tasks, seed)
     who = type(participation).__name__
@@ -82,8 +82,8 @@ class RandomShare(Participation):
     Source: task heterogeneity in FOT (Bakman et al., ICLR 2024), Table 10, share 0.6.
 
     Args:
-        share: of the clients, above 0, at most 1; their number is rounded as ``schedule.clients_per_round`` is: to the
-            nearest integer, at least 1.
+        share: share of the clients, above 0, at most 1; their number is rounded to the nearest integer, at least 1,
+            like ``schedule.clients_per_round``.
 
     Raises:
         ConfigError: ``data.participation.share`` outside (0, 1].
@@ -141,10 +141,10 @@ class Joining(Participation):
 class Holders(Participation):
     """Only clients with samples of a task take part in its rounds.
 
-    For partitions that leave clients without samples of some tasks (``Dirichlet`` with ``min_samples: 0``, tasks dealt
-    once). The clients are known only when the data are read. An integer ``schedule.clients_per_round`` is the largest
-    number of clients in a round; if fewer hold the task, all of them train. If a task's rounds train on other tasks as
-    well (``data.exposure``), only the samples of that task count here.
+    Meant for partitions that leave clients without samples of some tasks (``Dirichlet`` with ``min_samples: 0``, tasks
+    dealt once). The clients are known only when the data are read. An integer ``schedule.clients_per_round`` is the
+    largest number of clients in a round; if fewer hold the task, all of them train. If a task's rounds train on other
+    tasks as well (``data.exposure``), only the samples of that task count here.
 
     Args:
         of: rule for the clients that may take part; all clients if not given.

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_TASKS = 12
-"""Tasks shown of a partition."""
+"""Most tasks shown in the picture of a partition."""
 
 MOST_CLIENTS = 150
-"""Clients shown of a partition."""
+"""Most clients shown in the picture of a partition."""
 
 _CLIENTS_AT_ONCE = 4096
 _DPI = 150
@@ -54,7 +54,7 @@ def partition_rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndar
 
 
 def write_partition_csv(path: Path, tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> None:
-    """Write :func:`partition_rows` as CSV with a header line, creating ``path``'s folder; memory does not grow."""
+    """Write :func:`partition_rows` as CSV with a header line, a few clients at a time; create ``path``'s folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file, TextIOWrapper(BufferedWriter(file), "ascii", newline="") as lines:
         lines.write(",".join(_columns(tasks)) + "\r\n")  # numbers and hexadecimal digits: nothing to quote
@@ -85,7 +85,7 @@ def _rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) ->
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """At most ``most`` of the places 0 .. count - 1, evenly spaced, first and last among them."""
+    """At most ``most`` evenly spaced numbers of 0 .. count - 1, including the first and the last."""
     if count <= most:
         return list(range(count))
     return np.unique(np.linspace(0, count - 1, most).round().astype(int)).tolist()
@@ -173,7 +173,7 @@ def _class_counts(task: Task, shares: Shares) -> np.ndarray:
 def _fingerprints(shares: Shares) -> list[str]:
     rising = np.diff(shares.samples) >= 0
     starts = shares.offsets[:-1][shares.sizes > 0]
-    rising[starts[1:] - 1] = True  # from one share's last sample to the next one's first
+    rising[starts[1:] - 1] = True  # the first sample of a share may be below the last one of the share before
     if not rising.all():
         shares = Shares.of([np.sort(index) for index in shares])
     samples, ends = memoryview(shares.samples.astype("<i8").tobytes()), (8 * shares.offsets).tolist()

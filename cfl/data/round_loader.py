@@ -18,15 +18,15 @@ class RoundLoader:
 
     The order of a client's samples is keyed by (seed, round, client, epoch), so it is the same for every cohort width.
     With several processes each gets the cohorts of its own share of the clients. All get the same number of batches:
-    a process that finishes before the others gets batches without clients. A round without clients is one of these.
+    a process that finishes before the others gets batches without clients. A round without clients is one such batch.
 
     Args:
-        plan: the round; the clients of a cohort belong to one of its parts.
+        plan: the round; all clients of a cohort belong to the same part of it.
         indices: client -> ``[n]`` indices into the training set of its task.
         schedule: local epochs, batch size, width.
         seed: the run's seed.
-        process: whose share it is, from 0.
-        processes: how many processes share the clients.
+        process: number of this process, from 0.
+        processes: number of processes that share the clients.
         block: most local steps of a :class:`CohortBlock`; 1 yields single steps.
     """
 
@@ -56,7 +56,7 @@ class RoundLoader:
         lengths = [sum(-(-max(steps[c] for c in group) // block) for _, group in groups) for groups in dealt]
         self.cohorts = [group for _, group in dealt[process]]
         self._tasks = [task for task, _ in dealt[process]]
-        self._length = max(1, *lengths)  # a round that nobody joins is one batch without clients
+        self._length = max(1, *lengths)  # a round without clients is one batch without clients
         self._idle = self._length - lengths[process]
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class RoundLoader:
                 sizes=tuple(map(len, own)),
                 index=torch.from_numpy(index),
                 mask=torch.from_numpy(mask),
-                # The widest batch of a step decides its width: nobody computes columns that all clients pad.
+                # A step is as wide as its widest batch, so that columns that all clients pad are not computed.
                 widths=tuple(np.maximum(mask.sum(-1).max(0), 1).tolist()),
                 lengths=lengths,
                 task=task,

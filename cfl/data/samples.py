@@ -16,15 +16,15 @@ from cfl.data.task_handles import TaskHandles, unwrap_tasks
 class ExtraSamples:
     """Samples that a method adds to one local step of up to K clients, such as replayed ones.
 
-    Entries that are not valid under ``mask`` may have any finite values.
+    Entries whose ``mask`` is False may have any finite values.
 
     Attributes:
         x: ``[K, M, C, H, W]`` network input.
         y: ``[K, M]`` int64 output index.
         tasks: ``[K, M]`` int64 task of every sample, or handles.
         mask: ``[K, M]`` bool, False where a client has fewer.
-        weights: ``[K, M]`` float64, factor of each sample's cross-entropy in its client's loss; the step's own samples
-            have 1 over their number.
+        weights: ``[K, M]`` float64, factor of each sample's cross-entropy in its client's loss; the factor of the
+            step's own samples is 1 over their number.
         source: number of the method that added the samples; 0 stands for the step's own.
         extras: name -> ``[K, M, ...]``, further tensors for the method's loss.
         own_factor: ``[K]`` factor of the weights of the step's own samples, or None for 1.

@@ -34,8 +34,8 @@ class OutputMap:
         own: ``[T, O]`` bool, the outputs of each task.
         train: ``[T, O]`` bool, the outputs that take part in the loss of a task's samples while it is trained on, or
             None when all do.
-        grows: whether ``train`` has the classes seen so far, so that replayed samples of earlier tasks compete with all
-            classes seen by then.
+        grows: whether ``train`` has the classes seen so far. Replayed samples of earlier tasks then compete with all
+            classes seen by the current task.
     """
 
     scenario: Scenario
@@ -46,7 +46,7 @@ class OutputMap:
     grows: bool = False
 
     def in_loss_during(self, task: int) -> Tensor | None:
-        """``[T, O]`` bool, the outputs in the loss of every task's samples while ``task`` is trained on, or None."""
+        """``[T, O]`` bool, outputs in the loss of every task's samples while ``task`` is trained on; None: all."""
         if self.train is None or not self.grows:
             return self.train
         return self.train[torch.arange(len(self.train), device=self.train.device).clamp(min=task)]
@@ -82,12 +82,12 @@ def output_map(
         scenario: see :class:`OutputMap`.
         class_loss: class-incremental only: outputs in the training loss, ``all`` classes of the stream, those
             ``seen`` so far, or those of a sample's ``own`` task.
-        variables: outputs where tasks have no classes of their own.
+        variables: number of outputs in scenarios without classes: density, regression and detection.
         groups: per task, the group of tasks that share their outputs, from 0; by default all tasks are one group if
             domain-incremental, and each task is its own otherwise.
 
     Raises:
-        ConfigError: tasks with other numbers to predict, or classes of boxes, than the first.
+        ConfigError: tasks differ in how many numbers they predict, or how many classes their boxes have.
     """
     tasks = len(classes_per_task)
     targets = measure_of(scenario).targets
@@ -134,7 +134,7 @@ def scenario_of(stream: Stream, named: Scenario | None) -> Scenario:
 
 
 def check_class_loss(value: str, scenario: Scenario, exposure: Exposure, in_own_order: bool) -> None:
-    """Refuse a ``data.class_loss`` of some classes where the run is not class-incremental or tells no boundaries.
+    """Refuse ``seen`` and ``own`` unless the run is class-incremental and methods are told task boundaries.
 
     Raises:
         ConfigError: naming what rules it out: scenario, exposure, or ``data.sequences`` (``in_own_order``).
@@ -155,7 +155,7 @@ def check_class_loss(value: str, scenario: Scenario, exposure: Exposure, in_own_
 
 
 def check_answers_compete(stream: Stream, scenario: Scenario, num_outputs: int) -> None:
-    """Refuse streams in which every answer is right, because nothing competes with it.
+    """Refuse streams in which a sample has only one possible class, so that every answer would be right.
 
     Raises:
         ConfigError: ``data.scenario`` or ``data.stream``.

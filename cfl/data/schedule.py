@@ -29,8 +29,8 @@ class RoundPlan:
         round_in_task: from 0.
         clients: the sampled clients' ids, ascending.
         last_of_task: whether the task ends with this round.
-        groups: own clocks only: a plan for each group of clients that began the same task in the same round, and that
-            all end it with this round or all do not.
+        groups: only if clients have their own clocks: a plan for each group of clients that began the same task in the
+            same round, and that either all end it with this round or all go on with it.
     """
 
     round: int
@@ -54,15 +54,17 @@ class Schedule:
         clients_per_round: clients sampled per round, uniformly without replacement: an integer, or a
             fraction in (0, 1] of the clients that hold the task, rounded to the nearest integer, at least 1.
         sampling: ``fixed``: as many clients as ``clients_per_round`` says. ``poisson``: each client that holds the task
-            joins a round by itself, with the probability for which ``clients_per_round`` is the expected number (a
-            fraction is the probability). Their number then varies, and a round may have no client; it leaves the model
-            as it is, unless noise is added to it.
-        client_dropout: share of a round's clients that drop out of it, in [0, 1), rounded to the nearest number, halves
-            to the even one; one always stays. A share with which no round would lose anybody is refused. Where a method
-            asks clients after a round, the same share of all others drops out. A client that has dropped out before its
-            message is left out of the round: it keeps what it had before.
-        dropout_stage: what they do not send any more: ``keys``, ``shares`` or their ``message``, or, when their message
-            is in the sum already, the ``check`` or the ``unmasking`` of a secure sum (docs/secure-sums.md).
+            joins a round independently, with the probability for which ``clients_per_round`` is the expected number (a
+            fraction is the probability). The number of clients then varies. A round may have no client; it changes the
+            model only if noise is added.
+        client_dropout: share of a round's clients that drop out of it, in [0, 1). Their number is rounded to the
+            nearest integer, halves to the even one; one client always stays. A share with which no client would drop
+            out of any round is refused. If a method asks clients after a round, the same share of the clients that were
+            not sampled drops out. A client that drops out before its message is left out of the round: it keeps the
+            state that it had before.
+        dropout_stage: first message that clients that drop out do not send: their ``keys``, ``shares`` or ``message``,
+            or, with the message already in the sum, the ``check`` or the ``unmasking`` of a secure sum
+            (docs/secure-sums.md).
         local_epochs: passes of a sampled client over its data of the task.
         batch_size: samples per local step.
         drop_last: drop a client's last partial batch instead of training on it.
@@ -137,13 +139,13 @@ class Schedule:
         return self._settled
 
     def settle_width(self, width: int, most_padding: float | None = None, at_once: int = 1) -> None:
-        """Say which cohort width is used from now on.
+        """Set the cohort width that is used from now on.
 
         Args:
-            width: clients side by side, at most.
-            most_padding: the share of a cohort's computed samples that may be padding, in [0, 1); None where padding is
-                not computed.
-            at_once: clients that are computed at the same time, where others of the cohort wait for their turn.
+            width: most clients that are trained side by side.
+            most_padding: the share of a cohort's computed samples that may be padding, in [0, 1); None if the engine
+                does not compute padding.
+            at_once: clients that are computed at the same time, while others of the cohort wait for their turn.
         """
         self._settled, self.most_padding, self.at_once = width, most_padding, at_once
 
@@ -174,7 +176,7 @@ class Schedule:
         return max(1, round(wanted * present)) if isinstance(wanted, float) else min(wanted, present)
 
     def num_dropouts(self, clients: int) -> int:
-        """How many of some clients drop out together."""
+        """Number of clients that drop out of ``clients`` clients."""
         return max(0, min(round(self.client_dropout * clients), clients - 1))
 
     def bind(
@@ -190,8 +192,8 @@ class Schedule:
 
         Raises:
             ConfigError: a round needs more clients than hold the task, or may hold it; ``client_dropout`` is so small
-                that nobody would drop out of any round; or clients have their own clocks and do not all hold every
-                task, or could not differ in any.
+                that no client would drop out of any round; or clients have their own clocks, but do not all hold every
+                task, or would all spend the same number of rounds on every task.
         """
         holders = [len(clients) for clients in (members if eligible is None else eligible)]
         fewest, task = min((count, task) for task, count in enumerate(holders))
@@ -219,7 +221,7 @@ class Schedule:
 
 
 class BoundSchedule:
-    """:class:`Schedule` for known tasks and clients. Every answer is a pure function of (seed, round).
+    """:class:`Schedule` for known tasks and clients. Plans of rounds are pure functions of (seed, round).
 
     Args:
         settings: the schedule.
@@ -259,20 +261,20 @@ class BoundSchedule:
         return max(self.settings.sample_size(len(self.members[task])) for task in range(self.num_tasks))
 
     def sampling_rate(self, round: int) -> float | None:
-        """The probability with which each of the clients :meth:`present` joins a round by itself; None if their number
-        is fixed."""
+        """The probability with which each of the clients :meth:`present` joins a round, independently of the others;
+        None if their number is fixed."""
         if self.settings.sampling == "fixed":
             return None
         wanted, present = self.settings.clients_per_round, len(self.present(round))
         return wanted if isinstance(wanted, float) else min(wanted, present) / present
 
     def expected_clients(self, round: int) -> float:
-        """The expected number of clients in a round, which does not depend on who joins."""
+        """The expected number of clients in a round, which does not depend on the clients drawn."""
         rate, present = self.sampling_rate(round), len(self.present(round))
         return float(self.settings.sample_size(present)) if rate is None else rate * present
 
     def dropouts(self, round: int) -> frozenset[int]:
-        """The clients that drop out in a round, of those sampled and of all others; the same in every call."""
+        """The clients that drop out in a round, sampled ones and others; the same in every call."""
         if self.settings.client_dropout and self._dropouts[0] != round:
             sampled = np.array(self.round(round).clients, dtype=np.int64)
             generator, found = numpy_generator(self.seed, "drop out", round), []
@@ -286,7 +288,7 @@ class BoundSchedule:
         return np.unique(np.concatenate([np.asarray(clients) for clients in self.members]))
 
     def next_with_clients(self, round: int) -> int | None:
-        """The first round from this one on that a client joins, or None."""
+        """The first round, from ``round`` on, that has a client; None if there is none."""
         return next((later for later in range(round, self.num_rounds) if self.round(later).clients), None)
 
     def rounds_of(self, task: int) -> int:

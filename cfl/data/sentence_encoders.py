@@ -30,7 +30,7 @@ class SentenceEncoder(Protocol):
     version: str
 
     def __call__(self, texts: list[str]) -> NDArray[np.float32]:
-        """``n`` texts to ``[n, D]``, each by itself."""
+        """Encode ``n`` texts as ``[n, D]``, each text by itself."""
 
 
 class WordLlama:
@@ -43,20 +43,20 @@ class WordLlama:
         size: D, one of :data:`WORDLLAMA_SIZES`.
 
     Raises:
-        ConfigError: the size is another, or the package is not installed.
+        ConfigError: the size is not one of these, or the package is not installed.
     """
 
     def __init__(self, size: int = 256) -> None:
         if size not in WORDLLAMA_SIZES:
             raise ConfigError("--encoder", f"wordllama-{size}", _valid())
         package = _package("wordllama", f"wordllama-{size}")
-        # Its own folder as cache: version 0.4 finds its tokenizer only there.
+        # The cache is the package's own folder, because version 0.4 finds its tokenizer only there.
         own = Path(package.__file__).parent
         self._model = package.WordLlama.load(trunc_dim=size, cache_dir=own, disable_download=True)
         self.name, self.version = f"wordllama-{size}", importlib.metadata.version("wordllama")
 
     def __call__(self, texts: list[str]) -> NDArray[np.float32]:
-        """``n`` texts to ``[n, D]``."""
+        """Encode ``n`` texts as ``[n, D]``."""
         vectors: NDArray[np.float32] = self._model.embed(texts, batch_size=_BATCH)
         return vectors
 
@@ -65,7 +65,7 @@ class SentenceTransformersFolder:
     """A model in the layout of the package ``sentence-transformers``, such as a DistilBERT.
 
     Args:
-        folder: holds it; its name becomes the encoder's, the SHA-256 of its files part of the version.
+        folder: folder of the model. Its name becomes the encoder's name, the SHA-256 of its files part of the version.
 
     Raises:
         ConfigError: there is no such folder, or the package is not installed.
@@ -80,16 +80,16 @@ class SentenceTransformersFolder:
         self.version = f"{importlib.metadata.version('sentence-transformers')}, files {_sha256(folder)}"
 
     def __call__(self, texts: list[str]) -> NDArray[np.float32]:
-        """``n`` texts to ``[n, D]``."""
+        """Encode ``n`` texts as ``[n, D]``."""
         found = self._model.encode(texts, batch_size=_BATCH, convert_to_numpy=True, show_progress_bar=False)
         return np.asarray(found, dtype=np.float32)
 
 
 def sentence_encoder(name: str) -> SentenceEncoder:
-    """``wordllama-256`` (128, 64), or the path of a folder of ``sentence-transformers``.
+    """Return the encoder with a name: ``wordllama-256`` (128, 64), or a folder of ``sentence-transformers``.
 
     Raises:
-        ConfigError: there is no such encoder here; says what there is.
+        ConfigError: there is no such encoder on this machine; the message says which names are valid.
     """
     if name in {f"wordllama-{size}" for size in WORDLLAMA_SIZES}:
         return WordLlama(int(name.rpartition("-")[2]))

@@ -19,17 +19,17 @@ class TaskSequences(ABC):
     """A rule that gives every client its own sequence of tasks.
 
     All clients learn their t-th task at the same time, but these tasks differ. Rounds, methods and accuracy matrices
-    number tasks by their position t in the client's own sequence. Images go by the stream's number of the task.
+    number tasks by their position t in the client's own sequence. Images are those of the stream's task.
 
     Args:
         split: the shares that a task's training samples are cut into: one for each of all ``clients`` (shares of
             clients that never learn the task are not used), or one for each of the ``holders``, the clients that learn
             it. With ``whole`` each holder has all samples, so that clients share them (CONFEDMADE, Table 5).
         outputs: the network's outputs for a client's t-th task. With ``task`` they belong to the stream's task: clients
-            that learn the same task, at whatever time, train the same outputs. With ``place`` they are the t-th of the
-            client: all clients train the same outputs at the same time, for different tasks, so that a mean over
-            clients mixes these. ``place`` needs ``data.scenario: task``. It makes no difference to methods that keep
-            outputs on their clients.
+            that learn the same task, at whatever time, train the same outputs. With ``place`` they belong to the
+            position t: all clients train the same outputs at the same time, for different tasks, so that a mean over
+            clients mixes the tasks. ``place`` needs ``data.scenario: task``. It makes no difference to methods that
+            keep outputs on their clients.
 
     Raises:
         ConfigError: another ``split`` or ``outputs``.
@@ -51,7 +51,7 @@ class TaskSequences(ABC):
 
         Args:
             num_clients: C.
-            num_tasks: of the stream.
+            num_tasks: number of the stream's tasks.
             seed: the run's seed.
 
         Raises:
@@ -125,16 +125,17 @@ class DisjointTasks(TaskSequences):
 
 
 class FixedTasks(TaskSequences):
-    """Sequences written out, such as the published ones of NonIID-50 (FedWeIT).
+    """Sequences given as lists, such as the published ones of NonIID-50 (FedWeIT).
 
     Args:
-        tasks: one list of stream tasks, counted from 0, per client; all of one length.
-        split: see :class:`TaskSequences`; where no two clients share a task, ``holders`` gives each all of its samples.
-        count: only the first so many of each list; null takes all.
+        tasks: for each client a list of stream tasks, counted from 0; all lists have the same length.
+        split: see :class:`TaskSequences`. If no two clients share a task, ``holders`` gives each client all samples of
+            its tasks.
+        count: number of tasks to take from the start of each list; null takes all.
         outputs: see :class:`TaskSequences`.
     """
 
-    # Just a list: the command line's parser copies a longer type's values for each of them.
+    # Typed as just a list: with a longer type the command line's parser copies all values for each of them.
     def __init__(
         self, tasks: list, split: Split = "holders", count: int | None = None, outputs: Outputs = "task"
     ) -> None:

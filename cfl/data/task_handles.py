@@ -1,7 +1,7 @@
 """Opaque task handles for methods that must not use task ids.
 
 A handle is passed on to functions that look up a client's current data. Comparing it, computing with it or printing
-its number fails with :class:`TaskHidden`. What else such methods are shown is in :mod:`cfl.methods.task_free`.
+its number fails with :class:`TaskHidden`. See :mod:`cfl.methods.task_free` for what else such methods see.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class TaskHidden(RuntimeError):
-    """A method that declares to need no task has asked for one."""
+    """Raised when a method that declares to need no task uses a task."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is hidden from a method that declares to need neither task ids nor boundaries")
@@ -70,7 +70,7 @@ def shown_task(method: TellsIfTaskFree, task: int) -> int:
 
 
 def only_handle(task: TaskRef) -> TaskHandle:
-    """The task, if it is a handle.
+    """Return a task's handle; refuse a task's number.
 
     Raises:
         TaskHidden: it is a number, which a task-free method cannot know.

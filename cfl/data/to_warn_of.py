@@ -1,4 +1,4 @@
-"""What of a run's data is probably not meant, in sentences to warn of."""
+"""Finds what is probably not intended in a run's data, as sentences to warn of."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _USUAL_CHANNELS = 4
 
 
 def to_warn_of(data: ClientDataAssignment, input_shape: tuple[int, int, int]) -> list[str]:
-    """Sentences about idle clients, unreached tasks, clients in the data that the partition passes over, and channels
-    that are probably pixels.
+    """Return warnings about idle clients, unreached tasks, ignored owners of samples and swapped axes of images.
 
-    Idle clients may be intended, to leave their samples out. Accuracies of unreached tasks are those of untrained ones.
+    Idle clients may be intended, to leave their samples out. Unreached tasks are evaluated, but not trained. Owners of
+    samples are ignored by all partitions except ``Natural``. Axes are probably swapped if images have many channels.
 
     Args:
-        data: who holds what.
+        data: the samples of clients.
         input_shape: ``(C, H, W)`` of one image.
     """
     found = []

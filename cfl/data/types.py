@@ -19,8 +19,8 @@ class ImageSet:
         images: ``[N, C, H, W]`` uint8, or float32 where the data set holds numbers that bytes cannot.
         labels: ``[N]`` int64, values ``0 .. num_classes - 1``; or float32 ``[N, D]``, numbers to
             predict, or ``[N, M, 5]``, boxes: class (-1 where there is none), left, top, right and bottom in pixels.
-        clients: ``[N]`` int64 from 0, whose sample each is, where the data set says so; otherwise None.
-        seconds: ``[N]`` float64, how long each sample lasts in a recording, where the data set says so; otherwise None.
+        clients: ``[N]`` int64, the client, from 0, that owns each sample; None if the data set does not say.
+        seconds: ``[N]`` float64, how long each sample lasts in a recording; None if the data set does not say.
     """
 
     images: Tensor
@@ -58,7 +58,7 @@ class ImageSet:
 
     @property
     def groups(self) -> Tensor:
-        """``[N]`` int64: classes by which samples are dealt and counted; one for all where labels are numbers."""
+        """``[N]`` int64: classes by which samples are dealt and counted; all 0 if labels are numbers or boxes."""
         return self.labels if self.labels.ndim == 1 else torch.zeros(len(self), dtype=torch.int64)
 
     def subset(self, index: Tensor) -> ImageSet:
@@ -112,11 +112,11 @@ class PixelTransform:
         return self._on_device[device]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """``[..., C, H, W]`` as stored to ``[..., C, H, W]`` float32."""
+        """Convert stored images ``[..., C, H, W]`` to network input, float32 of the same shape."""
         return self.normalised(self.mapped(images))
 
     def mapped(self, images: Tensor) -> Tensor:
-        """The pixel map alone, ``[..., C, H, W]`` to the same; the images themselves if there is none."""
+        """Apply the pixel map alone to ``[..., C, H, W]``; return the images themselves if there is none."""
         _, _, index, outside = self._constants(images.device)
         if index is None:
             return images
@@ -126,18 +126,18 @@ class PixelTransform:
         return flat.view(images.shape)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """The normalisation alone, ``[..., C, H, W]`` as stored to float32; a copy."""
+        """Apply the normalisation alone to stored images ``[..., C, H, W]``; return a float32 copy."""
         factor, offset, _, _ = self._constants(images.device)
         return images.to(torch.float32, copy=True).mul_(factor).add_(offset)
 
 
 def mapped_apart(images: Tensor, transforms: Sequence[PixelTransform], which: Tensor) -> Tensor:
-    """:meth:`PixelTransform.mapped` of ``[n, C, H, W]`` images, each by its own of some transforms.
+    """Apply to each image ``[n, C, H, W]`` the pixel map of its own transform, as :meth:`PixelTransform.mapped`.
 
     Args:
         images: as stored.
-        transforms: whatever their normalisation.
-        which: ``[n]`` int64, each image's place in ``transforms``.
+        transforms: transforms with the pixel maps; their normalisation is not used.
+        which: ``[n]`` int64, position of each image's transform in ``transforms``.
     """
     pixels = images.shape[-2] * images.shape[-1]
     own = [transform._constants(images.device)[2:] for transform in transforms]
@@ -156,7 +156,7 @@ def _pixels(images: Tensor, index: Tensor) -> Tensor:
     """``[..., P]`` with the pixels in the order of ``index`` ``[P]``."""
     if images.device.type != "cpu":
         return images.index_select(-1, index)
-    # On CPUs, pixel by pixel over a few images at a time, which stay in the cache: a quarter of the time.
+    # On CPUs a few images at a time, which stay in the cache. This takes a quarter of the time.
     rows = images.reshape(-1, images.shape[-1])
     found = torch.empty_like(rows)
     for part, target in zip(rows.split(_AT_A_TIME), found.split(_AT_A_TIME), strict=True):
@@ -172,7 +172,7 @@ class Task:
         name: for tables and pictures, e.g. ``permutation 3`` or ``cifar100 classes 20-29``.
         train: training samples, labels ``0 .. num_classes - 1`` within the task.
         test: test samples, labelled likewise.
-        num_classes: number of classes of this task; of numbers to predict, D.
+        num_classes: number of classes of this task, or number D of values to predict.
         transform: stored values to network input.
     """
 

@@ -36,7 +36,7 @@ def set_aside(
 def _cut(
     task: int, of_task: Mapping[int, np.ndarray], share: float, seed: int, first: dict[tuple[int, bytes], int]
 ) -> tuple[ClientShares, ClientShares]:
-    """Split one task; ``first`` is the earliest task in which a client had exactly these samples."""
+    """Split one task; ``first`` maps (client, digest of its samples) to the earliest task with just these samples."""
     train, aside = [], []
     for client, samples in of_task.items():
         key = first.setdefault((client, hashlib.sha256(samples.tobytes()).digest()), task)

@@ -19,15 +19,15 @@ ADDRESS = "https://s3.amazonaws.com/fast-ai-nlp/yahoo_answers_csv.tgz"
 def questions(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[str, int]]:
     """Text and topic, from 0, of every line of ``train.csv`` or ``test.csv``.
 
-    A line holds the topic from 1, the question's title and content, and the best answer. Line breaks are written as
-    ``\\n`` there and become spaces here, as do those between fields; empty fields are left out.
+    A line holds the topic from 1, the question's title and content, and the best answer. Line breaks, which the file
+    has as ``\\n``, become spaces. Fields are joined by spaces; empty fields are left out.
 
     Args:
         file: to read.
         fields: of :data:`FIELDS`, those that make the text, in this order.
 
     Raises:
-        DataFilesMissing: the file is absent or empty, or a line is of another kind; says which.
+        DataFilesMissing: the file is absent or empty, or a line has another format; the message says which line.
     """
     if not file.is_file():
         raise DataFilesMissing(

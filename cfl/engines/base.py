@@ -27,25 +27,26 @@ Compile = Literal["default", "reduce-overhead"]
 
 
 class EngineOptions:
-    """How local steps are computed. Changes speed and memory, never results beyond float rounding.
+    """Settings for the computation of local steps. They change speed and memory, and results only by rounding.
 
     Args:
         kind: ``vmap`` computes the clients of a cohort together as stacked tensors, ``workers`` one by one on threads
             with one math thread each (CPU only); ``auto`` takes the fastest in a short trial.
-        workers: threads of ``workers``; null takes torch's number of math threads, hence OMP_NUM_THREADS.
-        stack: clients that one of the ``workers`` computes together, for chains of linear layers; null takes the
-            fastest in a short trial.
-        batch_last: whether ``workers`` hold images and maps with the batch last in memory, for chains of convolutions,
-            pooling and linear layers: faster for small maps, slower for many wide ones; every step holds the patches of
-            all convolutions. null takes the faster in a short trial, if all threads' patches fit 256 MiB.
+        workers: number of threads of ``workers``; null takes torch's number of math threads (OMP_NUM_THREADS).
+        stack: number of clients that a thread of ``workers`` computes together, for chains of linear layers; null takes
+            the fastest number in a short trial.
+        batch_last: whether ``workers`` hold images and feature maps with the batch last in memory, for chains of
+            convolutions, pooling and linear layers. It is faster for small maps and slower for many wide ones. Every
+            step holds the patches of all convolutions in memory. null takes the faster layout in a short trial, or
+            false if the patches of all threads take more than 256 MiB.
         compile: torch.compile mode for ``vmap``; ``reduce-overhead`` replays CUDA graphs. null does not compile.
             Steps of cohorts of one client, and steps whose loss is not the plain mean cross-entropy of a client's own
             samples (replayed ones, weights or terms of methods, densities), are not compiled.
         matmul_precision: torch's float32 matmul precision in local steps; ``high`` allows TF32 on GPUs that have it.
-            Elsewhere (tests, bases, sketches, aggregation) products are float32 all the same.
-        products: which library multiplies matrices in hand-written steps of ``workers``: ``blas``, torch's own way, or
-            ``onednn`` for whole batches and products that are large enough, where clients are not stacked: up to twice
-            as fast if torch's BLAS is MKL and the processor no Intel. null takes the faster in a short trial.
+            Other computations (tests, bases, sketches, aggregation) always use float32 products.
+        products: library that multiplies matrices in hand-written steps of ``workers``. ``blas`` is torch's default.
+            ``onednn`` is used for large products of whole batches if clients are not stacked. It is up to twice as fast
+            if torch's BLAS is MKL and the processor is not from Intel. null takes the faster in a short trial.
 
     Raises:
         ConfigError: a value other than these, or one that does not go with ``kind``.
@@ -86,18 +87,19 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step needs beside cohort and batch.
+    """Arguments of a local step other than the cohort and the batch.
 
     Attributes:
         seed: the run's seed.
-        fused_sgd: learning rate and weight decay of plain SGD, where nothing but the optimizer wants the gradients: the
-            engine then may take the optimizer's step itself. None: gradients are to be left on the parameters.
+        fused_sgd: learning rate and weight decay of plain SGD if only the optimizer uses the gradients. The engine then
+            takes the optimizer's step itself. None means that it leaves gradients on the parameters.
         objective: what a client minimises, given its logits.
-        right_factors: weight name -> what clients' gradients are multiplied with from the right; only for engines that
-            say that they do so (:attr:`Engine.multiplies`).
-        pulls: with ``fused_sgd``: where weights are pulled besides; only where :attr:`Engine.pulls` is true.
+        right_factors: weight name -> factors by which clients' gradients are multiplied from the right; only if
+            :attr:`Engine.multiplies` is true.
+        pulls: parameter name -> pull on the clients' weights, which the engine applies in its SGD step; only with
+            ``fused_sgd``, and only if :attr:`Engine.pulls` is true.
         keeps_logits: whether to leave the step's logits at :attr:`Engine.logits`.
-        purpose: name of the step's dropout masks: another one for another pass over samples within the same step.
+        purpose: key of the step's dropout masks; another pass over samples within the same step uses another one.
     """
 
     seed: int
@@ -117,32 +119,33 @@ class Engine(ABC):
     """Whether the cohort should hold convolution weights with the channels last in memory."""
 
     steps_at_once = False
-    """Whether the engine takes the optimizer's step itself where it may (:attr:`StepContext.fused_sgd`)."""
+    """Whether the engine is meant to take the optimizer's step itself (:attr:`StepContext.fused_sgd`)."""
 
     multiplies = False
     """Whether the engine applies :attr:`StepContext.right_factors`, which is cheaper for it than for methods."""
 
     pulls = False
-    """Whether the engine does :attr:`StepContext.pulls` where it takes the step at once."""
+    """Whether the engine applies :attr:`StepContext.pulls` when it takes the optimizer's step itself."""
 
     logits: Tensor | None = None
-    """``[k, B + M, O]`` of the last step's own and added samples, if it was to keep them; padded ones are anything."""
+    """Logits ``[k, B + M, O]`` of the last step's own and added samples, if :attr:`StepContext.keeps_logits` was set.
+    Those of padded samples are arbitrary."""
 
     @abstractmethod
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         """Each client's loss, ``[k]``; 0 for a client that has finished.
 
-        Without methods that say otherwise, the mean cross-entropy on its unmasked samples.
+        Unless methods or the measure change the loss, it is the mean cross-entropy of the client's unmasked samples.
         """
 
     leaves_finished_clients = False
     """Whether :meth:`train` leaves a client as it is after its last step, while others of its cohort go on."""
 
     failed_step: int | None = None
-    """The local step in which the last :meth:`train` failed, where the engine knows it."""
+    """The local step in which the last :meth:`train` failed; None if it did not fail, or the engine does not know."""
 
     def train(self, cohort: Cohort, block: CohortBlock, context: StepContext) -> Tensor:
-        """Take the optimizer's step for every step of a block; only with :attr:`StepContext.fused_sgd`.
+        """Take all local steps of a block, the optimizer's included; only with :attr:`StepContext.fused_sgd`.
 
         Returns:
             ``[k, S]``, each client's loss in each step as :meth:`losses` has it.
@@ -152,16 +155,16 @@ class Engine(ABC):
 
     @abstractmethod
     def backward(self, total: Tensor, cohort: Cohort) -> None:
-        """Leave the gradients of ``total``, the sum of :meth:`losses` and of what methods added, on the parameters.
+        """Leave the gradients of ``total``, the sum of :meth:`losses` and of terms of methods, on the parameters.
 
-        Where :meth:`losses` has already taken the optimizer's step, parameters get no gradient.
+        If :meth:`losses` has already taken the optimizer's step, parameters get no gradient.
         """
 
     def gradients(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> dict[str, Tensor]:
-        """Gradients of :meth:`losses` where the clients are now: name -> ``[k, ...]``, valid until the next call.
+        """Gradients of :meth:`losses` at the clients' present weights: name -> ``[k, ...]``, valid until the next call.
 
-        Parameters, their own gradients and buffers stay as they are, so that a method may ask at any time, also under
-        ``torch.no_grad``.
+        Parameters, their own gradients and buffers do not change. Methods may therefore call this at any time, also
+        under ``torch.no_grad``.
         """
         held = {name: parameter.grad for name, parameter in cohort.parameters.items()}
         buffers = {name: buffer.clone() for name, buffer in cohort.buffers.items()}
@@ -179,7 +182,7 @@ class Engine(ABC):
                 cohort.buffers[name].copy_(buffer)
 
     def close(self) -> None:  # noqa: B027  most engines have nothing to give back
-        """Give back threads."""
+        """End the engine's threads, if it has any."""
 
 
 def dropout_keys(
@@ -190,7 +193,7 @@ def dropout_keys(
     device: torch.device,
     whose: str = "",
 ) -> Tensor:
-    """``[k]`` int64 keys of the dropout masks of some clients of a cohort in one step, and of ``whose`` samples."""
+    """``[k]`` int64 keys of some clients' dropout masks in one step; ``whose`` names samples that are not their own."""
     keys = [seed_for(context.seed, context.purpose + whose, cohort.round, c, batch.step) for c in clients]
     return moved(torch.tensor(keys, dtype=torch.int64), device)
 
@@ -208,14 +211,14 @@ def drawn_masks(
     """Dropout masks of some clients' samples in a step.
 
     Args:
-        masks: draws.
-        context: the step's.
-        cohort: whose clients.
+        masks: draws the masks.
+        context: of the step.
+        cohort: the clients' cohort.
         batch: the step.
         rows: the clients' rows.
-        count: number of samples of each.
-        device: where the masks shall be.
-        whose: which samples, where they are not the clients' own.
+        count: number of samples of each client.
+        device: device of the masks.
+        whose: name of the samples, a part of the masks' keys; empty for the clients' own samples.
 
     Returns:
         layer name -> ``[len(rows), count, ...]``.
@@ -229,10 +232,10 @@ def drawn_masks(
 def added_masks(
     masks: DropoutMasks, context: StepContext, cohort: Cohort, batch: CohortBatch, rows: range, device: torch.device
 ) -> dict[str, Tensor]:
-    """As :func:`drawn_masks`, of the samples that methods have added, one method's behind another's.
+    """As :func:`drawn_masks`, for all samples that methods have added, in the order of ``batch.added``.
 
-    Each lot of samples has masks of its own, known by its method and by how many that has added before: where a lot
-    begins depends on how far those before it are padded, and whether there are any on who shares the cohort.
+    Each lot of added samples has its own masks, keyed by its method and its number among the method's lots. The lot's
+    place in the batch is no key, because it depends on padding and so on the other clients of the cohort.
     """
     lots: dict[int, int] = {}
     found: list[dict[str, Tensor]] = []

@@ -1,9 +1,9 @@
 """Chains that hold the batch innermost in memory, ``[C, H, W, B]`` and ``[F, B]``: the fast way with small maps.
 
-A convolution is one product, ``Z = W X`` with ``W [O, C kh kw]`` and the patches ``X [C kh kw, Ho Wo B]``. Where
-samples lie side by side, copying the patches, adding their gradients up and pooling work on runs of at least B numbers,
-however few and small the maps are; a batch's maps are a linear layer's input without a copy; and the step can be
-recorded. For many wide maps torch's own kernels are faster. The engine's trial decides.
+A convolution is one product, ``Z = W X`` with ``W [O, C kh kw]`` and the patches ``X [C kh kw, Ho Wo B]``. With the
+samples side by side, copying patches, adding up their gradients and pooling work on runs of at least B numbers, even if
+maps are few and small. A batch's maps are a linear layer's input without a copy. The step can be recorded. For many
+wide maps torch's own kernels are faster. The engine's trial decides.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cfl.engines.products import Products
 
 
 class BatchLastChain(Chain):
-    """A chain of one client's layers with the batch last; :meth:`of_chain` makes it of another.
+    """A chain of one client's layers with the batch last; :meth:`of_chain` makes it of an ordinary chain.
 
-    It computes what the other does up to float rounding. Samples come and logits leave with the batch first.
+    Both compute the same up to float rounding. Inputs and logits have the batch first.
     """
 
     def __init__(self, links: list[Layer], products: Products) -> None:
@@ -33,7 +33,7 @@ class BatchLastChain(Chain):
 
     @classmethod
     def of_chain(cls, chain: Chain) -> BatchLastChain | None:
-        """The same layers and products, or None if one of them cannot be had: convolutions in groups."""
+        """A chain with the same layers and products; None if it has convolutions in groups."""
         links = [_batch_last(layer) for layer in chain.layers]
         return None if None in links else cls([link for link in links if link is not None], chain.products)
 
@@ -76,7 +76,7 @@ class Linear(Layer):
 
 
 class Conv2d(Layer):
-    """``nn.Conv2d`` with zeros around and without groups on ``[C, H, W, B]``."""
+    """``nn.Conv2d`` with zero padding and without groups on ``[C, H, W, B]``."""
 
     weighted = True
 
@@ -85,12 +85,12 @@ class Conv2d(Layer):
         self.kernel, self.stride, self.padding, self.dilation = of.kernel, of.stride, of.padding, of.dilation
 
     def forward(self, run: Pass, h: Tensor) -> Tensor:
-        """One product with the patches."""
+        """Multiply the weight with the patches, in one product."""
         height, width = self.padding
         if height or width:
             h = F.pad(h, (0, 0, width, width, height, height))
         shape, strides = self._windows(h)
-        # Contiguous also where they overlap in a row of a single channel, which oneDNN cannot read.
+        # Contiguous, because patches in a row of a single channel may be an overlapping view, which oneDNN cannot read.
         patches = h.as_strided(shape, strides).reshape(math.prod(shape[:3]), -1).contiguous()
         run.saved.append((patches, shape, _sizes(h)))
         return _product(run, self.weight, self.bias, patches).view(-1, *shape[3:])
@@ -122,11 +122,11 @@ class Conv2d(Layer):
         return [channels, *self.kernel, *fit, samples], [channel, *inside, *between, sample]
 
     def _gains_by_rows(self, shape: list[int], outputs: int) -> bool:
-        """Whether what is saved on patches is more than the copy of the weights costs."""
+        """Whether :meth:`_added_by_rows` saves more on patches than its copy of the weights costs."""
         return self.stride[0] == 1 and shape[1] > 1 and math.prod(shape[3:]) >= 4 * outputs
 
     def _added_one_by_one(self, run: Pass, g: Tensor, shape: list[int], padded: list[int]) -> Tensor:
-        """``dZ [O, Ho Wo B]`` to the padded input's gradient: that of all patches, each element of the kernel added."""
+        """The padded input's gradient from ``dZ [O, Ho Wo B]``: that of all patches, added up per kernel element."""
         of_patches = run.products.of(run.weights[self.weight].flatten(1).t(), g).view(shape)
         inner = g.new_zeros(padded)
         for i in range(shape[1]):
@@ -135,9 +135,9 @@ class Conv2d(Layer):
         return inner
 
     def _added_by_rows(self, run: Pass, g: Tensor, shape: list[int], padded: list[int]) -> Tensor:
-        """The same with products that are added, a row of the kernel at a time, to where its patches overlap.
+        """As :meth:`_added_one_by_one`, by one product per row of the kernel, which is added where patches overlap.
 
-        Of ``[C, kw, H, Wo, B]``, the kernel's columns beside each other, instead of ``[C, kh, kw, Ho, Wo, B]``.
+        The products are in ``[C, kw, H, Wo, B]`` instead of ``[C, kh, kw, Ho, Wo, B]``.
         """
         channels, kernel_rows, kernel_columns, high, wide, samples = shape
         weight = run.weights[self.weight].permute(2, 1, 3, 0).flatten(1, 2)  # [kh, C kw, O]
@@ -153,23 +153,23 @@ class Conv2d(Layer):
         return inner
 
     def _place(self, padded: Tensor, shape: list[int], i: int, j: int) -> Tensor:
-        """Where the padded input has what an element of the kernel is multiplied with: ``[C, Ho, Wo, B]``."""
+        """The view ``[C, Ho, Wo, B]`` of a padded input that the kernel's element ``i, j`` is multiplied with."""
         rows = _every(i * self.dilation[0], self.stride[0], shape[3])
         return padded[:, rows, _every(j * self.dilation[1], self.stride[1], shape[4])]
 
 
 class MaxPool2d(layers.MaxPool2d):
-    """Max-pooling of ``[C, H, W, B]``: for torch's kernel, images with the channels last, samples being channels."""
+    """Max-pooling of ``[C, H, W, B]``, which torch's kernel sees as C images of B channels, the channels last."""
 
     def __init__(self, of: layers.MaxPool2d) -> None:
         self.geometry = of.geometry
 
     def forward(self, run: Pass, h: Tensor) -> Tensor:
-        """The maxima; where they were is kept."""
+        """Return the maxima, and keep their places."""
         return super().forward(run, h.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
     def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
-        """The gradient goes to where the maxima were."""
+        """Put the gradient at the places of the maxima."""
         inner = super().backward(run, g.permute(0, 3, 1, 2), wanted)
         return None if inner is None else inner.permute(0, 2, 3, 1)
 
@@ -195,7 +195,7 @@ class Flatten(Layer):
     """``[C, H, W, B]`` to ``[C H W, B]``, the units in the order (C, H, W)."""
 
     def __init__(self, of: layers.Flatten) -> None:
-        """There is nothing to know of it."""
+        """Take the layer that it replaces, as the other classes do."""
 
     def forward(self, run: Pass, h: Tensor) -> Tensor:
         """A view."""
@@ -204,18 +204,18 @@ class Flatten(Layer):
         return h.view(-1, shape[-1])
 
     def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
-        """The same shape back."""
+        """Restore the input's shape."""
         return g.view(run.saved.pop())
 
 
 def _product(run: Pass, weight: str, bias: str | None, h: Tensor) -> Tensor:
     product = run.products.of(run.weights[weight].flatten(1), h)
-    # Not by addmm, which a recording takes apart into two operations that round otherwise.
+    # Not by addmm, because a recording splits it into two operations that round differently.
     return product if bias is None else product.add_(run.weights[bias].unsqueeze(1))
 
 
 def _hand_over(run: Pass, weight: str, bias: str | None, g: Tensor, h: Tensor) -> None:
-    """The gradients of ``Z = W H + b``, all matrices with columns side by side: ``dZ [O, N]``, ``H [d, N]``."""
+    """Hand over the gradients of ``Z = W H + b`` for ``dZ [O, N]`` and ``H [d, N]``."""
     factor = run.factors.get(weight)
     if factor is None:
         run.update.product(weight, g, h.t(), run.products)
@@ -230,7 +230,7 @@ def _every(first: int, step: int, number: int) -> slice:
 
 
 def _sizes(h: Tensor) -> list[int]:
-    """Plain numbers, also while a step is recorded: a recording is for one batch size."""
+    """The shape in plain numbers, even while a step is recorded, because a recording is for one batch size."""
     return [int(size) for size in h.shape]
 
 

@@ -1,8 +1,8 @@
 """Networks that are one chain of simple layers: forward, backward and update written out, without autograd.
 
-What autograd costs on small networks is the writing of gradients that are read once, to be added to the weights. Here
-the product that is the gradient is added to the weights directly, ``W <- W - lr dZ^T H``, and activations are changed
-in place. The arithmetic is that of autograd and ``torch.optim.SGD``, up to float rounding.
+On small networks, autograd's cost is the writing of gradients that are read only once, to be added to the weights. Here
+the product that gives the gradient is added to the weights directly, ``W <- W - lr dZ^T H``, and activations are
+changed in place. The arithmetic is that of autograd and ``torch.optim.SGD``, up to float rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Chain:
 
     Args:
         layers: from input to logits.
-        products: multiplies matrices of one client; those of stacks are torch's batched ones. None is torch's own way.
+        products: multiplies matrices of one client; None is torch's default. Stacks use torch's batched products.
     """
 
     def __init__(self, layers: Sequence[Layer], products: Products | None = None) -> None:
@@ -38,16 +38,16 @@ class Chain:
         self.stackable = all(not isinstance(layer, Conv2d | MaxPool2d) for layer in layers)
         self.has_convolutions = any(isinstance(layer, Conv2d) for layer in layers)
         weighted = [layer.weighted for layer in layers]
-        # The input's gradient is wanted by layers that have weights before them: nobody wants the image's.
+        # A layer computes the gradient of its input only if a layer before it has weights.
         self._backward = [(layer, any(weighted[:position])) for position, layer in enumerate(layers)][::-1]
 
     @classmethod
     def of(cls, network: nn.Module, products: Products | None = None) -> Chain | None:
-        """The chain that a network is, or None if it is anything else.
+        """A network as a chain, or None if it is not a chain of known layers.
 
-        Known are Linear, Conv2d, ReLU, counted Dropout, MaxPool2d and Flatten, as layers or functions, one after
-        another, each weight used once, no hook on any layer, and nothing computed without gradients or in another
-        precision.
+        Known layers are Linear, Conv2d, ReLU, counted Dropout, MaxPool2d and Flatten; ReLU, MaxPool2d and Flatten also
+        as functions. They follow one after another, and each weight is used once. The network must have no buffers and
+        no hooks, and compute nothing without gradients or in another precision.
         """
         if any(True for _ in network.buffers()) or any(
             m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
@@ -55,7 +55,7 @@ class Chain:
         ):
             return None
         try:
-            # Of a copy: a forward pass may change the module that it belongs to.
+            # A copy is traced, because a forward pass may change its module.
             with torch.enable_grad():
                 graph = _Tracer().trace(copy.deepcopy(network))
         except Exception:  # control flow that depends on data, and whatever else a forward pass may do
@@ -79,7 +79,7 @@ class Chain:
                     return None
                 if layer:
                     if isinstance(layer, Linear) and not flat:
-                        return None  # a product for every place of a map
+                        return None  # this layer would be applied at every place of a map
                     flat = flat or isinstance(layer, Flatten)
                     layers.append(layer)
             before = node
@@ -103,7 +103,7 @@ class Chain:
         head: Head | None = None,
         factors: Mapping[str, ClientFactor] | None = None,
     ) -> Tensor:
-        """One training step: gradients of the mean cross-entropy, handed to ``update`` layer by layer.
+        """Take one training step: compute the loss, and hand its gradients to ``update`` layer by layer.
 
         Args:
             x: ``[B, C, H, W]`` of one client or ``[m, B, C, H, W]`` of a stack; may be changed.
@@ -112,9 +112,9 @@ class Chain:
             outputs: ``[O]`` bool, the outputs in the loss, or None for all.
             weights: parameter name -> ``[...]`` or ``[m, ...]``.
             masks: dropout layer name -> ``[B, ...]`` or ``[m, B, ...]``.
-            update: takes the gradients.
-            head: another loss than the mean cross-entropy of ``y``: logits to loss and its gradient.
-            factors: weight name -> what its gradient is multiplied with from the right; of one client only.
+            update: receives the gradients.
+            head: function of the logits that returns a loss and its gradient; None is the mean cross-entropy of ``y``.
+            factors: weight name -> factor by which its gradient is multiplied from the right; for one client only.
 
         Returns:
             The loss, ``[]`` or ``[m]``.
@@ -126,14 +126,14 @@ class Chain:
         return loss
 
     def forward(self, run: Pass, x: Tensor) -> Tensor:
-        """Logits ``[..., B, O]`` of inputs, which may be changed; leaves on ``run`` what :meth:`backward` needs."""
+        """Logits ``[..., B, O]`` of inputs, which may be changed; ``run`` keeps what :meth:`backward` needs."""
         h = self.enter(x)
         for layer in self.layers:
             h = layer.forward(run, h)
         return self.turn(h)
 
     def backward(self, run: Pass, g: Tensor) -> None:
-        """Hand over the gradients of a loss whose gradient by the logits is ``g``, layer by layer, the last first."""
+        """Hand the weights' gradients to ``run.update``, last layer first; ``g`` is the gradient by the logits."""
         g = self.turn(g)
         for layer, wanted in self._backward:
             inner = layer.backward(run, g, wanted)
@@ -142,11 +142,11 @@ class Chain:
             g = inner
 
     def enter(self, x: Tensor) -> Tensor:
-        """Images as the layers want them in memory."""
+        """The images in the memory layout that the layers need."""
         return x.contiguous(memory_format=torch.channels_last) if self.has_convolutions else x
 
     def turn(self, matrix: Tensor) -> Tensor:
-        """What the last layer gives to logits ``[..., B, O]``, and their gradient to what it takes back."""
+        """Convert the last layer's output to logits ``[..., B, O]``, or their gradient to that of its output."""
         return matrix
 
 
@@ -179,7 +179,7 @@ def cross_entropy_with_gradient(
 
 
 class _Tracer(fx.Tracer):
-    """Refuses what a graph does not tell of a forward pass: that a part of it has no gradients, or is in autocast."""
+    """Refuses forward passes with parts without gradients or in autocast, which a graph does not show."""
 
     def create_node(self, *arguments: Any, **named: Any) -> fx.Node:
         if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
@@ -191,7 +191,7 @@ class _Tracer(fx.Tracer):
 
 
 _NOTHING: tuple[()] = ()
-"""What stands for a layer that does nothing."""
+"""Stands for a layer that does nothing."""
 
 
 def _module_layer(node: fx.Node, modules: Mapping[str, nn.Module]) -> Any:

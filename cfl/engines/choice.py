@@ -25,7 +25,7 @@ class EngineChoice:
             another with all math threads. 0 for ``vmap``.
         stack: clients that a thread computes together.
         batch_last: whether ``workers`` hold maps with the batch last in memory.
-        products: what multiplies matrices in hand-written steps of ``workers``.
+        products: library that multiplies matrices in hand-written steps of ``workers``.
     """
 
     kind: EngineKind
@@ -42,7 +42,7 @@ class EngineChoice:
 
     @property
     def at_once(self) -> int:
-        """Clients that are computed at the same time, where others of the cohort wait for their turn."""
+        """Number of clients that ``workers`` compute at the same time, while others of the cohort wait; else 1."""
         return max(self.threads, 1) * self.stack if self.kind == "workers" else 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def build_engine(
     eager: bool = False,
     by_hand: bool = True,
 ) -> Engine:
-    """The engine of a choice, for steps of ``batch_size``; else see :class:`~cfl.engines.workers.WorkerEngine`."""
+    """Build the engine of a choice, for batches of ``batch_size``; see :class:`~cfl.engines.workers.WorkerEngine`."""
     if choice.kind == "workers":
         threads, stack, last = choice.threads, choice.stack, choice.batch_last
         products = products_of(choice.products, batch_size)
@@ -76,7 +76,7 @@ def build_engine(
 
 
 def from_dict(saved: dict[str, Any] | None, allowed: Sequence[EngineChoice]) -> EngineChoice | None:
-    """A choice as :meth:`EngineChoice.to_dict` gave it, if it is among the allowed ones."""
+    """Restore a choice from :meth:`EngineChoice.to_dict`; None if it is not among the allowed ones."""
     if saved is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""A cohort's weights and gradients, client by client: views that are kept from step to step."""
+"""Gives a cohort's weights and gradients client by client, as views that are kept from step to step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cfl.engines.updates import KeepGradients, PullRows, StepAtOnce, Update
 
 
 class Views:
-    """Views of a client's rows, or of a stack's; kept, because making them anew costs more than a small step.
+    """Keeps views of the rows of clients and stacks, because making them again costs more than a small step.
 
     Args:
         tensors: name -> ``[K, ...]``.
@@ -39,8 +39,8 @@ class ClientRows:
 
     Attributes:
         weights: of the cohort.
-        gradients: of its clients' last step; no tensors before somebody wanted any.
-        pulls: on its clients.
+        gradients: of the clients' last step; no tensors until a step leaves gradients.
+        pulls: on the clients.
         keeps: whether the present step leaves gradients, instead of taking the optimizer's step at once.
     """
 
@@ -50,7 +50,7 @@ class ClientRows:
         self._spare = Views()
 
     def use(self, cohort: Cohort, pulls: Steps, keeps: bool) -> None:
-        """Before a step: another cohort takes the place of the last one, whose memory is given up."""
+        """Prepare a step of a cohort. Views and gradients of an earlier, different cohort are dropped."""
         self._take(cohort)
         if self.pulls.pulls is not pulls:
             self.pulls = PullRows(pulls)
@@ -59,7 +59,7 @@ class ClientRows:
             self.gradients = Views({name: torch.zeros_like(room) for name, room in cohort.data.items()})
 
     def update(self, start: int, rows: int, fused_sgd: tuple[float, float] | None) -> Update:
-        """What becomes of the gradients of some clients."""
+        """The update that receives the gradients of some clients."""
         if fused_sgd is None:
             return KeepGradients(self.gradients.of(start, rows))
         return StepAtOnce(self.weights.of(start, rows), *fused_sgd, self.pulls.of(start, rows))
@@ -71,7 +71,7 @@ class ClientRows:
 
     @contextmanager
     def other_gradients(self, cohort: Cohort) -> Iterator[None]:
-        """Within the context, gradients go to other memory; afterwards those from before are there again."""
+        """Within the context, write gradients to other memory; afterwards restore the former gradients."""
         self._take(cohort)
         own, keeps = self.gradients, self.keeps
         self.gradients = self._spare

@@ -25,8 +25,8 @@ def _no_engine(batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
 class Cohort:
     """The clients being trained right now.
 
-    Parameters are leaf tensors ``[k, ...]``, so that one elementwise optimizer trains every client by itself. The
-    memory is allocated once for the greatest width and reused by every cohort.
+    Parameters are leaf tensors ``[k, ...]``, so that one elementwise optimizer trains every client independently. The
+    memory is allocated once for the greatest width and reused whenever :meth:`open` starts other clients.
 
     Args:
         network: the architecture; its own parameters are not touched.
@@ -41,16 +41,16 @@ class Cohort:
         round: the round they train in.
         parameters: name -> ``[k, ...]`` leaf tensor.
         buffers: name -> ``[k, ...]``.
-        global_parameters: name -> ``[...]``, that they started from.
-        own: name -> ``[k, ...]``, what they started from instead where it is their own.
+        global_parameters: name -> ``[...]``, the parameters that the clients received.
+        own: name -> ``[k, ...]``, each client's own tensors, from which it started instead of the global ones.
         to_server: puts tensors of these clients into the server's order, see :meth:`turn`.
         used_outputs: ``[k, O]`` bool, outputs that had a part in each client's loss, or None for all.
         lr: the optimizer's learning rate.
-        gradients_on: for methods, another batch of the same clients, and a name for its dropout masks, to the gradients
-            of their mean cross-entropies on it where the clients are now: name -> ``[k, ...]``, valid until the next
-            call. Nothing else changes by it, running statistics of BatchNorm neither.
+        gradients_on: function for methods of another batch of the same clients and a name for its dropout masks. It
+            returns the gradients of the clients' mean cross-entropies on this batch at their present weights: name ->
+            ``[k, ...]``, valid until the next call. It changes nothing, not even BatchNorm's running statistics.
         withheld: rows of the clients that do not train on their own samples, see :meth:`withhold`.
-        steps: local steps since the cohort opened, the present one included; for a client that closes, all of its own.
+        steps: local steps since the cohort opened, with the present one; when a client closes, the number of its steps.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Cohort:
             round: the round they train in.
             shared: parameter name -> ``[...]``, given to every client alike.
             shared_buffers: buffer name -> ``[...]``, given to every client alike.
-            own: parameter or buffer name -> ``[k, ...]``, each client's own; wins over the shared ones.
-            mixed: whether samples may be of other tasks, so that :meth:`use_outputs` has to be told of all of them.
+            own: parameter or buffer name -> ``[k, ...]``, each client's own, used instead of the shared one.
+            mixed: whether samples may be of other tasks; :meth:`use_outputs` must then be called for all samples.
         """
         k = len(clients)
         self.clients, self.sizes, self.task, self.round = tuple(clients), tuple(sizes), task, round
@@ -122,8 +122,8 @@ class Cohort:
         """Let clients that have just started compute with their features in another order than the server's.
 
         Args:
-            there: name -> ``[..., *shape]`` to the same in the clients' order, such as a permutation.
-            back: undoes it.
+            there: function that puts tensors, name -> ``[..., *shape]``, into the clients' order.
+            back: the inverse of ``there``.
         """
         self.global_parameters, self.own, self.to_server = there(self.global_parameters), there(self.own), back
         held = {**self.parameters, **self.buffers}
@@ -132,10 +132,10 @@ class Cohort:
                 held[name].copy_(turned)
 
     def begin_with(self, position: int, tensors: Mapping[str, Tensor]) -> None:
-        """Let a client start its local work from other values than it has kept, as if it had kept these.
+        """Let a client start its local work from these tensors, as if they were what it has kept.
 
         Args:
-            position: the client's.
+            position: the client's place in the cohort.
             tensors: name of a parameter or buffer -> ``[*shape]``.
         """
         for name, value in tensors.items():
@@ -152,18 +152,18 @@ class Cohort:
         """Note that samples of other tasks have a part in the loss.
 
         Args:
-            tasks: ``[k, M]`` int64, or what stands for them.
+            tasks: ``[k, M]`` int64, or handles of tasks.
             mask: ``[k, M]`` bool, False where there is no sample.
         """
         if self._in_loss is not None and self.used_outputs is not None:
             self.used_outputs |= (self._in_loss[unwrap_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
 
     def withhold(self, rows: Collection[int]) -> None:
-        """These clients do not train on their own samples, so none of these enters a memory in local steps."""
+        """Note that these clients do not train on their own samples, so that memories store none of these samples."""
         self.withheld |= frozenset(rows)
 
     def trained_on(self, mask: Tensor) -> Tensor:
-        """``[k, B]`` bool, which of a step's own samples under ``mask`` ``[k, B]`` their clients do train on."""
+        """``[k, B]`` bool, the samples in ``mask`` ``[k, B]`` that their clients train on: none of withheld clients."""
         if not self.withheld:
             return mask
         kept = mask.clone()
@@ -219,8 +219,8 @@ class Cohort:
 
     @property
     def gradients(self) -> Mapping[str, Tensor]:
-        """Name -> ``[k, ...]`` gradients of the current step; methods change them in place. None can be replaced: the
-        optimizer would not see it."""
+        """Name -> ``[k, ...]`` gradients of the current step; methods change them in place. The mapping is read-only,
+        because the optimizer would not see a replaced tensor."""
         return MappingProxyType({n: p.grad for n, p in self.parameters.items() if p.grad is not None})
 
 

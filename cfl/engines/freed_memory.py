@@ -1,4 +1,4 @@
-"""Memory that a step frees stays with the process for the next step.
+"""Keeps memory that a step frees in the process for the next step.
 
 glibc gives large freed blocks back to the system and fetches them again a moment later, page by page: a local step of a
 small convolutional network then spends a third of its time on a thousand page faults.
@@ -10,9 +10,9 @@ import ctypes
 import os
 
 _SETTINGS = {"M_TRIM_THRESHOLD": (-1, 2**29), "M_MMAP_THRESHOLD": (-3, 2**25)}
-"""glibc's names, their numbers in ``malloc.h``, values in bytes: blocks of up to 32 MiB, the largest for which glibc
-allows it, come from a heap, of which up to 512 MiB at its end stay when they are free. Free memory below a block that
-is in use stays in any case."""
+"""glibc's names, their numbers in ``malloc.h``, and values in bytes. Blocks of up to 32 MiB, the most that glibc
+allows, come from the heap. Of free memory at the heap's end, up to 512 MiB stay with the process. Free memory below a
+block in use stays in any case."""
 
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
@@ -21,8 +21,9 @@ def keep_freed_memory() -> bool:
     """Tell the C library to keep freed memory, for the whole process; repeated calls change nothing.
 
     Returns:
-        Whether it was told: not with a C library other than glibc, nor where the environment says how memory is to be
-        handled (``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_MMAP_MAX_``, ``GLIBC_TUNABLES``).
+        Whether the settings were made. They are not made for a C library other than glibc, or if the environment has
+        settings of its own (``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_MMAP_MAX_``,
+        ``GLIBC_TUNABLES``).
     """
     if any(name in os.environ for name in _OF_THE_USER):
         return False

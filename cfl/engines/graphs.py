@@ -1,7 +1,7 @@
-"""Steps of stacked clients on a CUDA device, captured once as a graph and replayed.
+"""Captures steps of stacked clients on a CUDA device once as a graph, and replays them.
 
 A step of ``vmap`` is some hundred small kernels, which Python launches more slowly than the device computes them. A
-graph launches them all at once, and computes what they computed.
+graph launches all of them at once, with the same results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from cfl.engines.updates import sgd_step
 
 WORTH_CAPTURING = 24
-"""Steps of one shape after which it is captured; capturing takes as long as some ten steps."""
+"""Number of steps of one shape after which a step is captured; capturing takes as long as some ten steps."""
 
 MOST_GRAPHS = 16
 
@@ -26,7 +26,7 @@ Compute = Callable[[Inputs], Tensor]
 
 
 class Graphs:
-    """Graphs of steps, one per shape of what goes into them.
+    """Graphs of steps, one per shape of inputs.
 
     Args:
         eager: capture at once, for a trial whose steps stand for those of a long run.
@@ -44,10 +44,10 @@ class Graphs:
         parameters: Sequence[Tensor],
         sgd: tuple[float, float] | None = None,
     ) -> Tensor | None:
-        """``compute(inputs)``, ``[k]``, with a graph of autograd to ``parameters``; None where nothing was captured.
+        """``compute(inputs)``, ``[k]``, with a graph of autograd to ``parameters``; None if the step is not captured.
 
         Args:
-            compute: the clients' losses. Beside inputs and parameters it uses constants alone.
+            compute: returns the clients' losses. Apart from inputs and parameters it uses constants only.
             inputs: by name; copied.
             parameters: ``[k, ...]`` leaves. Client j's loss depends on row j alone.
             sgd: learning rate and weight decay of a step that the parameters then take; the losses come without a
@@ -73,7 +73,7 @@ class Graphs:
 def _captured(
     compute: Compute, inputs: Inputs, parameters: Sequence[Tensor], sgd: tuple[float, float] | None
 ) -> GraphedStep | None:
-    """The graph; None if the step draws random numbers of its own, which a graph would draw again and again."""
+    """Capture a step; None if it draws random numbers of its own, because a graph would repeat them."""
     device = parameters[0].device
     before = torch.cuda.get_rng_state(device)
     step = GraphedStep(compute, inputs, parameters, sgd)
@@ -91,7 +91,7 @@ class GraphedStep:
     Args:
         compute: see :meth:`Graphs.losses`.
         inputs: of a step like those to come.
-        parameters: whose memory stays where it is.
+        parameters: leaves ``[k, ...]`` whose memory stays at its place.
         sgd: see :meth:`Graphs.losses`.
     """
 
@@ -126,13 +126,13 @@ class GraphedStep:
             parameter.detach().copy_(value)
 
     def capture(self) -> None:
-        """Note the kernels of a step."""
+        """Record the kernels of a step."""
         with torch.cuda.graph(self._graph):
             self.losses, self.gradients = self._both()
 
     def _both(self) -> tuple[Tensor, list[Tensor | None]]:
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        # Weights cast outside would be those of the captured step for ever.
+        # With a cache, all replays would use the cast weights of the captured step.
         casting = nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype, cache_enabled=False)
         with torch.enable_grad(), casting:
             losses = self._compute(self._inputs)
@@ -149,12 +149,12 @@ class GraphedStep:
         self.replays += 1
 
     def step(self, inputs: Inputs) -> Tensor:
-        """Replay it with other inputs; losses ``[k]`` before the step of SGD."""
+        """Replay the step with other inputs; return the losses ``[k]`` before the step of SGD."""
         self._replay(inputs)
         return self.losses.clone()
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        """Replay it with other inputs; losses ``[k]`` with a graph of autograd."""
+        """Replay the step with other inputs; return the losses ``[k]`` with a graph of autograd."""
         self._replay(inputs)
         losses: Tensor = _Replayed.apply(self, *self.parameters)
         return losses

@@ -1,8 +1,9 @@
 """Hand-written steps recorded in two halves, with a loss in Python between them.
 
-A loss that methods change cannot be recorded with the step: it is any Python, and what it looks at, such as
-tasks and logits of earlier models, changes from step to step. It is a function of the logits, though, and few numbers;
-what comes before and after it is recorded as the steps of :mod:`cfl.engines.recorded` are.
+A loss that methods change cannot be recorded with the step: it may be any Python code, and its inputs, such as tasks
+and logits of earlier models, change from step to step. But it is a function of the logits, which are few numbers. The
+forward pass before it and the backward pass after it are therefore recorded, as whole steps are in
+:mod:`cfl.engines.recorded`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ class Halves:
     """A recorded step of one client, for one batch size and kind of update.
 
     Attributes:
-        forward: inputs, weights and masks to the logits and, behind them, what the layers keep for the other half.
-        backward: the gradient by the logits, what the layers kept, weights, masks, gradient rows and pulls to nothing
-            of interest: it changes weights or rows.
+        forward: function of inputs, weights and masks that returns the logits, and then all tensors that the layers
+            keep for the backward half.
+        backward: function of the gradient by the logits, the kept tensors, weights, masks, gradient rows and pulls. It
+            changes weights or rows; its return value has no meaning.
     """
 
     forward: Callable[..., Sequence[Tensor]]
@@ -44,14 +46,14 @@ class Halves:
         rows: list[Tensor],
         pulls: Steps,
     ) -> Tensor:
-        """One training step.
+        """Take one training step.
 
         Args:
             x: ``[B, C, H, W]``; may be changed.
-            head: logits ``[B, O]`` to loss and its gradient.
-            weights: in the order of those it was recorded with.
-            masks: dropout masks, likewise.
-            rows: where gradients go, as the weights; none where the step is taken at once.
+            head: function of the logits ``[B, O]`` that returns the loss and its gradient.
+            weights: in the order in which they were recorded.
+            masks: dropout masks, in the order in which they were recorded.
+            rows: gradient rows, in the order of the weights; empty if the optimizer's step is taken at once.
             pulls: on the weights, see :class:`~cfl.engines.updates.StepAtOnce`.
 
         Returns:
@@ -71,21 +73,21 @@ def record_halves(
     masks: Mapping[str, Tensor],
     pulls: Steps,
 ) -> Halves:
-    """Record a chain's step.
+    """Record a chain's step in two halves.
 
     Args:
         chain: the network's layers.
         fused_sgd: see :class:`cfl.engines.base.StepContext`.
         weights: of any client.
-        x: a client's batch of the size that is wanted, ``[B, C, H, W]``; stays as it is.
+        x: a client's batch ``[B, C, H, W]`` of the size to record; not changed.
         masks: its dropout masks.
         pulls: on any client.
     """
     products = chain.products.of_step(len(x))
-    structure: list[Any] = []  # of what the layers keep, with a place for every tensor
+    structure: list[Any] = []  # the lists that the layers keep, with a place instead of every tensor
 
     def begin(given: Sequence[Tensor], update: Update | None = None) -> Pass:
-        """A pass with weights and masks, which are given first; with the update for which the rest is, or for none."""
+        """A pass with the weights and masks at the start of ``given``; the rest is for the update, if none is given."""
         held = dict(zip(weights, given, strict=False))
         dropped = dict(zip(masks, given[len(weights) :], strict=False))
         last = given[len(weights) + len(masks) :]
@@ -106,7 +108,7 @@ def record_halves(
 
     copies, rows = to_be_changed(weights, fused_sgd)
     dropped = list(masks.values())
-    # Recording and running change inputs, such as by a dropout that comes first: copies.
+    # Copies, because recording and running change inputs, for example by a dropout that comes first.
     first = traced(forward, (x.clone(), *copies, *dropped))
     with torch.no_grad():
         logits, *kept = first(x.clone(), *copies, *dropped)
@@ -120,7 +122,7 @@ class _Place:
 
 
 def _taken_out(saved: Any, tensors: list[Tensor]) -> Any:
-    """The same lists, and tuples as lists, with every tensor moved to the end of ``tensors``."""
+    """Copy nested lists and tuples as lists; every tensor is appended to ``tensors`` and replaced by its place."""
     if isinstance(saved, Tensor):
         tensors.append(saved)
         return _Place(len(tensors) - 1)

@@ -12,12 +12,12 @@ from cfl.data.samples import Samples
 
 @dataclass(frozen=True)
 class Joined:
-    """All samples of a cohort's step, ``[k, N, ...]``, and how many of each client are no padding.
+    """All samples of a cohort's step, ``[k, N, ...]``, and the number of unpadded ones of each client.
 
     Attributes:
         x: inputs.
-        samples: what else is known.
-        counts: per client.
+        samples: outputs, weights and other data of the samples.
+        counts: number of unpadded samples of each client.
         added_masks: dropout masks of the samples that methods have added, ``[k, M, ...]``.
     """
 
@@ -27,7 +27,7 @@ class Joined:
     added_masks: dict[str, Tensor]
 
     def kept(self, row: int, values: Tensor) -> Tensor:
-        """The unpadded ones of one client's ``[N, ...]`` values."""
+        """One client's values ``[N, ...]`` without those of padding."""
         return values if self.counts[row] == self.samples.mask.shape[1] else values[self.samples.mask[row]]
 
     def of_client(self, row: int) -> tuple[Tensor, Samples]:
@@ -37,7 +37,7 @@ class Joined:
         return self.kept(row, self.x[row]), samples if full else samples.kept()
 
     def spread(self, seen: Mapping[int, Tensor]) -> Tensor:
-        """``[k, N, O]`` of first row -> ``[n, O]`` of its client's unpadded samples, or ``[m, N, O]`` of m clients."""
+        """Join ``seen``, first row -> ``[n, O]`` of a client's unpadded samples or ``[m, N, O]``, to ``[k, N, O]``."""
         k, count = self.samples.mask.shape
         some = next(iter(seen.values()))
         spread = some.new_zeros((k, count, some.shape[-1]))

@@ -26,8 +26,8 @@ class Pass:
         masks: dropout layer name -> ``[B, ...]``, or ``[m, B, ...]``.
         update: takes the gradients.
         batch_dims: 1 for one client, whose tensors are ``[B, ...]``; 2 for a stack, ``[m, B, ...]``.
-        factors: weight name -> what its gradient is multiplied with from the right; of one client only.
-        products: multiplies matrices; None is torch's own way.
+        factors: weight name -> factor by which its gradient is multiplied from the right; for one client only.
+        products: multiplies matrices; None is torch's default.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class Pass:
 
 
 class Layer(ABC):
-    """A link of the chain. Layers own the tensors they are given, and may change them."""
+    """A layer of a chain. It may change the tensors that it is given."""
 
     weighted = False
-    """Whether it has parameters."""
+    """Whether the layer has parameters."""
 
     @abstractmethod
     def forward(self, run: Pass, h: Tensor) -> Tensor:
-        """Input to output; puts on ``run.saved`` what :meth:`backward` takes off it."""
+        """Return the output for an input; append to ``run.saved`` what :meth:`backward` takes from its end."""
 
     @abstractmethod
     def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
-        """Gradient of the output to gradient of the input, if ``wanted``; hands over its weights' gradients."""
+        """Hand over the weights' gradients; return the gradient by the input, if ``wanted``, for that by the output."""
 
 
 class Linear(Layer):
-    """``nn.Linear``: of a stack, one batched product."""
+    """``nn.Linear`` of one client, or of a stack by one batched product."""
 
     weighted = True
 
@@ -94,7 +94,7 @@ class Linear(Layer):
         factor = run.factors.get(self.weight)
         if factor is None:
             run.update.product(self.weight, g.mT, h, run.products)
-        elif len(h) < g.shape[-1]:  # dW F = dZ^T (H F): whichever of H and dW has fewer rows
+        elif len(h) < g.shape[-1]:  # dW F = dZ^T (H F): multiply H or dW, whichever has fewer rows
             run.update.product(self.weight, g.mT, factor.times(h), run.products)
         else:
             run.update.gradient(self.weight, factor.times(run.products.of(g.mT, h)))
@@ -110,7 +110,7 @@ class Conv2d(Layer):
 
     def __init__(self, name: str, module: nn.Conv2d) -> None:
         self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
-        geometry: Any = (module.stride, module.padding, module.dilation)  # not strings: Chain.of has looked
+        geometry: Any = (module.stride, module.padding, module.dilation)  # no strings: Chain.of has refused them
         self.stride, self.padding, self.dilation = ([int(n) for n in of] for of in geometry)
         self.kernel, self.groups = pair(module.kernel_size), module.groups
 
@@ -134,8 +134,8 @@ class Conv2d(Layer):
 
 
 class Relu(Layer):
-    """ReLU in place. A dropout that follows may zero more of what is kept for the backward pass: their gradient is
-    zero there anyway."""
+    """ReLU in place. A dropout that follows may set more of the kept output to zero, where the gradient is zero
+    anyway."""
 
     def forward(self, run: Pass, h: Tensor) -> Tensor:
         """``max(h, 0)``."""
@@ -144,7 +144,7 @@ class Relu(Layer):
         return h
 
     def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
-        """Zero where the output is."""
+        """Set the gradient to zero where the output is zero."""
         h = run.saved.pop()
         return _aten.threshold_backward.grad_input(g, h, 0, grad_input=g)
 
@@ -172,13 +172,13 @@ class MaxPool2d(Layer):
         self.geometry = (size, size if stride is None else pair(stride), pair(padding), pair(dilation), ceil)
 
     def forward(self, run: Pass, h: Tensor) -> Tensor:
-        """The maxima; where they were is kept."""
+        """Return the maxima, and keep their places."""
         pooled, index = _aten.max_pool2d_with_indices(h, *self.geometry)
         run.saved.append((h, index))
         return pooled
 
     def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
-        """The gradient goes to where the maxima were."""
+        """Put the gradient at the places of the maxima."""
         h, index = run.saved.pop()
         return _aten.max_pool2d_with_indices_backward(g, h, *self.geometry, index)
 
@@ -192,7 +192,7 @@ class Flatten(Layer):
         return h.flatten(run.batch_dims)
 
     def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
-        """The same shape back, channels-last where convolutions want it."""
+        """Restore the input's shape; one client's maps get the channels last in memory, for convolutions."""
         shape = run.saved.pop()
         g = g.view(shape)
         return g.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else g
@@ -208,7 +208,7 @@ def _convolution_backward(
     groups: int,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by input, weight and bias; in the place of one that is not ``wanted`` that of the weight."""
+    """Gradients by input, weight and bias; the weight's also stands for each gradient that is not ``wanted``."""
     inner, gradient, of_bias = torch.ops.aten.convolution_backward(
         g, h, weight, [weight.shape[0]], stride, padding, dilation, False, [0, 0], groups, wanted
     )
@@ -217,9 +217,9 @@ def _convolution_backward(
 
 @cache
 def _recordable_backward() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """The same for ``torch.jit.trace``, which cannot record an operation with a mask of outputs."""
+    """As :func:`_convolution_backward`, for ``torch.jit.trace``, which cannot record its mask of outputs."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch would rather have networks compiled
+        warnings.simplefilter("ignore")  # that torch.jit.script is deprecated
         scripted: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.jit.script(_convolution_backward)
     return scripted
 

@@ -1,4 +1,4 @@
-"""What a client minimises in a local step, as a function of its logits."""
+"""The loss that a client minimises in a local step, as a function of its logits."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from cfl.metrics.measure import ACCURACY, Measure
 
 
 class LossMethod(Protocol):
-    """A method with a say in clients' losses, by any of these; :mod:`cfl.methods.capabilities` explains each."""
+    """A method that changes clients' losses by hooks of the protocols below, see :mod:`cfl.methods.capabilities`."""
 
     @property
     def key(self) -> str:
-        """Where its options stand in a configuration."""
+        """The key of the method's options in a configuration."""
 
     @property
     def task_free(self) -> bool:
-        """Whether it must be shown handles in the place of tasks."""
+        """Whether tasks must be hidden from the method."""
 
 
 class Weigher(LossMethod, Protocol):
-    """Weighs samples."""
+    """A method that weighs samples."""
 
     def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
-        """Map the factors ``[N]`` of one client's cross-entropies to those to use."""
+        """Return the factors ``[N]`` of one client's cross-entropies to use instead of ``weights``."""
 
 
 class Term(LossMethod, Protocol):
-    """Adds a term."""
+    """A method that adds a term to the loss."""
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """A term ``[]`` of one client's loss."""
 
 
 class Pass(LossMethod, Protocol):
-    """Makes the logits."""
+    """A method that computes the logits."""
 
     def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """Logits ``[N, O]`` of one client's step and a term ``[]`` of its loss."""
 
 
 class Whole(LossMethod, Protocol):
-    """Replaces the loss."""
+    """A method that replaces the loss."""
 
     def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
         """The whole loss ``[]`` of one client's step."""
@@ -55,14 +55,14 @@ class Whole(LossMethod, Protocol):
 
 @dataclass(frozen=True)
 class LossParts:
-    """What methods have to say in clients' losses, each kind in the order of the methods.
+    """The methods that change clients' losses, grouped by their hooks, each group in the order of the methods.
 
     Attributes:
         weighers: weigh samples.
         terms: add terms.
         whole: replaces the whole loss.
-        passing: makes the logits.
-        own_alone_plain: whether weighers and terms do nothing to a step that has its own samples alone.
+        passing: computes the logits.
+        own_alone_plain: whether weighers and terms have no effect on a step without added samples.
     """
 
     weighers: tuple[Weigher, ...] = ()
@@ -76,19 +76,20 @@ NOTHING = LossParts()
 
 
 class Objective:
-    """The measure's losses, weighted, reweighted by methods, plus methods' own terms.
+    """A client's loss: a weighted sum of its samples' losses, plus the terms of methods.
 
-    ``sum_i w_i L(z_i, y_i) + sum over methods of sample_loss(z)`` with ``w_i = 1/n`` for the step's own n samples and
-    what methods say for those that they add. ``L`` is the cross-entropy where clients classify; logits of outputs that
-    a sample's task does not use are left out of it.
+    ``sum_i w_i L(z_i, y_i) + sum over methods of sample_loss(z)``. For the step's own n samples ``w_i`` is ``1/n``,
+    times ``own_factor`` if a method gives one. For added samples the method gives ``w_i``. Weighers may change all
+    ``w_i``. ``L`` is the cross-entropy if clients classify. It leaves out the logits of outputs that a sample's task
+    does not use.
 
     Args:
-        parts: what methods have to say.
-        measure: what a sample's loss is (:meth:`cfl.metrics.base.Measure.losses`).
+        parts: the methods that change the loss.
+        measure: gives the loss of a sample (:meth:`cfl.metrics.base.Measure.losses`).
 
     Attributes:
         plain: whether the loss is the weighted cross-entropy alone, with weights that do not depend on logits.
-        of_logits: whether the loss is a function of the logits, so that who has its gradient by them needs no more.
+        of_logits: whether the loss is a function of the logits, so that only its gradient by them is needed.
     """
 
     def __init__(self, parts: LossParts = NOTHING, measure: Measure = ACCURACY) -> None:
@@ -115,7 +116,7 @@ class Objective:
         return self._of_pass(network, x, samples)[0]
 
     def with_logits(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """As :meth:`of_network`, and the logits ``[N, O]``, detached; only where no method replaces the loss."""
+        """The loss of :meth:`of_network`, and the detached logits ``[N, O]``; only if no method replaces the loss."""
         loss, logits = self._of_pass(network, x, samples)
         return loss, logits.detach()
 
@@ -127,7 +128,7 @@ class Objective:
         return self(logits, samples, x) + _checked(term, [], self._passing, "forward_pass's term"), logits
 
     def joins(self, batch: CohortBatch) -> bool:
-        """Whether a step's loss is anything else than the mean cross-entropy of the step's own samples."""
+        """Whether a step's loss may differ from the mean cross-entropy of the step's own samples."""
         return (
             batch.joined
             or not self.measure.is_cross_entropy
@@ -142,23 +143,23 @@ class Objective:
         Args:
             logits: ``[N, O]``.
             samples: of the same N samples.
-            x: the samples themselves, ``[N, C, H, W]``; only a loss that is not :attr:`of_logits` looks at them.
+            x: network inputs ``[N, C, H, W]``; used only by losses that are not :attr:`of_logits`.
         """
         weights = samples.weights.to(logits.dtype)
         for weigher in self.weighers:
             found = weigher.sample_weights(weights, logits, _shown(weigher, samples))
             weights = _checked(found, list(weights.shape), weigher, "sample_weights")
         losses = weights * self.measure.losses(logits, samples.y, samples.allowed, x)
-        # Not a product with the mask: what is padded may be infinite.
+        # Not a product with the mask, because losses of padded samples may be infinite.
         loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
         for term in self.terms:
             loss = loss + _checked(term.sample_loss(logits, _shown(term, samples)), [], term, "sample_loss")
         return loss
 
     def with_gradient(self, logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """The loss, which must be one :attr:`of_logits`, and its gradient by them.
+        """The loss, which must be :attr:`of_logits`, and its gradient by the logits.
 
-        Written out where it is the weighted cross-entropy alone.
+        A :attr:`plain` loss has its gradient by formula, any other by autograd.
 
         Args:
             logits: ``[N, O]`` of one client, or ``[m, N, O]`` of several; may be changed.
@@ -202,7 +203,7 @@ def _shown(method: LossMethod, samples: Samples) -> Samples:
 
 
 def _checked(found: Tensor, shape: list[int], method: LossMethod, hook: str) -> Tensor:
-    """What a method's hook returned for one client: another shape would be spread over the samples, unnoticed."""
+    """Return what a method's hook returned for one client; refuse other shapes, which torch would broadcast."""
     if not isinstance(found, Tensor):
         raise TypeError(f"{method.key}: {hook} is {found!r}, not a tensor of shape {shape}")
     if list(found.shape) != shape:

@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 
 
 def step_in_one_pass(optimizer: Optimizer) -> None:
-    """Switch on an optimizer's fused update for parameters in the CPU's memory, unless its options say which to take.
+    """Switch on an optimizer's fused update for parameters in the CPU's memory, unless its options choose an update.
 
-    Torch's default there is one pass over memory per operation: Adam has about ten, in place of one. The fused update
-    is the same up to rounding. Torch has it for SGD, Adam, AdamW and Adagrad; others are left as they are. On other
-    devices torch's own default is left. Gradients have to go through :func:`lay_gradients_out`.
+    Torch's default on CPUs makes one pass over memory per operation, about ten for Adam. The fused update makes one
+    pass, and is the same up to rounding. Torch has it for SGD, Adam, AdamW and Adagrad. Other optimizers, and
+    parameters on other devices, keep torch's default. Before each step, call :func:`lay_gradients_out`.
 
     Args:
         optimizer: before its first step.
@@ -26,8 +26,8 @@ def step_in_one_pass(optimizer: Optimizer) -> None:
 
 
 def _may_be_fused(group: dict[str, Any]) -> bool:
-    # The fused update reads a parameter, its gradient and its state, which torch allocates like the parameter, by their
-    # places in memory.
+    # The fused update reads a parameter, its gradient and its state in the order of memory, so their strides must be
+    # equal. Torch allocates the state with the strides of empty_like.
     return (
         "fused" in group
         and group["fused"] is None
@@ -43,7 +43,7 @@ def _may_be_fused(group: dict[str, Any]) -> bool:
 def lay_gradients_out(parameters: Iterable[nn.Parameter]) -> None:
     """Give every gradient the strides of its parameter, which torch's fused updates expect and do not check.
 
-    No hook of the optimizer can do it: one runs before the closure in which the gradients are computed.
+    Hooks of the optimizer cannot do this, because they run before the closure that computes the gradients.
 
     Args:
         parameters: with the gradients of the step to be taken; those without one are left.

@@ -18,18 +18,19 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
 
 MEMORY_ON_CPU = 128 * 2**20
-"""Bytes that :data:`COPIES` of a cohort's weights may take when the width is chosen for the user."""
+"""Bytes that :data:`COPIES` of a cohort's weights may take when the user has not set the width."""
 
 COPIES = {"vmap": 4, "workers": 1}
-"""Copies of the weights alive in a step: ``vmap`` keeps gradients and what autograd makes of stacked weights,
-``workers`` none. Where a method or the optimizer wants gradients they take one copy more, A-GEM's reference another."""
+"""Copies of the weights in memory during a step. ``vmap`` also keeps gradients and the tensors that autograd makes of
+stacked weights; ``workers`` keep the weights only. If a method or the optimizer uses gradients, ``workers`` keep one
+copy more, and one more for A-GEM's reference gradient."""
 
 PATCHES_ON_CPU = 2**28
-"""Bytes that the patches of a step's convolutions may take in all threads, for the batch to be last in memory."""
+"""Bytes that the patches of a step's convolutions may take in all threads if ``batch_last`` is tried unasked."""
 
 SMALL = 2**18
-"""Parameters up to which computing clients together (``vmap``, or stacked by a worker) is tried although a hand-written
-step for one is at hand: with more, products are too large for the number of calls to matter."""
+"""Number of parameters up to which computing clients together (``vmap``, or stacked by a worker) is tried even if one
+client has a hand-written step. In larger networks, products take so long that saving calls does not matter."""
 
 
 def candidates(
@@ -55,9 +56,9 @@ def candidates(
         by_hand: whether the loss allows hand-written steps, see :class:`~cfl.engines.workers.WorkerEngine`.
 
     Raises:
-        ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack``, ``engine.batch_last`` or
-            ``engine.products`` is asked of another network; ``model.network`` cannot take the data's images; so many
-            clients as ``schedule.cohort_width`` says do not fit into memory.
+        ConfigError: ``engine.kind`` is workers but they cannot work; ``engine.stack``, ``engine.batch_last`` or
+            ``engine.products`` does not suit the network; ``model.network`` cannot take the data's images; or
+            ``schedule.cohort_width`` clients do not fit into memory.
     """
     device = next(network.parameters()).device
     draws = draws_random_numbers(network, input_shape)  # refuses a network that cannot be trained, whatever the engine
@@ -73,7 +74,7 @@ def candidates(
 
 
 class _Open:
-    """What is open; arguments as for :func:`candidates`."""
+    """Finds the open choices of each kind; arguments as for :func:`candidates`."""
 
     def __init__(
         self,
@@ -91,8 +92,10 @@ class _Open:
         self.threads = options.workers or torch.get_num_threads()
 
     def widths(self, kind: EngineKind, *suggested: int) -> list[int]:
-        """The user's width, or those suggested whose models fit the memory set aside and in any case the smallest; none
-        is greater than a round."""
+        """Cohort widths to try: the user's, or the suggested ones whose models fit the memory set aside.
+
+        The smallest suggested width is always among them. All are limited to ``most_clients``.
+        """
         widths = suggested if self.width is None else (self.width,)
         capped = list(dict.fromkeys(min(k, self.most_clients) for k in widths))
         device = next(self.network.parameters()).device
@@ -107,8 +110,8 @@ class _Open:
         return [k for k in capped if k == smallest or k * size <= room]
 
     def workers(self) -> tuple[list[EngineChoice], list[EngineChoice]]:
-        """The choices of ``workers``, with the library that is asked for, or with the one that is faster here, and
-        those with the other."""
+        """The choices of ``workers`` with the library that the user asked for or that is faster here, and a second list
+        with the other library."""
         layouts = self._layouts()
         return self._with_products([*self._one_by_one(layouts), *self._stacked()])
 
@@ -141,13 +144,13 @@ class _Open:
         ]
 
     def _threads_for(self, jobs: int) -> list[int]:
-        """One client at a time may be faster with several math threads, unless the user said how many workers."""
+        """Numbers of threads to try; also 0, all math threads, if one client is computed at a time and may use them."""
         at_once = min(self.threads, jobs)
         with_all = self.options.workers is None and torch.get_num_threads() > 1
         return [1, 0] if at_once == 1 and with_all else [at_once]
 
     def _layouts(self) -> list[bool]:
-        """Whether the batch may be last in memory, the more promising first."""
+        """Values of ``batch_last`` to try, the more promising first."""
         chain, asked = self.chain, self.options.batch_last
         if chain is None or not chain.has_convolutions or BatchLastChain.of_chain(chain) is None:
             if asked:
@@ -160,7 +163,7 @@ class _Open:
         return [True, False] if of_all_threads <= PATCHES_ON_CPU else [False]
 
     def _with_products(self, found: list[EngineChoice]) -> tuple[list[EngineChoice], list[EngineChoice]]:
-        """See :meth:`workers`; with oneDNN only where a product of a step is large enough for it."""
+        """See :meth:`workers`; oneDNN is used only if a product of a step is large enough to gain from it."""
         asked = self.options.products == "onednn"
         if self.options.products == "blas" or not available():
             return found, []
@@ -177,7 +180,7 @@ class _Open:
         return [other if other in gaining else choice for choice, other in with_onednn.items()], found
 
     def _gaining(self, found: list[EngineChoice]) -> list[EngineChoice]:
-        """Those of the choices of which a product is worth oneDNN, with it."""
+        """The choices that gain from oneDNN, changed to use it."""
         if self.chain is None or next(self.network.parameters()).dtype is not torch.float32:
             return []
         large: dict[type[nn.Module], bool] = {nn.Linear: False, nn.Conv2d: False}
@@ -186,7 +189,7 @@ class _Open:
         return [
             replace(choice, products="onednn")
             for choice in found
-            # Convolutions with the batch first are oneDNN's anyhow.
+            # Torch computes convolutions with the batch first by oneDNN in any case.
             if choice.stack == 1 and (large[nn.Linear] or (choice.batch_last and large[nn.Conv2d]))
         ]
 

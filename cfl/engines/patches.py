@@ -1,7 +1,7 @@
 """Convolutions of stacked clients as products of patches.
 
-``vmap`` makes one convolution with a group per client of the convolutions of K clients. cuDNN computes such groups one
-after another. Products of K matrices are computed together.
+``vmap`` turns the convolutions of K clients into one convolution with K groups, which cuDNN computes one after another.
+Products of K matrices are computed together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MOST_PATCH_BYTES = 2**31
-"""Bytes that the patches of one convolution may take; larger ones are left to the library."""
+"""Bytes that the patches of one convolution may take; torch computes larger convolutions."""
 
 Pair = tuple[int, int]
 
@@ -33,14 +33,15 @@ def convolution(
 ) -> Tensor:
     """As ``torch.nn.functional.conv2d``, by patches under ``vmap``.
 
-    With groups, paddings given as words and patches of more than :data:`MOST_PATCH_BYTES` it is torch's.
+    Torch's own convolution is used with groups, with padding given as a word, and if patches would take more than
+    :data:`MOST_PATCH_BYTES`.
 
     Args:
         input: ``[B, C, H, W]``.
         weight: ``[O, C, h, w]``.
         bias: ``[O]``, or None.
         stride: as for torch, and so are padding, dilation and groups.
-        channels_last: whether ``[B, O, H', W']`` has the channels last in memory.
+        channels_last: whether the result ``[B, O, H', W']`` has the channels last in memory.
     """
     if groups != 1 or isinstance(padding, str):
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
@@ -53,12 +54,12 @@ def _pair(value: int | Pair) -> Pair:
 
 
 def mapped(tensor: Tensor, dim: int | None, count: int) -> Tensor:
-    """``[count, ...]``, from a tensor that ``vmap`` maps over ``dim``, or does not map."""
+    """A tensor as ``[count, ...]``; ``vmap`` maps it over ``dim``, or does not map it if ``dim`` is None."""
     return tensor.expand(count, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
 class _Convolution(torch.autograd.Function):
-    """``conv2d`` of one client; under ``vmap`` that of all by patches."""
+    """``conv2d`` of one client; under ``vmap``, that of all clients by patches."""
 
     @staticmethod
     def forward(
@@ -103,7 +104,7 @@ class _Patches(torch.autograd.Function):
         ctx.save_for_backward(images, weight)
         patches, sides = _patches(images, weight.shape[3:], stride, dilation)
         found = torch.bmm(patches, _matrices(weight)).view(*x.shape[:2], *sides, -1).permute(0, 1, 4, 2, 3)
-        # The same memory, but no view: a layer behind it may change it in place, which autograd refuses of a view.
+        # The same memory, but not as a view: the next layer may change it in place, which autograd refuses for views.
         return found.new_empty(0).set_(found.untyped_storage(), 0, found.shape, found.stride())
 
     @staticmethod

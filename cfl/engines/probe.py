@@ -14,27 +14,27 @@ from cfl.runtime.errors import ConfigError, EngineCannot
 _log = logging.getLogger(__name__)
 
 TRAINER_SECONDS = 6e-4
-"""What Lightning's loop and the callbacks take each time that they run local steps, whatever these are; measured, see
-docs/performance.md. It makes the difference between widths whose arithmetic is alike."""
+"""Seconds that Lightning's loop and the callbacks take per call of local steps, whatever the steps are; measured, see
+docs/performance.md. They decide between widths whose arithmetic takes equally long."""
 
 SHARE_OF_RUN = 0.02
-"""A probe may take this share of what the run is estimated to take, but at least :data:`LEAST_SECONDS`."""
+"""A probe may take this share of the run's estimated time, but at least :data:`LEAST_SECONDS`."""
 
 LEAST_SECONDS = 0.25
 MOST_SECONDS = 5.0
 MOST_OF_RUN = 0.25
-"""A probe never takes a greater share than this of a short run: it could not be saved again."""
+"""A probe never takes more than this share of a short run, because it could not save that much time."""
 
 BUILDING_SHARE = 0.05
 MOST_BUILDING = 2.0
-"""Building what is tried, recordings included, is not counted as far as it takes this share of the run and so many
-seconds in all: a network that is recorded would have but one choice otherwise."""
+"""Building choices, recordings included, is not counted up to this share of the run and this number of seconds.
+Otherwise only one choice could be tried for a network whose steps are recorded."""
 
 WARM_UP = 2
-"""Steps that belong to building: a recording is made in the first, and is still slow when it is first replayed."""
+"""Steps that count as building: the first makes a recording, whose first replay is still slow."""
 
 AGAIN = 3
-"""Choices that are tried again, and at most so many and one more are built at any time."""
+"""Number of choices that are tried again. At most one more than this are built at any time."""
 
 Trial = Callable[[int], float]
 """Takes a number of steps and returns seconds per step; the first call includes building everything."""
@@ -42,10 +42,10 @@ Trial = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a probe found.
+    """What a probe found about one choice.
 
     Attributes:
-        choice: what was tried.
+        choice: the choice that was tried.
         seconds_per_client_step: best of its trials, the Trainer's share included.
     """
 
@@ -60,20 +60,20 @@ def probe(
     clock: Callable[[], float] = time.perf_counter,
     steps_in_one_go: int = 1,
 ) -> list[Measured]:
-    """Try choices until the time set aside is used up; the best are tried again. What fails is no choice.
+    """Try choices until the time set aside is used up, the best ones again. A choice that fails is left out.
 
     Args:
         choices: the most promising first.
         trial_of: builds the trial of a choice.
         client_steps: local steps of all clients in the whole run.
-        clock: seconds.
+        clock: returns the time in seconds.
         steps_in_one_go: local steps of a cohort that Lightning runs at a time.
 
     Returns:
-        What was tried, the fastest first.
+        The choices that were tried, the fastest first.
 
     Raises:
-        Exception: of the first choice, if none works.
+        Exception: the first failure, if no choice works; a ConfigError at once, unless it is an EngineCannot.
     """
     start, building = clock(), 0.0
     trials: dict[EngineChoice, Trial] = {}
@@ -112,7 +112,7 @@ def probe(
             first_failure = first_failure or error
             continue
         for beaten in sorted(best, key=best.__getitem__)[AGAIN:]:
-            trials.pop(beaten, None)  # with the models of a cohort
+            trials.pop(beaten, None)  # its trial holds the models of a cohort
     if first_failure and not best:
         raise first_failure
     for _ in range(3):
@@ -123,7 +123,7 @@ def probe(
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Drop what the frames of a failure and its causes hold, such as a cohort's models; where they were stays known."""
+    """Drop local variables in the frames of a failure and its causes, such as a cohort's models; keep the traceback."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

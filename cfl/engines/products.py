@@ -1,8 +1,9 @@
 """Matrix products of hand-written steps: by torch's BLAS, or by oneDNN.
 
-On a CPU torch hands float32 products to the BLAS it was built with, which for x86 is MKL. MKL does not use AVX-512 on
-processors of another maker than its own. oneDNN, which torch has for convolutions, asks the processor what it can do,
-and is nearly twice as fast there. Elsewhere the two are alike, or MKL is ahead: :func:`faster` measures it.
+On a CPU torch computes float32 products by the BLAS that it was built with, which for x86 is MKL. MKL uses AVX-512 only
+on processors of its own maker. oneDNN, which torch uses for convolutions, uses whatever the processor supports, and is
+nearly twice as fast on other makers' processors. Elsewhere both are equally fast, or MKL is faster. :func:`faster`
+measures this.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from cfl.engines.threads import Threads
 Library = Literal["blas", "onednn"]
 
 WORTH_ONEDNN = 2**20
-"""Multiplications of a product from which oneDNN is called. A call of it takes some 10 us more than one of MKL, which
-does as many multiplications in 17 us at 125 GFLOP/s."""
+"""Number of multiplications in a product from which oneDNN computes it. A call of oneDNN takes some 10 us more than one
+of MKL, which does this many multiplications in 17 us at 125 GFLOP/s."""
 
 BLOCK = 2**18
-"""Numbers of a product that are computed at a time where it is added to something, which oneDNN cannot do itself:
-1 MiB, which is still in the cache when it is added."""
+"""Numbers of a product that :meth:`OneDnnProducts.add` computes at a time, because oneDNN itself cannot add a product
+to a tensor. They take 1 MiB, which is still in the cache when they are added."""
 
 
 class Products:
-    """By ``torch.matmul`` and what else torch has, in whatever data type."""
+    """Matrix products by torch's own functions, in any data type."""
 
     library: Library = "blas"
     adds_at_once = True
-    """Whether :meth:`add` computes a product where it is added, without a copy of it."""
+    """Whether :meth:`add` needs no memory for the product."""
 
     def of_step(self, samples: int) -> Products:
-        """Those for a step of so many samples of one client."""
+        """The products to use in a step of one client with this number of samples."""
         return self
 
     def of(self, left: Tensor, right: Tensor) -> Tensor:
@@ -50,15 +51,15 @@ class Products:
         return F.linear(h, weight, bias)
 
     def add(self, into: Tensor, left: Tensor, right: Tensor, keep: float, scale: float) -> None:
-        """``into <- keep into + scale left @ right``, ``[m, n]``; with ``keep`` 0, whatever was there."""
+        """``into <- keep into + scale left @ right``, ``[m, n]``; with ``keep`` 0, ``into`` may hold anything."""
         into.addmm_(left, right, beta=keep, alpha=scale)
 
 
 class OneDnnProducts(Products):
-    """By oneDNN where a product is large enough to gain by it and of float32, else as :class:`Products`.
+    """Float32 products by oneDNN if they are large enough to gain from it, all others as :class:`Products`.
 
-    oneDNN writes a program for every shape, which takes about a millisecond and 0.1 to 0.5 MB, and forgets some when it
-    has some hundred. Clients' last batches may be of any size: steps of other than whole batches are BLAS's.
+    oneDNN compiles a program for every shape, which takes about a millisecond and 0.1 to 0.5 MB. It drops programs when
+    it has some hundred. Clients' last batches may have any size, so steps without whole batches use BLAS.
 
     Args:
         batch_size: samples of a whole batch.
@@ -75,7 +76,7 @@ class OneDnnProducts(Products):
         self._linear = _linear()
 
     def of_step(self, samples: int) -> Products:
-        """These for whole batches, with as many replayed samples beside or not; torch's own for others."""
+        """These products for multiples of ``batch_size``, as with replayed samples; torch's for other numbers."""
         return self if samples % self.batch_size == 0 else Products()
 
     def of(self, left: Tensor, right: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ class OneDnnProducts(Products):
             into.mul_(keep)
         m, n = int(into.shape[0]), int(into.shape[1])
         blocks = min(-(-m * n // BLOCK), m)
-        rows = -(-m // blocks)  # alike: a shape more is a program more
+        rows = -(-m // blocks)  # of equal size, because each shape needs a program
         for start in range(0, m, rows):
             block = into[start : start + rows]
             product = self._linear(left[start : start + rows], right.t(), None)
@@ -106,17 +107,17 @@ class OneDnnProducts(Products):
 
 
 def products_of(library: Library, batch_size: int = 1) -> Products:
-    """The products of a library, for batches of so many samples."""
+    """The products of a library, for batches of ``batch_size`` samples."""
     return OneDnnProducts(batch_size) if library == "onednn" else Products()
 
 
 def worth_onednn(m: int, k: int, n: int) -> bool:
-    """Whether a product of ``[m, k]`` and ``[k, n]`` is faster by oneDNN, if any is: large, and not with a vector."""
+    """Whether a product of ``[m, k]`` and ``[k, n]`` may be faster by oneDNN: it is large, and not with a vector."""
     return min(m, k, n) > 1 and m * k * n >= WORTH_ONEDNN
 
 
 def _worth_it(left: Tensor, right: Tensor) -> bool:
-    # Plain numbers also while a step is recorded: a recording is for one batch size.
+    # Plain numbers even while a step is recorded, because a recording is for one batch size.
     sizes = int(left.shape[0]), int(left.shape[1]), int(right.shape[1])
     return left.dtype is torch.float32 and worth_onednn(*sizes)
 
@@ -143,16 +144,16 @@ def _linear() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
 
 
 def _linear_of_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:  # noqa: UP045  torch.jit wants it
-    # What torch.compile makes of linear layers on a CPU: no public function calls oneDNN's float32 product.
+    # The operation that torch.compile makes of linear layers on a CPU. No public one calls oneDNN's float32 product.
     none = torch.jit.annotate(List[Optional[Union[int, float, complex]]], [])  # noqa: UP006, UP007, UP045
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", none, "")
 
 
 @cache
 def faster() -> Library:
-    """The library that is faster with this machine: that which is, five times in turns, in one product.
+    """The library that is faster on this machine, by the best of five timings of one product each, in turns.
 
-    It is of ``[64, 400]`` and ``[400, 400]`` on one math thread, as workers have; 0.1 s in all.
+    The product is of ``[64, 400]`` and ``[400, 400]`` on one math thread, as in workers. This takes 0.1 s in all.
     """
     if not available():
         return "blas"

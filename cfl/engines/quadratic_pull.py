@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 Steps = Mapping[str, tuple[Tensor, Tensor]]
-"""Parameter name -> anchor and how far towards it a step goes, see :meth:`Pull.step`."""
+"""Parameter name -> anchor, and the share of the way to it that a step moves the weight, see :meth:`Pull.step`."""
 
 
 @dataclass(frozen=True)
 class Pull:
-    """What a penalty ``1/2 sum_j s_j (w_j - a_j)^2`` adds to the gradient of every local step: ``s (w - a)``.
+    """The term ``s (w - a)`` that a penalty ``1/2 sum_j s_j (w_j - a_j)^2`` adds to the gradient of every local step.
 
     Attributes:
         strength: s, at least 0: one number, or ``[k, ...]`` by client and weight; ``[1, ...]`` is the same for all.
@@ -25,7 +25,7 @@ class Pull:
     anchor: Tensor
 
     def add_to(self, gradient: Tensor, weight: Tensor) -> None:
-        """Add it to clients' gradients ``[k, ...]`` at their weights ``[k, ...]``, in place."""
+        """Add the pull to clients' gradients ``[k, ...]`` at their weights ``[k, ...]``, in place."""
         if isinstance(self.strength, Tensor):
             gradient.addcmul_(self.strength, weight - self.anchor)
         else:
@@ -37,7 +37,7 @@ class Pull:
         That is ``w - lr (g + s (w - a) + wd w)`` with ``t = lr s / (1 - lr wd)``.
 
         Returns:
-            ``[k, ...]`` or ``[1, ...]``, and ``[]`` or as the strength.
+            The anchor, ``[k, ...]`` or ``[1, ...]``, and t, ``[]`` or of the strength's shape.
         """
         t = self.strength * (lr / (1 - lr * weight_decay))
         return self.anchor, torch.as_tensor(t, dtype=self.anchor.dtype, device=self.anchor.device)
@@ -45,7 +45,7 @@ class Pull:
 
 @torch.no_grad()
 def add_pulls(pulls: Mapping[str, Pull], gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Add pulls to clients' gradients (name -> ``[k, ...]``, in place) at their weights; frozen ones have none."""
+    """Add pulls to clients' gradients (name -> ``[k, ...]``) in place; parameters without gradient are skipped."""
     for name, pull in pulls.items():
         if name in gradients:
             pull.add_to(gradients[name], weights[name])

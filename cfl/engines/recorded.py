@@ -1,8 +1,8 @@
 """Hand-written steps recorded once and replayed without Python.
 
-Two threads that step through Python take turns in it, which on two cores costs 15 to 25 % of a step on small networks.
-A recording (``torch.jit.trace``) of the same operations runs outside of Python and gives the same bits. Where methods
-change the loss, a step is recorded in two halves (:mod:`cfl.engines.halves`).
+Threads take turns in running Python code, which on two cores costs 15 to 25 % of a step on small networks. A recording
+(``torch.jit.trace``) of the same operations runs outside of Python and gives the same bits. If methods change the loss,
+a step is recorded in two halves (:mod:`cfl.engines.halves`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cfl.engines.quadratic_pull import Steps
 from cfl.engines.tracing import flat, to_be_changed, traced, update_of
 
 WORTH_RECORDING = 24
-"""Steps of one batch size after which it is recorded; recording takes as long as some twenty steps."""
+"""Number of steps of one batch size after which a step is recorded; recording takes as long as some twenty steps."""
 
 MOST_RECORDINGS = 16
 
@@ -56,22 +56,22 @@ class RecordedSteps:
         sample_weights: Tensor | None = None,
         pulls: Steps = MappingProxyType({}),
     ) -> Recording | None:
-        """The recording for steps like these, made if enough of them have been asked for; None before.
+        """The recording for steps like these, made once enough of them have been asked for; None if there is none.
 
-        Not to be called by several threads.
+        Several threads must not call this at the same time.
 
         Args:
             samples: batch size.
             outputs: ``[O]`` bool, or with ``sample_weights`` ``[samples, O]``: outputs in the loss, or None.
             fused_sgd: see :class:`cfl.engines.base.StepContext`.
             weights: of any client.
-            example: gives inputs, outputs and dropout masks of a client's batch of this size; they stay as they are.
+            example: returns inputs, outputs and dropout masks of a client's batch of this size; they are not changed.
             steps: how many steps are asked for now.
             sample_weights: ``[samples]``, if the loss is the weighted cross-entropy instead of the mean one.
             pulls: on any client, see :class:`~cfl.engines.updates.StepAtOnce`.
 
         Returns:
-            A function of what :func:`arguments` gives -> loss.
+            A function that takes :func:`arguments` and returns the loss.
         """
         key = (samples, outputs is None, fused_sgd, sample_weights is None, tuple(pulls))
         if self._is_worth(key, steps):
@@ -89,7 +89,7 @@ class RecordedSteps:
         steps: int,
         pulls: Steps,
     ) -> Halves | None:
-        """As :meth:`step`, for any loss that is a function of the logits, and for who wants to see these."""
+        """As :meth:`step`, for any loss that is a function of the logits, and for callers that need the logits."""
         key = (samples, fused_sgd, tuple(pulls))
         if self._is_worth(key, steps):
             x, _, masks = example()
@@ -132,7 +132,7 @@ class RecordedSteps:
             return self.chain.step(x, y, None, None, held, dropped, update, head)
 
         copies, rows = to_be_changed(weights, fused_sgd)
-        # The step may change its inputs, such as by a dropout that comes first, and the client's own is yet to come.
+        # A copy of x: the step may change it, for example by a dropout that comes first, and the client still needs it.
         return traced(step, arguments(x.clone(), y, outputs, copies, list(masks.values()), rows, sample_weights, pulls))
 
 
@@ -146,11 +146,11 @@ def arguments(
     sample_weights: Tensor | None = None,
     pulls: Steps = MappingProxyType({}),
 ) -> tuple[Tensor, ...]:
-    """What a recording takes: x, y, outputs, samples' weights, weights, masks, gradient rows, pulls; None is absent."""
+    """Arguments of a recording: x, y, outputs, samples' weights, weights, masks, gradient rows, pulls; without None."""
     optional = [given for given in (outputs, sample_weights) if given is not None]
     return (x, y, *optional, *weights, *masks, *rows, *flat(pulls))
 
 
 def plain_samples(y: Tensor, weights: Tensor, allowed: Tensor | None) -> Samples:
-    """Samples of which nothing more is known, none of them padded."""
+    """Unpadded samples with outputs, weights and allowed outputs; their tasks and sources have no meaning."""
     return Samples(y, torch.ones_like(y, dtype=torch.bool), weights, y, y, allowed, {})

@@ -1,7 +1,7 @@
-"""Engines that a trial on this machine has found before, kept in a small file of the user's cache folder.
+"""Remembers the engines that trials on this machine have found, in a small file of the user's cache folder.
 
-``CFL_CACHE`` names another folder, or is ``off``. A file that cannot be read is ignored, one that cannot be written a
-warning.
+The environment variable ``CFL_CACHE`` names another folder, or is ``off``. A file that cannot be read is ignored. A
+file that cannot be written causes a warning.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from cfl.engines.probe import Measured
 from cfl.runtime.atomic_write import if_possible, write_whole
 
 MOST = 256
-"""Entries that are kept, the latest ones."""
+"""Number of entries that are kept, the latest ones."""
 
 
 def question(network: nn.Module, choices: Sequence[EngineChoice], *more: Any) -> str:
-    """A digest of all that decides which of some choices is the fastest.
+    """A digest of everything that decides which of some choices is the fastest.
 
     Args:
-        network: with its device.
-        choices: those that are open.
-        more: what else matters: plain values.
+        network: on the device that it is trained on.
+        choices: the open choices.
+        more: other plain values that matter.
     """
     device = next(network.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
@@ -43,7 +43,7 @@ def question(network: nn.Module, choices: Sequence[EngineChoice], *more: Any) ->
 
 
 def recall(asked: str, choices: Sequence[EngineChoice]) -> Measured | None:
-    """The answer to a :func:`question`, if it is known and among the choices."""
+    """What an earlier trial found for a :func:`question`; None if that is unknown or not among the choices."""
     entry = _entries().get(asked)
     if not isinstance(entry, dict):
         return None
@@ -55,7 +55,7 @@ def recall(asked: str, choices: Sequence[EngineChoice]) -> Measured | None:
 
 
 def remember(asked: str, found: Measured) -> None:
-    """Keep the answer to a :func:`question`."""
+    """Store what a trial found for a :func:`question`."""
     file = _file()
     if file is None:
         return

@@ -15,10 +15,10 @@ from cfl.models.dropout import dropout_masks
 
 
 class Replica:
-    """A copy of the network that one thread lends to one client after another.
+    """A copy of the network that one thread uses for one client after another.
 
     Args:
-        network: the architecture, in the mode it trains in: what its author left in evaluation mode stays there.
+        network: the architecture, in the mode that it trains in. Modules in evaluation mode stay in it.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -42,9 +42,9 @@ class Replica:
         dropped: dict[str, Tensor],
         update: Update,
     ) -> Tensor:
-        """Loss and gradients of one client by autograd; see :meth:`Chain.step`. Buffers are changed in place."""
+        """Take one client's step by autograd, as :meth:`Chain.step`; return the loss. Buffers are changed in place."""
         # All clients' weights are views of one tensor. `.data`, unlike `.detach()`, has a version counter of its own:
-        # else autograd would take another thread's update for a change of this client's weights.
+        # otherwise autograd would mistake another thread's update for a change of this client's weights.
         leaves = {name: weight.data.requires_grad_() for name, weight in weights.items()}
         tensors = {**leaves, **{name: buffer.data for name, buffer in buffers.items()}}
         for name, held, local in self._slots:

@@ -1,9 +1,9 @@
-"""Layer gradients multiplied from the right, every client's by a matrix of its own.
+"""Multiplies layer gradients from the right, every client's by a matrix of its own.
 
 A layer computes ``W x``; with a step's inputs as rows ``a [n, d]`` and the gradients by its outputs ``delta [n, o]``
 its weight has the gradient ``G = delta^T a``, ``[o, d]``. A method such as GPM or RGO replaces it by ``G F`` with one
-``F [d, d]`` per client, which the inputs of earlier tasks decide. ``G F = delta^T (a F)``: where a step has fewer rows
-than the layer has outputs, multiplying the inputs instead is cheaper and gives the same.
+``F [d, d]`` per client, which is computed from the inputs of earlier tasks. ``G F = delta^T (a F)``: if a step has
+fewer rows than the layer has outputs, multiplying the inputs instead is cheaper and gives the same.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RightFactor:
-    """What the gradients of one layer's weight are multiplied with, for some clients of a cohort.
+    """Factors by which the gradients of one layer's weight are multiplied, for some clients of a cohort.
 
     Attributes:
         matrix: ``[m, d, d]``, the factors ``F`` as they are; or, where ``removes``, ``[m, d, r]`` orthonormal columns
             ``M`` that stand for ``F = I - M M^T``. Columns of zeros are allowed: they remove nothing.
-        removes: which of the two.
-        positions: ``[m]`` int64, the clients' places in the cohort; None for all of them. The others' factor is I.
+        removes: whether ``matrix`` holds ``M`` instead of ``F``.
+        positions: ``[m]`` int64, the clients' places in the cohort; None for all of them. Other clients' factor is I.
     """
 
     matrix: Tensor
@@ -48,11 +48,11 @@ class RightFactor:
 
 @dataclass(frozen=True)
 class ClientFactor:
-    """What one client's gradients of one layer's weight are multiplied with; see :class:`RightFactor`.
+    """Factor by which one client's gradient of one layer's weight is multiplied; see :class:`RightFactor`.
 
     Attributes:
-        matrix: ``[d, d]``, or where ``removes`` ``[d, r]``.
-        removes: which of the two.
+        matrix: ``F`` ``[d, d]``, or ``M`` ``[d, r]``.
+        removes: whether ``matrix`` holds ``M`` instead of ``F``.
     """
 
     matrix: Tensor
@@ -105,8 +105,8 @@ def nothing(positions: Tensor, gradient: Tensor) -> RightFactor:
 def removing(columns: Tensor, outputs: int, steps: int, positions: Tensor | None = None) -> RightFactor:
     """``F = I - M M^T`` in the cheaper of its two forms.
 
-    Over all steps the columns cost ``4 o d r`` operations per step, the matrix ``2 o d^2`` per step and ``2 d^2 r``
-    once to make.
+    The columns cost ``4 o d r`` operations per step. The matrix costs ``2 o d^2`` per step, and ``2 d^2 r`` once to
+    compute it.
 
     Args:
         columns: ``[m, d, r]``, ``M``: orthonormal, or zero.

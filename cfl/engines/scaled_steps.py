@@ -1,4 +1,4 @@
-"""An optimizer's step with a learning rate of each client's own, where one optimizer trains all clients of a cohort."""
+"""Gives each client its own learning rate, although one optimizer trains all clients of a cohort."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 LINEAR_OPTIMIZERS = frozenset({"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta"})
-"""Optimizers whose step is proportional to the learning rate, which has no part in what they keep."""
+"""Optimizers whose step is proportional to the learning rate, and whose state does not depend on it."""
 
 
 class ScaledSteps:
     """Rescales every client's part of a step that has been taken: ``w <- w_before + f_c (w - w_before)``.
 
     For the optimizers of :data:`LINEAR_OPTIMIZERS` this is the step with learning rate ``f_c lr``, weight decay
-    included: what they keep, such as momentum, does not depend on the learning rate.
+    included: their state, such as momentum, does not depend on the learning rate.
 
     Args:
-        factors: ``[k]``; for 1 a client's step stays as it is, and for 0 it does not move, both bit for bit.
-        buffers: name -> ``[k, ...]``, as they are before the first step: those of a client that does not move stay.
+        factors: ``[k]``; 1 leaves a client's step unchanged, and 0 leaves its weights unchanged, both bit for bit.
+        buffers: name -> ``[k, ...]``, before the first step; clients with factor 0 keep these values.
     """
 
     def __init__(self, factors: Tensor, buffers: Mapping[str, Tensor] | None = None) -> None:
@@ -33,7 +33,7 @@ class ScaledSteps:
 
     @classmethod
     def of(cls, factors: Iterable[Tensor | None], buffers: Mapping[str, Tensor] | None = None) -> ScaledSteps | None:
-        """With the product of several factors ``[k]``; None where nobody's step is rescaled."""
+        """Build it with the product of several factors ``[k]``; None if no client's step is rescaled."""
         given = [factor for factor in factors if factor is not None]
         if not given:
             return None
@@ -42,7 +42,7 @@ class ScaledSteps:
 
     @torch.no_grad()
     def remember(self, parameters: Mapping[str, Tensor]) -> None:
-        """The step is about to be taken.
+        """Keep a copy of the parameters; call this before a step.
 
         Args:
             parameters: name -> ``[k, ...]``; those without a gradient will not move.
@@ -57,7 +57,7 @@ class ScaledSteps:
 
     @torch.no_grad()
     def rescale(self) -> None:
-        """The step has been taken."""
+        """Rescale the step that has been taken."""
         for name, parameter in self._moving.items():
             parameter.copy_(torch.lerp(self._before[name], parameter, self._factors[name]))
         for name, values in self._buffers.items():

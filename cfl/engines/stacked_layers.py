@@ -1,4 +1,4 @@
-"""Layers of stacked clients, computed so that gradients lie in memory as the weights do."""
+"""Layers of stacked clients, computed so that gradients have the memory layout of the weights."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Sgd = tuple[float, float]
 
 
 class StackedLayers(TorchFunctionMode):
-    """Enter it around a function under ``vmap``: its ``linear`` and ``conv2d`` are computed for a CUDA device.
+    """Context in which ``linear`` and ``conv2d`` of a function under ``vmap`` are computed in a way that suits CUDA.
 
-    Convolutions are products of patches (:mod:`cfl.engines.patches`). Weights' gradients come in the layout of the
-    weights; those of ``vmap`` itself come transposed and have to be copied.
+    Convolutions are products of patches (:mod:`cfl.engines.patches`). Weights' gradients have the layout of the
+    weights; those of ``vmap`` itself are transposed and would have to be copied.
 
     Args:
-        channels_last: leave maps with the channels last in memory. Some of torch's operations refuse them under
-            ``vmap``, BatchNorm on CUDA for one.
-        sgd: learning rate and weight decay of a step that the weights of ``linear`` take as soon as their gradient is
-            known, which then is not written. Only where the function uses each of them once.
+        channels_last: leave maps with the channels last in memory. Some of torch's operations refuse such maps under
+            ``vmap``, for example BatchNorm on CUDA.
+        sgd: learning rate and weight decay of a step that the weights of ``linear`` take in the backward pass, in place
+            of a gradient. Allowed only if the function uses each of these weights once.
     """
 
     def __init__(self, channels_last: bool = False, sgd: Sgd | None = None) -> None:
@@ -53,7 +53,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, sgd: Sgd 
 
 
 class _Linear(torch.autograd.Function):
-    """``linear`` of one client without bias; under ``vmap`` that of all."""
+    """``linear`` of one client without bias; under ``vmap``, that of all clients."""
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, sgd: Sgd | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Threads that stay: each computes with one math thread, and takes the next job when it has finished one."""
+"""Resident threads: each computes with one math thread, and takes the next job when it has finished one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Body = Callable[[int, Any], None]
 class Threads:
     """``count`` resident threads with one math thread each.
 
-    With 1, jobs run in the caller's thread, with one math thread meanwhile; with 0, with all of its own.
+    With ``count`` 1, jobs run in the caller's thread with one math thread; with 0, with all of its math threads.
 
-    Torch's operations let other Python threads run meanwhile, so that two threads with one math thread each use two
-    cores without the meeting points after every operation that two math threads need.
+    Torch's operations let other Python threads run. Two threads with one math thread each therefore use two cores, and
+    need not wait for each other after every operation as two math threads do.
 
     Args:
         count: number of threads.
@@ -38,10 +38,10 @@ class Threads:
         self.close = weakref.finalize(self, _dismiss, self._inboxes)
 
     def run(self, body: Body, jobs: Iterable[Any]) -> None:
-        """``body(thread number, job)`` for every job; returns when all are done.
+        """Call ``body(thread number, job)`` for every job; return when all are done.
 
         Raises:
-            BaseException: the first that a job raised; the other threads finish theirs.
+            BaseException: the first error of a job. Other threads finish the remaining jobs before it is raised.
         """
         # Taking the next item of a list's iterator is atomic: no two threads get the same job.
         feed = iter(list(jobs))

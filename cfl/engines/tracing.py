@@ -1,4 +1,4 @@
-"""What recordings of whole and of half steps share."""
+"""Functions for recordings of whole steps and of half steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cfl.engines.updates import KeepGradients, StepAtOnce, Update
 
 
 def traced(function: Callable[..., Any], given: tuple[Tensor, ...]) -> Callable[..., Any]:
-    """The function as ``torch.jit.trace`` records it; the recording runs it, which changes what it is given."""
+    """Record a function by ``torch.jit.trace``. This runs the function, which may change the given tensors."""
     with warnings.catch_warnings(), torch.no_grad():
-        # That sizes become constants is meant: there is one recording per size.
+        # Torch warns that sizes become constants. This is intended: there is one recording per size.
         warnings.simplefilter("ignore")
         recording: Callable[..., Any] = torch.jit.trace(function, given, check_trace=False)
     return recording
@@ -25,7 +25,7 @@ def traced(function: Callable[..., Any], given: tuple[Tensor, ...]) -> Callable[
 def to_be_changed(
     weights: Mapping[str, Tensor], fused_sgd: tuple[float, float] | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights to record with, and gradient rows, of which there are none where the step is taken ``fused_sgd``."""
+    """Copies of the weights to record with, and gradient rows; no rows if the step is taken at once (``fused_sgd``)."""
     copies = [weight.clone() for weight in weights.values()]
     return copies, [torch.zeros_like(weight) for weight in copies] if fused_sgd is None else []
 
@@ -33,7 +33,7 @@ def to_be_changed(
 def update_of(
     fused_sgd: tuple[float, float] | None, weights: Mapping[str, Tensor], last: Sequence[Tensor], pulls: Steps
 ) -> Update:
-    """What takes the gradients in a recording, of the ``last`` tensors it is given: gradient rows, or pulls."""
+    """The update that receives the gradients in a recording; its ``last`` tensors are gradient rows, or pulls."""
     if fused_sgd is None:
         return KeepGradients(dict(zip(weights, last, strict=True)))
     drawn = zip(last[::2], last[1::2], strict=True)
@@ -41,5 +41,5 @@ def update_of(
 
 
 def flat(pulls: Steps) -> list[Tensor]:
-    """Anchor and share of one after another."""
+    """The anchors and shares of pulls in one list, pull by pull."""
     return [tensor for pull in pulls.values() for tensor in pull]

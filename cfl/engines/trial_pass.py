@@ -1,4 +1,4 @@
-"""What one forward pass tells of a network: the sizes of its layers, and whether it draws random numbers."""
+"""Finds the sizes of a network's layers, and whether it draws random numbers, by one forward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cfl.runtime.errors import ConfigError
 
 @torch.no_grad()
 def draws_random_numbers(network: nn.Module, input_shape: tuple[int, int, int]) -> bool:
-    """Whether a training pass advances torch's random stream, counted dropout aside.
+    """Whether a training pass advances torch's random stream on the CPU, which counted dropout does not.
 
     Raises:
         ConfigError: if the network cannot take the data's images at all, or its dropout layers cannot work.
@@ -40,7 +40,7 @@ def draws_random_numbers(network: nn.Module, input_shape: tuple[int, int, int]) 
 def patch_bytes(network: nn.Module, input_shape: tuple[int, int, int]) -> int:
     """Bytes of the patches of one sample that a step with the batch last in memory holds at a time.
 
-    Those of all convolutions, and once more the largest of those that have weights before them, for their gradient.
+    These are the patches of all convolutions, and once more the largest of all but the first, for their gradient.
     """
     size = next(network.parameters()).element_size()
     found = [
@@ -55,7 +55,7 @@ def patch_bytes(network: nn.Module, input_shape: tuple[int, int, int]) -> int:
 def weighted_layers(
     network: nn.Module, input_shape: tuple[int, int, int]
 ) -> list[tuple[type[nn.Linear | nn.Conv2d], Tensor, int]]:
-    """Linear and convolutional layers in the order of their use: kind, weight, places of a sample that it works on."""
+    """Linear and convolutional layers in the order of their use: kind, weight, number of places in a sample."""
     found: list[tuple[type[nn.Linear | nn.Conv2d], Tensor, int]] = []
 
     def note(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Real local steps on real data that leave no trace, to be timed."""
+"""Takes real local steps on real data to time them, without effect on the run."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from cfl.engines.probe import Trial
 from cfl.runtime.precision import matmul_precision
 
 LONG_RUN = 2000
-"""Client steps of a run whose trial records steps at once. Recording takes 0.02 (linear layers) to 0.3 s (convolutions)
-per batch size, replays that are still slow included; shorter runs gain less by it."""
+"""Number of client steps of a run from which its trial records steps at once. Recording takes 0.02 (linear layers) to
+0.3 s (convolutions) per batch size, with the first, slow replays; shorter runs gain less by it."""
 
 MOST_STEPS = 4
 """Local steps of a client that a trial takes in one go."""
 
 
 class Trials:
-    """Builds, for a choice, what :func:`cfl.engines.probe.probe` measures.
+    """Builds the trials of choices, which :func:`cfl.engines.probe.probe` times.
 
     Args:
         data: the tasks and their clients.
-        round: whose largest clients are trained.
+        round: the round whose largest clients are trained.
         network: the global model, not changed.
         input_shape: ``(C, H, W)``.
         options: how engines are built.
-        optimizer_of: the clients' optimizer for a cohort's parameters.
-        fused_sgd: see :class:`cfl.engines.base.StepContext`.
+        optimizer_of: returns the clients' optimizer for a cohort's parameters.
+        fused_sgd: returns the ``fused_sgd`` of :class:`cfl.engines.base.StepContext` for this optimizer.
         by_hand: see :class:`cfl.engines.workers.WorkerEngine`.
 
     Attributes:
@@ -72,10 +72,10 @@ class Trials:
         self.most_steps = local_steps(max(sizes.values()), data.schedule)
 
     def of(self, choice: EngineChoice) -> Trial:
-        """Steps of the round's largest clients, from the global model on."""
+        """The trial of a choice: steps of the round's largest clients, starting from the global model."""
         data = self.data
         clients = tuple(self._largest[: choice.width])
-        # A run's steps are recorded after some twenty of them; those of a trial that is shorter must be like them.
+        # A run records its steps after some twenty of them. A trial is shorter, so it must record at once.
         eager = self.client_steps_of_run >= LONG_RUN
         size, by_hand = data.schedule.batch_size, self._by_hand
         engine = build_engine(choice, self.network, self.input_shape, self.options, size, eager, by_hand)

@@ -1,4 +1,4 @@
-"""Takes a client's gradients as they are found: for a step of SGD at once, or into rows of the cohort's gradients."""
+"""Uses a client's gradients as they are computed: for an SGD step at once, or as rows of the cohort's gradients."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from cfl.engines.quadratic_pull import Steps
 
 
 class Update(ABC):
-    """Takes the gradients of one client (or a stack of m, then with a leading axis ``[m, ...]``)."""
+    """Receives the gradients of one client, or of a stack of m clients with a leading axis ``[m, ...]``."""
 
     @abstractmethod
     def product(self, name: str, left: Tensor, right: Tensor, products: Products) -> None:
-        """The gradient is ``left @ right``, of the parameter's shape ``[..., o, d]``.
+        """Receive a parameter's gradient ``left @ right``, which has the parameter's shape ``[..., o, d]``.
 
-        That of one client's convolution ``[o, C, kh, kw]`` may be given as ``[o, C kh kw]``; of one client ``products``
-        multiply.
+        For one client's convolution ``[o, C, kh, kw]`` it may be ``[o, C kh kw]``. ``products`` multiplies for one
+        client; stacks use torch's batched products.
         """
 
     @abstractmethod
     def gradient(self, name: str, gradient: Tensor) -> None:
-        """The gradient is ``gradient``."""
+        """Receive a parameter's gradient, of the parameter's shape."""
 
 
 class StepAtOnce(Update):
-    """Plain SGD, ``w <- (1 - lr wd) w - lr g``, as soon as g is known; no gradient is ever written.
+    """Takes the step of plain SGD, ``w <- (1 - lr wd) w - lr g``, as soon as g is known; no gradient is kept.
 
     Args:
         weights: parameter name -> tensor, changed in place.
         lr: learning rate.
         weight_decay: L2 penalty.
-        pulls: parameter name -> anchor and how far towards it w goes before that, see
+        pulls: parameter name -> anchor, and the share of the way to it that w moves before this step, see
             :meth:`cfl.engines.quadratic_pull.Pull.step`.
     """
 
@@ -52,7 +52,7 @@ class StepAtOnce(Update):
         return weight.lerp_(*self.pulls[name]) if name in self.pulls else weight
 
     def product(self, name: str, left: Tensor, right: Tensor, products: Products) -> None:
-        """One product that adds to the weights, where the library can."""
+        """Add the product to the weights, in one operation if the library can."""
         weight = self._pulled(name)
         if weight.ndim == 3:
             weight.baddbmm_(left, right, beta=self.keep, alpha=-self.lr)
@@ -60,7 +60,7 @@ class StepAtOnce(Update):
             products.add(weight.view(len(weight), -1), left, right, keep=self.keep, scale=-self.lr)
 
     def gradient(self, name: str, gradient: Tensor) -> None:
-        """Decay, then step."""
+        """Apply weight decay, then the step."""
         weight = self._pulled(name)
         if self.keep != 1.0:
             weight.mul_(self.keep)
@@ -71,7 +71,7 @@ class PullRows:
     """The pulls on a cohort, client by client.
 
     Args:
-        pulls: of all clients: anchors ``[k, ...]`` or ``[1, ...]``, shares ``[]`` or likewise.
+        pulls: anchors ``[k, ...]`` or ``[1, ...]`` of all clients, and shares ``[]`` or of such a shape.
     """
 
     def __init__(self, pulls: Steps) -> None:
@@ -79,7 +79,7 @@ class PullRows:
         self._views: dict[tuple[int, int], Steps] = {}
 
     def of(self, start: int, rows: int) -> Steps:
-        """Those on one client, without the leading axis, or on a stack of ``rows``, with it."""
+        """The pulls on one client, without the leading axis, or on a stack of ``rows`` clients, with this axis."""
         key = (start, rows)
         if key not in self._views:
             self._views[key] = {
@@ -96,7 +96,7 @@ def _of_rows(values: Tensor, start: int, rows: int) -> Tensor:
 
 
 class KeepGradients(Update):
-    """Writes gradients where methods and the optimizer find them.
+    """Writes gradients into tensors that methods and the optimizer read.
 
     Args:
         rows: parameter name -> tensor of the parameter's shape, overwritten.
@@ -106,7 +106,7 @@ class KeepGradients(Update):
         self.rows = rows
 
     def product(self, name: str, left: Tensor, right: Tensor, products: Products) -> None:
-        """The product, into its row."""
+        """Write the product into the parameter's row."""
         row = self.rows[name]
         if row.ndim == 3:
             row.baddbmm_(left, right, beta=0)
@@ -114,7 +114,7 @@ class KeepGradients(Update):
             products.add(row.view(len(row), -1), left, right, keep=0, scale=1)
 
     def gradient(self, name: str, gradient: Tensor) -> None:
-        """A copy, into its row."""
+        """Copy the gradient into the parameter's row."""
         self.rows[name].copy_(gradient)
 
 
@@ -134,7 +134,7 @@ def sgd_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], l
 
     Args:
         parameters: of any shapes, changed in place.
-        gradients: of each of them, of its shape, or None.
+        gradients: for each parameter a tensor of its shape, or None.
         lr: learning rate.
         weight_decay: L2 penalty.
     """

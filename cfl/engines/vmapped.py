@@ -1,4 +1,4 @@
-"""All clients of a cohort in one stacked forward and backward pass, by torch.func.vmap."""
+"""Computes all clients of a cohort in one stacked forward and backward pass, by torch.func.vmap."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from cfl.models.step_draws import StepDraws
 from cfl.runtime.errors import EngineCannot
 
 _NO_VMAP = re.compile("vmap|batching rule|match the broadcast shape|doesn't have storage", re.IGNORECASE)
-"""Words of torch where it cannot compute something for several models at once."""
+"""Words in torch's errors about operations that it cannot compute for several models at once."""
 
 
 class VmapEngine(Engine):
-    """Any network, any device. A single client takes the ordinary path without vmap.
+    """Computes any network on any device. A single client is computed in the ordinary way, without vmap.
 
     Args:
         network: the architecture; its own parameters are not touched.
@@ -53,7 +53,7 @@ class VmapEngine(Engine):
         self.network = network
         on_cuda = next(network.parameters()).device.type == "cuda"
         self._graphs = Graphs(eager) if on_cuda and compile is None and not list(network.buffers()) else None
-        # On CUDA a pass over the weights is what a small step costs; on CPUs torch's own optimizer is as fast.
+        # On CUDA a small step takes mostly passes over the weights; on CPUs torch's own optimizer is as fast.
         self.steps_at_once = self._graphs is not None
         self._stacked_layers = on_cuda and compile is None
         self._is_chain = self._stacked_layers and Chain.of(network) is not None
@@ -68,7 +68,7 @@ class VmapEngine(Engine):
             self._together = torch.compile(self._all_losses, mode=None if compile == "default" else compile)
 
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
-        """As :meth:`Engine.losses`, with a graph.
+        """As :meth:`Engine.losses`, with a graph of autograd unless the optimizer's step is taken.
 
         Raises:
             EngineCannot: ``vmap`` has no way to compute the network, or would not call its hooks.
@@ -99,7 +99,7 @@ class VmapEngine(Engine):
         inputs |= {f"draw {name}": value for name, value in draws.items()}
         compute = partial(self._of_inputs, cohort)
         self._first_sgd = self._first_sgd or context.fused_sgd
-        # A graph holds its learning rate: with one that changes from round to round it holds gradients alone.
+        # A CUDA graph has a fixed learning rate. If the rate changes in later rounds, graphs compute gradients only.
         self._sgd = context.fused_sgd if context.fused_sgd == self._first_sgd else None
         if self._graphs is not None:
             losses = self._graphs.losses(compute, inputs, parameters, self._sgd)
@@ -108,14 +108,14 @@ class VmapEngine(Engine):
         return self._stepped(compute(inputs), parameters, context)
 
     def _stepped(self, losses: Tensor, parameters: Sequence[Tensor], context: StepContext) -> Tensor:
-        """The losses; the optimizer's step is taken if that is left to the engine."""
+        """Return the losses, after the optimizer's step if that is left to the engine."""
         if context.fused_sgd is None:
             return losses
         sgd_step(parameters, torch.autograd.grad(losses.sum(), parameters, allow_unused=True), *context.fused_sgd)
         return losses.detach()
 
     def _of_inputs(self, cohort: Cohort, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Losses ``[k]`` as a function of tensors alone: samples, what they are masked by, keys of dropout masks."""
+        """Losses ``[k]`` as a function of tensors only: samples, their masks, keys of dropout masks, and draws."""
         x, y, mask, outputs = inputs["x"], inputs["y"], inputs.get("mask"), inputs.get("outputs")
         dropped = {name.removeprefix("draw "): value for name, value in inputs.items() if name.startswith("draw ")}
         if "keys" in inputs:
@@ -128,21 +128,25 @@ class VmapEngine(Engine):
         return losses
 
     def _layers(self) -> AbstractContextManager[object]:
-        """How layers are computed: in our way on CUDA, unless autocast is to choose their type.
+        """Context for computing layers: :class:`StackedLayers` on CUDA, unless autocast chooses data types.
 
-        What is known of a chain holds there alone: what its layers are, and that each weight is used once.
+        Maps have the channels last, and weights take their step at once, in chains only: their layers are known, and
+        each weight is used once.
         """
         if not self._stacked_layers or torch.is_autocast_enabled("cuda"):
             return nullcontext()
         return StackedLayers(self._is_chain, self._sgd if self._is_chain else None)
 
     def backward(self, total: Tensor, cohort: Cohort) -> None:
-        """Autograd; nothing where the step has been taken."""
+        """Compute gradients by autograd, unless the optimizer's step has been taken."""
         if total.requires_grad:
             total.backward()
 
     def _joined_losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
-        """With added samples, or a loss that methods change; never compiled, because both differ from step to step."""
+        """Losses of a step with added samples, a loss that methods change, or kept logits.
+
+        They are not compiled, because samples and loss differ from step to step.
+        """
         k, count = batch.mask.shape
         x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
         own = drawn_masks(self.masks, context, cohort, batch, range(k), count, x.device)
@@ -185,7 +189,7 @@ class VmapEngine(Engine):
         outputs: Tensor | None,
     ) -> Tensor:
         axes = (0, 0, 0, 0, 0, None if mask is None else 0, None)
-        # Randomness of the network's own, beside counted dropout, is drawn for each client by itself.
+        # Random numbers that the network itself draws, other than counted dropout, differ between clients.
         mapped = vmap(self._loss, in_dims=axes, randomness="different")
         with self._layers():
             losses: Tensor = mapped(parameters, buffers, dropped, x, y, mask, outputs)
@@ -212,7 +216,7 @@ class VmapEngine(Engine):
 
 
 class _Loss(nn.Module):
-    """A client's loss, and its logits if wanted, as a module: so ``functional_call`` can put the tensors in."""
+    """A client's loss, and its logits if wanted, as a module into which ``functional_call`` can put the tensors."""
 
     def __init__(self, network: nn.Module, objective: Objective, keeps_logits: bool) -> None:
         super().__init__()
@@ -228,10 +232,10 @@ class _Loss(nn.Module):
 def _first(
     parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], masks: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """The first client's tensors of ``[1, ...]`` ones."""
+    """A single client's parameters, buffers and masks, without the leading axis of size 1."""
 
     def first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: values[0] for name, values in tensors.items()}
 
-    # Views, not selections, of parameters: what a step costs by itself shows in small networks.
+    # Parameters by ``view``, which is faster than selection; in small networks this matters.
     return {n: p.view(p.shape[1:]) for n, p in parameters.items()}, first(buffers), first(masks)

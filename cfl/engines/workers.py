@@ -1,4 +1,4 @@
-"""Clients of a cohort one by one, on threads with one math thread each: the fast way on a CPU."""
+"""Computes clients of a cohort one by one, on threads with one math thread each: the fast way on a CPU."""
 
 from __future__ import annotations
 
@@ -47,23 +47,24 @@ class Step(NamedTuple):
 
 
 class WorkerEngine(Engine):
-    """Each client's step is computed by itself: no padding, weights that stay in a core's cache, no stacked copies.
+    """Computes each client's step by itself: without padding or stacked copies, with weights in a core's cache.
 
     A network that is a chain of simple layers (:class:`~cfl.engines.chain.Chain`) is trained by hand-written steps,
     any other by autograd on a copy of the network per thread.
 
     Args:
-        network: the architecture; its own parameters are not touched. It draws no random numbers but counted dropout.
+        network: the architecture; its own parameters are not touched. It must draw no random numbers other than counted
+            dropout and those of :mod:`cfl.models.step_draws`.
         input_shape: ``(C, H, W)``.
-        threads: number of clients computed at the same time, each with one math thread. 1 and 0 need no thread beside
-            the caller's: with 1 it computes with one math thread, with 0 with all it has.
-        stack: clients that a thread computes together by batched products, for chains of linear layers; with small
-            layers this saves more calls than it costs.
+        threads: number of clients computed at the same time, each with one math thread. With 1 and 0 the caller's
+            thread computes: with 1 it uses one math thread, with 0 all that it has.
+        stack: number of clients that a thread computes together by batched products, for chains of linear layers. This
+            saves calls, which is worth it if layers are small.
         batch_last: hold images and maps with the batch last in memory, for chains with convolutions
-            (:class:`~cfl.engines.batch_last.BatchLastChain`); of no effect where that is not possible.
+            (:class:`~cfl.engines.batch_last.BatchLastChain`); without effect if that is not possible.
         eager: see :class:`~cfl.engines.recorded.RecordedSteps`.
-        by_hand: whether steps of chains are hand-written; not possible where a loss is no function of the logits.
-        products: multiplies matrices in hand-written steps; None is torch's own way.
+        by_hand: whether steps of chains are hand-written; must be False if the loss is not a function of the logits.
+        products: multiplies matrices in hand-written steps; None is torch's default.
     """
 
     kind = "workers"
@@ -98,7 +99,7 @@ class WorkerEngine(Engine):
         self._rows = ClientRows()
 
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
-        """As :meth:`Engine.losses`, without a graph: gradients are ready, or the optimizer's step is taken."""
+        """As :meth:`Engine.losses`, without a graph: gradients are computed, or the optimizer's step is taken, here."""
         k, step = len(cohort.clients), Step(cohort, batch, context)
         self._rows.use(cohort, context.pulls, keeps=context.fused_sgd is None)
         losses = torch.zeros(k)
@@ -127,17 +128,17 @@ class WorkerEngine(Engine):
         return losses
 
     def _forget_gradients(self, idle: list[int]) -> None:
-        """Before a step that leaves gradients: those of clients without samples in it are zero."""
+        """Before a step that leaves gradients, set those of the ``idle`` rows, clients without samples, to zero."""
         for replica in self._replicas:
-            replica.unused.clear()  # what has no part in one step may have one in the next
+            replica.unused.clear()  # parameters that one step does not use may be used in the next
         for row in idle:
             for gradient in self._rows.gradients.of(row, 1).values():
                 gradient.zero_()
 
     def _take_joined_steps(self, step: Step, used: list[int], stack: int, starts: list[int], losses: Tensor) -> None:
-        """The steps of clients with added samples, or with a loss that methods have changed, into ``losses [k]``."""
+        """Take steps with added samples, a changed loss or kept logits, and write their losses into ``losses [k]``."""
         context = step.context
-        # Joined here for all clients at once: what many small operations cost, threads would wait for one by one.
+        # All clients are joined here at once, because threads take turns in the Python code of small operations.
         joined = self._join(step, used)
         seen: dict[int, Tensor] | None = {} if context.keeps_logits else None
         recordings: dict[int, Recording | Halves | None] = {}
@@ -154,8 +155,8 @@ class WorkerEngine(Engine):
         self.logits = joined.spread(seen) if seen else None
 
     def train(self, cohort: Cohort, block: CohortBlock, context: StepContext) -> Tensor:
-        """As :meth:`Engine.train`: a thread takes a client from its first step to its last, while the client's weights
-        are in its core's cache, and threads meet once."""
+        """As :meth:`Engine.train`. A thread takes all of a client's steps in turn, while the client's weights are in
+        its core's cache. Threads wait for each other only at the end of the block."""
         batches = block.steps
         stack = 1 if context.right_factors else self.stack
         if stack > 1 or context.keeps_logits or context.objective.joins(batches[0]):
@@ -185,7 +186,7 @@ class WorkerEngine(Engine):
     def _plain_step(
         self, step: Step, thread: int, row: int, own: Own, outputs: Tensor | None, recording: Recording | None
     ) -> Tensor:
-        """The mean cross-entropy of one client's own samples, and what becomes of its gradients."""
+        """Take one client's step on its own samples; return their mean cross-entropy."""
         x, y, dropped = own
         weights = self._rows.weights.of(row, 1)
         if recording is not None:
@@ -211,12 +212,12 @@ class WorkerEngine(Engine):
     def _tensors(
         self, step: Step, row: int, dropped: Mapping[str, Tensor]
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """What a recording takes of a client: its weights, dropout masks and, where they are kept, gradients."""
+        """A client's tensors for a recording: weights, dropout masks and, if gradients are kept, gradient rows."""
         gradients = {} if step.context.fused_sgd else self._rows.gradients.of(row, 1)
         return [*self._rows.weights.of(row, 1).values()], [*dropped.values()], [*gradients.values()]
 
     def gradients(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> dict[str, Tensor]:
-        """As :meth:`Engine.gradients`, in memory of its own."""
+        """As :meth:`Engine.gradients`, in other memory than the gradients of the present step, which stay."""
         logits = self.logits
         try:
             with self._rows.other_gradients(cohort):
@@ -244,7 +245,7 @@ class WorkerEngine(Engine):
         return found
 
     def _recording(self, step: Step, row: int, samples: int, outputs: Tensor | None, times: int) -> Recording | None:
-        """The recording of a step with so many samples, made on a client's row if ``times`` more are worth it."""
+        """The recording of a step of this size, made from a client's row if it pays off with ``times`` more steps."""
         if self._recorded is None:
             return None
         weights, pulls = self._rows.weights.of(row, 1), self._rows.pulls.of(row, 1)
@@ -252,7 +253,7 @@ class WorkerEngine(Engine):
         return self._recorded.step(samples, outputs, step.context.fused_sgd, weights, example, times, pulls=pulls)
 
     def backward(self, total: Tensor, cohort: Cohort) -> None:
-        """Hand the gradients over; what methods added to the losses goes through autograd on top of them."""
+        """Put the gradients on the parameters; autograd adds those of terms that methods added to the losses."""
         if self._rows.keeps:
             k = len(cohort.clients)
             unused = set().union(*(replica.unused for replica in self._replicas))
@@ -275,14 +276,14 @@ class WorkerEngine(Engine):
         return {name: mask[0] for name, mask in self._dropped(step, range(row, row + 1), samples).items()}
 
     def _own(self, step: Step, row: int, samples: int) -> Own:
-        """The first samples of one client."""
+        """The first ``samples`` of one client, with their dropout masks."""
         return *step.batch.samples(row, samples), self._dropped_of(step, row, samples)
 
     def _fetching(self, step: Step, used: list[int], for_all: bool) -> Callable[[int], Own]:
-        """A function of a client's row: inputs, outputs and dropout masks of its samples.
+        """A function of a client's row that returns inputs, outputs and dropout masks of its samples.
 
-        Where it is to be called ``for_all``, small ones are fetched here for all clients at once: what many small
-        operations cost, threads would wait for one by one. Large ones are left to the threads.
+        If the function is called ``for_all`` clients and samples are small, they are fetched here at once, because
+        threads take turns in the Python code of small operations. Large samples are fetched by the threads.
         """
         k, most = len(used), max(used)
         pixels = math.prod(self.input_shape)
@@ -299,7 +300,7 @@ class WorkerEngine(Engine):
         return of_all
 
     def _join(self, step: Step, used: list[int]) -> Joined:
-        """All samples of a batch, of which ``used`` own ones of each client are no padding."""
+        """Join a batch's own and added samples; ``used`` is each client's number of own samples without padding."""
         cohort, batch, context = step
         k, count = batch.mask.shape
         x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
@@ -307,7 +308,7 @@ class WorkerEngine(Engine):
         return Joined(x, samples, samples.mask.sum(1).tolist() if batch.added else used, masks)
 
     def _joined_of_client(self, step: Step, joined: Joined, row: int) -> tuple[Tensor, Samples, dict[str, Tensor]]:
-        """Inputs, what else is known of them, and dropout masks of one client's unpadded samples."""
+        """Inputs, other data and dropout masks of one client's unpadded samples."""
         own = self._dropped_of(step, row, step.batch.mask.shape[1])
         dropped = behind(own, {name: mask[row] for name, mask in joined.added_masks.items()}, 0)
         return *joined.of_client(row), {name: joined.kept(row, mask) for name, mask in dropped.items()}
@@ -321,8 +322,10 @@ class WorkerEngine(Engine):
         return *joined.of_clients(start, start + rows), behind(own, more, 1)
 
     def _joined_recordings(self, step: Step, joined: Joined, whole: bool) -> dict[int, Recording | Halves | None]:
-        """As :meth:`_recordings`, by number of samples with added ones: of the ``whole`` step, where the loss is the
-        weighted cross-entropy and nobody asks for logits, or of its halves.
+        """As :meth:`_recordings`, by the number of own and added samples.
+
+        The ``whole`` step is recorded if the loss is the weighted cross-entropy and logits are not kept, else its
+        halves.
         """
         if self._recorded is None:
             return {}
@@ -355,7 +358,7 @@ class WorkerEngine(Engine):
         rows: int,
         seen: dict[int, Tensor] | None,
     ) -> Tensor:
-        """With added samples, or a loss that methods have changed; logits go to ``seen`` by first row."""
+        """Take one job of :meth:`_take_joined_steps`; return its losses, and put logits into ``seen`` by first row."""
         objective = step.context.objective
         if rows > 1:
             recording, (x, samples, dropped) = None, self._joined_of_stack(step, joined, start, rows)
@@ -365,7 +368,7 @@ class WorkerEngine(Engine):
 
         def head(logits: Tensor) -> tuple[Tensor, Tensor]:
             if seen is not None:
-                seen[start] = logits.clone()  # the gradient may be computed in its memory
+                seen[start] = logits.clone()  # the gradient may overwrite them
             return objective.with_gradient(logits, samples)
 
         def loss_of(network: nn.Module) -> Tensor:
@@ -390,7 +393,7 @@ class WorkerEngine(Engine):
         return self.chain.step(x, samples.y, None, None, weights, dropped, update, head, factors)
 
     def _drawn(self, step: Step, row: int) -> dict[str, Tensor]:
-        """What a client's network draws in this step, beside dropout."""
+        """Tensors that a client's network draws in this step, other than dropout masks."""
         if not self.draws:
             return {}
         cohort = step.cohort
@@ -398,7 +401,7 @@ class WorkerEngine(Engine):
         return {name: values[0] for name, values in drawn.items()}
 
     def _stacked(self, step: Step, start: int, rows: int, outputs: Tensor | None) -> Tensor:
-        """The mean cross-entropies of several clients' own samples, by batched products."""
+        """Take several clients' steps on their own samples by batched products; return their mean cross-entropies."""
         assert self.chain is not None
         x, y = step.batch.stacked_samples(start, start + rows)
         mask = step.batch.mask[start : start + rows] if step.batch.padded else None

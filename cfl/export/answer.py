@@ -1,4 +1,4 @@
-"""The function that an exported model computes: the one that the run's tests score, as a module."""
+"""The exported model as a module that computes the same function as the run's tests score."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Choice:
 
 
 def as_option(error: BaseException) -> BaseException:
-    """An error about a choice's client or task as one about the commands' options; any other as it is."""
+    """Turn an error about a choice's client or task into one about the command's option; return others unchanged."""
     if isinstance(error, ConfigError) and error.key in ("client", "task"):
         return ConfigError(f"--{error.key}", error.value, error.valid)
     return error
@@ -48,9 +48,9 @@ class Answer(nn.Module):
 
     Args:
         network: holds the chosen model as plain weights.
-        classifiers: methods that may compute scores in place of the network; the first that does counts.
+        classifiers: methods that may compute scores in place of the network; the first one that returns scores is used.
         task: the stream's number of the task to classify for.
-        client: the client, if the same weights give another density at every client.
+        client: the client; it matters if the same weights give a different density for each client.
 
     Attributes:
         network: the given network.
@@ -92,16 +92,16 @@ class Answer(nn.Module):
 def answer_of(client: Client, choice: Choice) -> Answer:
     """The chosen model, in evaluation mode and without gradients; the federation does not change.
 
-    Weights that are computed from parts become plain weights. If a method permutes features, they are in the order of
-    the chosen task. They are float32, whatever ``trainer.precision`` the run's tests had.
+    Weights that are computed from parts become plain weights. If a method permutes features, the weights are in the
+    order of the chosen task. Weights are float32, whatever ``trainer.precision`` the run's tests had.
 
     Args:
         client: the module with its federation, restored from a checkpoint.
         choice: client and task of the model.
 
     Raises:
-        ConfigError: there is no such client or task; models differ by client or task and none was named; one was named
-            and makes no difference; or the function that tests compute cannot be exported.
+        ConfigError: there is no such client or task; models differ by client or task and none was named; a client or
+            task was named and makes no difference; or the function that tests compute cannot be exported.
     """
     federation = client.require_federation()
     _check_client(federation, choice.client)
@@ -128,7 +128,7 @@ def _answer(client: Client, choice: Choice, classifiers: list[Any]) -> Answer:
 
 
 def plain_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a network with these parameters and buffers (all of them, by name), on the CPU.
+    """Return a copy of a network on the CPU, with other values of all its parameters and buffers, given by name.
 
     Layers with parametrizations, such as decomposed weights, get the weights that they compute, as plain parameters.
     """
@@ -148,7 +148,7 @@ def plain_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Modul
 
 
 def _differs_by_task(federation: Federation) -> str | None:
-    """The method that gives each task its own model, or None."""
+    """Return the name of a method that gives tasks different models, or None."""
     server = federation.model.state_tensors()
     for name, method in federation.methods.with_capability(TaskModel).items():
         for task in range(federation.data.stream.num_tasks):
@@ -159,7 +159,10 @@ def _differs_by_task(federation: Federation) -> str | None:
 
 
 def _classifies_by_task(client: Client, owner: int | None, classifiers: list[Any]) -> str | None:
-    """The method whose scores depend on the task, or None; found by trying, since a method may ignore the task."""
+    """Return the name of a method whose scores depend on the task, or None.
+
+    This is found by scoring the same input for every task, since a method may ignore the task.
+    """
     federation = client.require_federation()
     answer = _answer(client, Choice(owner), classifiers)
     some = next(answer.network.parameters())

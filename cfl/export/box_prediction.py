@@ -1,4 +1,4 @@
-"""What a run's detector finds in images that are none of the run's own."""
+"""Find boxes in images that are not in the run's data sets, with the run's detector."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cfl.training.found_boxes import SURE
 
 
 class Box(NamedTuple):
-    """A box in an image; an image in which nothing was found has one without a class.
+    """A box in an image; an image in which nothing was found gives one box without a class.
 
     Attributes:
-        image: the file, of an array with the row.
+        image: the file; for an array, with the row.
         label: name of the class; empty if nothing was found.
-        score: of the box; None if nothing was found.
+        score: score of the box; None if nothing was found.
         corners: left, top, right and bottom in pixels of the image as the run reads it; empty if nothing was found.
     """
 
@@ -38,15 +38,15 @@ def boxes_found(
     """The boxes in images, best first, a file at a time.
 
     Args:
-        classifier: of the run.
+        classifier: the model of the run.
         places: as for :func:`cfl.export.reading.read_images`.
-        source: the data set whose images they are like.
-        choice: whose model, and the images' task.
+        source: the data set as whose images the files are read.
+        choice: the client whose model is used, and the task of the images.
         top: how many boxes of an image, whatever their score; None for those with a score of at least 0.3.
 
     Raises:
-        ConfigError: client or task cannot be, or are needed.
-        cfl.runtime.errors.DataFilesMissing: naming a file that cannot be used.
+        ConfigError: client or task do not exist, or are missing.
+        cfl.runtime.errors.DataFilesMissing: names a file that cannot be used.
     """
     root = classifier.federation.data.root
     classifier.check_task(choice.client, choice.task)

@@ -47,10 +47,10 @@ def write_card(
         choice: client and task of the model.
         federation: the federation, restored from the checkpoint.
         config: the run's configuration as YAML.
-        run: folder of the run; its ``summary.json`` has the figures, if it is of the round that the checkpoint is at.
+        run: the run folder; its ``summary.json`` has the figures if it is from the same round as the checkpoint.
 
     Raises:
-        ConfigError: this file is damaged.
+        ConfigError: ``summary.json`` is damaged.
     """
     data = federation.data
     summary = _figures(federation, run)
@@ -91,7 +91,7 @@ def _figures(federation: Federation, run: Path) -> dict[str, Any]:
             raise ConfigError(SUMMARY, str(run / SUMMARY), valid) from None
         if summary["rounds"] == federation.round:  # otherwise the checkpoint is an earlier one of a finished run
             return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
-    # Not of the running task, whose row may still be empty.
+    # These are the figures after the last complete evaluation; the row of the running task may still be empty.
     return {"method": method_name(federation.methods), **matrix_rows.figures(federation, federation.measured)}
 
 
@@ -152,7 +152,7 @@ def _input(data: FederatedDataModule) -> str:
 
 
 def _stored(source: Source) -> str:
-    """What the data set's values are, and how files are read."""
+    """Describe the data set's values and axes, and how its files are read."""
     named = None if source.is_float else _CHANNELS.get(source.shape[0])
     layout = f"channels ({named}), rows from the top, columns" if named else "channels, rows, columns"
     values = "floating-point numbers" if source.is_float else f"integers from 0 (black) to {source.scale:g} (white)"

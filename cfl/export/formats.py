@@ -71,7 +71,7 @@ def write(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadat
 
 
 def read(path: Path, answer: Answer) -> Callable[[Tensor], Tensor]:
-    """Read a file as a function of ``[N, C, H, W]``; for safetensors, ``answer`` gives the network's structure."""
+    """Read a file as a function of ``[N, C, H, W]``; for safetensors, the structure is that of ``answer``."""
     if path.suffix == ".pt2":
         with _quiet():
             return torch.export.load(path).module()
@@ -142,7 +142,7 @@ def _save_onnx(
             torch.onnx.export(
                 program,
                 (),
-                file.path,  # it takes no open file
+                file.path,  # an open file is not accepted
                 input_names=["input"],
                 output_names=["output"],
                 dynamo=True,
@@ -162,7 +162,7 @@ def _program(name: str, answer: Answer, input_shape: tuple[int, int, int]) -> Ex
     arguments: Any = ((example(answer, input_shape, 3),),)
     shapes: Any = ({0: Dim("batch")},)
     failure: Exception | None = None
-    # If no len() of Python fixes the number of samples, the first way is much faster.
+    # strict=False is much faster, but fails if a len() of Python fixes the number of samples.
     for strict in (False, True):
         try:
             with _quiet(), torch.no_grad(), _SpeltDistances():
@@ -174,7 +174,7 @@ def _program(name: str, answer: Answer, input_shape: tuple[int, int, int]) -> Ex
 
 
 class _SpeltDistances(TorchFunctionMode):
-    """Computes torch.cdist as sums of squares: torch's own changes its algorithm for more than 25 samples."""
+    """Computes torch.cdist as sums of squares, because torch's own changes its algorithm above 25 samples."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -184,7 +184,7 @@ class _SpeltDistances(TorchFunctionMode):
 
 
 def _stable_sort() -> Callable[..., Any]:
-    """aten.sort.stable in ONNX, whose TopK returns the lower index first for equal values."""
+    """Return aten.sort.stable for ONNX, by its TopK, which returns the lower index first for equal values."""
     from onnxscript import INT64, opset18
 
     op: Any = opset18

@@ -28,10 +28,10 @@ _AT_ONCE = 256
 
 
 class Prediction(NamedTuple):
-    """What a model says of one sample.
+    """The best outputs of a model for one sample.
 
     Attributes:
-        place: the file, of an array or a table with the row.
+        place: the file; for an array or a table, with the row.
         best: names and probabilities of the best outputs, best first.
     """
 
@@ -126,18 +126,16 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
     """Classify images or rows of numbers, a file at a time.
 
     Args:
-        classifier: of the run.
+        classifier: the model of the run.
         places: as for :func:`cfl.export.reading.read_images`.
-        choice: whose model, and the samples' task.
-        top: how many of the best classes to tell, at most as many as there are to choose among.
+        choice: the client whose model is used, and the task of the samples.
+        top: number of best classes to return; fewer if there are fewer to choose among.
 
     Raises:
-        ConfigError: client or task cannot be, or are needed.
-        cfl.runtime.errors.DataFilesMissing: naming a file that cannot be used.
+        ConfigError: client or task do not exist, or are missing.
+        cfl.runtime.errors.DataFilesMissing: names a file that cannot be used.
     """
-    classifier.prepared(
-        choice.client, choice.task
-    )  # refuses a task or client that there is none of, before its classes are named
+    classifier.prepared(choice.client, choice.task)  # refuses an unknown task or client before names are read
     names = output_names(classifier.federation, choice.client, choice.task)
     for files, scores in _scores(classifier, places, choice):
         values = scores.softmax(1) if classifier.gives_probabilities else scores
@@ -147,13 +145,13 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
 
 
 def _scores(classifier: ImageClassifier, places: Sequence[Path], choice: Choice) -> Iterator[tuple[list[str], Tensor]]:
-    """Names of samples and their scores ``[n, O]``, float64, a file at a time; -inf where an output is not allowed.
+    """Yield names of samples and their scores ``[n, O]``, float64, in batches; -inf for outputs that are not allowed.
 
     Raises:
-        ConfigError: the network has no finite scores of a sample.
+        ConfigError: the network's scores of a sample are not finite.
     """
     owner, task = choice.client, choice.task
-    classifier.prepared(owner, task)  # refuses what it refuses before files are read
+    classifier.prepared(owner, task)  # raises its errors before files are read
     source = classifier.source(owner, task)
     for files, stored in _batches(read_images(places, source, classifier.federation.data.root)):
         scores = classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
@@ -169,7 +167,7 @@ def _sample(classifier: ImageClassifier, choice: Choice) -> str:
 
 
 def _batches(read: Iterator[tuple[list[str], Tensor]]) -> Iterator[tuple[list[str], Tensor]]:
-    """The same images, at least :data:`_AT_ONCE` at a time."""
+    """Yield the same images in batches of at least :data:`_AT_ONCE`; the last one may be smaller."""
     names: list[str] = []
     images: list[Tensor] = []
     for some, stored in read:
@@ -190,9 +188,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _divided(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
-    """The words for the parser, and ``--key=value`` of each option that it does not know.
+    """Return the words for the parser, and ``--key=value`` for each option that the parser does not know.
 
-    It would take the values of these for files, and any of them with a blank.
+    The parser would take the values of unknown options for files, and also any unknown option that contains a blank.
     """
     own: list[str] = []
     others: list[str] = []

@@ -1,4 +1,4 @@
-"""What a run's model answers to images: its choice among the outputs that the run's tests choose among."""
+"""Classify samples by a run's model, choosing among the same outputs as the run's tests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class ImageClassifier:
         client: the module with its federation, restored from a checkpoint.
 
     Attributes:
-        federation: that of the run.
-        gives_probabilities: whether scores are logits; those that a method computes mean something else.
+        federation: the federation of the run.
+        gives_probabilities: whether scores are logits, so that their softmax are probabilities; False if a method
+            computes the scores.
     """
 
     def __init__(self, client: Client) -> None:
@@ -41,23 +42,23 @@ class ImageClassifier:
 
     @torch.no_grad()
     def scores(self, x: Tensor, client: int | None = None, task: int | None = None) -> Tensor:
-        """``[N, O]``: the model's outputs, minus infinity for those that are out of the question.
+        """Return the model's outputs ``[N, O]``, with minus infinity for outputs that tests do not choose among.
 
         Args:
             x: ``[N, C, H, W]`` float32 network input.
-            client: whose model it is; None for the global model.
-            task: of the images, from 0; with a client, of the client's own.
+            client: the client whose model is used; None for the global model.
+            task: task of the images, from 0; with a client, counted among the client's own tasks.
 
         Raises:
-            ConfigError: a task that is missing or that there is none of, a run that neither classifies nor predicts
-                numbers, or as for :meth:`model_for`.
+            ConfigError: the task is missing or does not exist, the run neither classifies nor predicts numbers, or as
+                for :meth:`model_for`.
         """
         model, allowed = self.prepared(client, task)
         scores = torch.cat([model(part) for part in x.split(self.federation.data.eval_batch_size)])
         return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
     def prepared(self, client: int | None = None, task: int | None = None) -> tuple[Answer, Tensor | None]:
-        """The model that :meth:`scores` asks, and ``[O]`` bool, the outputs to choose among, or None for all.
+        """Return the model that :meth:`scores` uses, and ``[O]`` bool, the outputs to choose among, or None for all.
 
         Raises:
             ConfigError: as for :meth:`scores`.
@@ -75,17 +76,17 @@ class ImageClassifier:
         return model, None if allowed is None else allowed[self._stream_task(client, task)]
 
     def network_input(self, stored: Tensor, client: int | None = None, task: int | None = None) -> Tensor:
-        """``[N, C, H, W]`` float32: stored images of a task's data set, enlarged and normalised as its tests are.
+        """Return network input ``[N, C, H, W]`` float32: stored images, enlarged and normalised as in the task's tests.
 
         Changes that tasks make to images, such as a permutation, are not made.
 
         Args:
             stored: ``[N, c, h, w]`` as the data set's ``load`` gives them, or enlarged already.
             client: as for :meth:`scores`.
-            task: of the images; needed where data sets are normalised differently.
+            task: task of the images; needed if the data sets of tasks are normalised differently.
 
         Raises:
-            ConfigError: such a task is missing.
+            ConfigError: the task is needed and missing, or does not exist, or the stream has tasks without a data set.
         """
         data = self.federation.data
         self.check_task(client, task)
@@ -116,10 +117,10 @@ class ImageClassifier:
 
         Args:
             client: as for :meth:`scores`.
-            task: of the samples; needed where data sets differ.
+            task: task of the samples; needed if the data sets of tasks differ.
 
         Raises:
-            ConfigError: the stream does not tell it, or it depends on a task that was not given.
+            ConfigError: the stream does not name the data set, or the task is needed and missing.
         """
         data = self.federation.data
         self.check_task(client, task)
@@ -132,10 +133,10 @@ class ImageClassifier:
         return source
 
     def check_task(self, client: int | None, task: int | None) -> None:
-        """Refuse a task that there is none of.
+        """Refuse a task that does not exist.
 
         Raises:
-            ConfigError: naming those that there are.
+            ConfigError: names the valid tasks.
         """
         tasks = self.federation.data.stream.num_tasks if client is None else self.federation.data.num_tasks
         if task is not None and not 0 <= task < tasks:
@@ -164,12 +165,12 @@ def last_task(federation: Federation) -> int:
 
 
 def output_names(federation: Federation, client: int | None = None, task: int | None = None) -> list[str]:
-    """What each of a network's outputs stands for: the names of classes, or their numbers in the data set.
+    """Return the name of the class of each of a network's outputs, or the output's number if it has no single class.
 
     Args:
-        federation: of the run.
-        client: whose task ``task`` is; None for the stream's.
-        task: of the images, where an output stands for another class in every task.
+        federation: the federation of the run.
+        client: the client among whose tasks ``task`` is counted; None for the stream's tasks.
+        task: task of the images; it matters if an output stands for another class in every task.
     """
     data = federation.data
     of_task = data.stream.class_names(data.root, data.seed)

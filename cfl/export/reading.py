@@ -1,4 +1,4 @@
-"""Reads files that are none of a run's own as its data set's images are read."""
+"""Read images and tables from any files, as a run's data set reads its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cfl.data.sources.npz import opened_npz
 from cfl.runtime.errors import DataFilesMissing
 
 _KEYS = ("images", "features", "test_images", "test_features")
-"""Arrays of an ``.npz`` file, of which the first that is there is read."""
+"""Names of arrays in an ``.npz`` file with several arrays; the first one that exists is read."""
 
 
 _TABLES = (".npy", ".npz", ".csv")
@@ -30,15 +30,15 @@ def read_images(places: Sequence[Path], source: Source, root: Path) -> Iterator[
         places: image files; folders, with all image files below them; ``.npy`` files; ``.npz`` files with one array, or
             with one of the arrays ``images``, ``features``, ``test_images`` and ``test_features``; ``.csv`` files with
             the columns of a table.
-        source: the data set whose images they are like.
+        source: the data set as whose images the files are read.
         root: folder with the data sets' files.
 
     Yields:
-        Names and images ``[n, C, H, W]`` as the data set's ``load`` gives them; of an array or a table
-        ``<file>[<row>]``.
+        Names and images ``[n, C, H, W]`` as the data set's ``load`` returns them. The names are files, or
+        ``<file>[<row>]`` for arrays and tables.
 
     Raises:
-        DataFilesMissing: naming a file that cannot be read so.
+        DataFilesMissing: names a file that cannot be read.
     """
     for place in places:
         if place.suffix in _TABLES and not os.path.exists(place):

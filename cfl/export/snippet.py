@@ -1,4 +1,4 @@
-"""Python code for a model card: it turns images into network input, asks an exported file, and names classes."""
+"""Python code for a model card: it turns images into network input, runs an exported file, and names classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cfl.runtime.yaml_file import BadYAML, parse_yaml
 
 
 def snippet(model: Path, answer: Answer, choice: Choice, federation: Federation, config: str) -> str:
-    """Code that runs as it stands in the folder of the exported file, on a black image until others take its place.
+    """Return code that runs in the folder of the exported file; its input is a black image, for readers to replace.
 
     Args:
         model: the exported file.
@@ -43,14 +43,14 @@ def snippet(model: Path, answer: Answer, choice: Choice, federation: Federation,
 
 
 def _stream_tasks(data: FederatedDataModule, owner: int | None) -> list[int]:
-    """The stream's numbers of the tasks that ``--task`` counts."""
+    """Return the stream's number of each task that ``--task`` can name."""
     if owner is None:
         return list(range(data.stream.num_tasks))
     return [data.stream_task(task, owner) for task in range(data.num_tasks)]
 
 
 def _input(data: FederatedDataModule, stream_tasks: list[int]) -> list[str]:
-    """Lines that compute ``x``; where data sets of these tasks are normalised differently, by ``task``."""
+    """Return lines that compute ``x``, using ``task`` if the tasks' data sets are normalised differently."""
     channels, height, width = data.input_shape
     found = [data.stream.source_of(number) for number in stream_tasks]
     sources = [source for source in found if source is not None]
@@ -74,7 +74,7 @@ def _input(data: FederatedDataModule, stream_tasks: list[int]) -> list[str]:
 
 
 def _normalisation(source: Source, channels: int, root: Path) -> str:
-    """Scale, mean and std as they are written in Python."""
+    """Return scale, mean and std as Python code."""
     moments = source.moments(root)
     if moments is not None:
         mean, std = ([float(f"{value:.9g}") for value in values] for values in moments)
@@ -84,7 +84,7 @@ def _normalisation(source: Source, channels: int, root: Path) -> str:
 
 
 def _by_task(values: list[str]) -> str:
-    """The value that all tasks have in common, or the task's own out of a list of tuples."""
+    """Return code for the common value of all tasks, or for the task's value in a list of tuples."""
     if len(set(values)) == 1:
         return values[0]
     return f"[{', '.join(f'({value})' for value in values)}][task]"
@@ -125,7 +125,7 @@ def _network(answer: Answer, data: FederatedDataModule, config: str) -> tuple[st
 
 
 def _options(config: str) -> dict[str, Any]:
-    """The network's options in a configuration; none in one that is damaged, which the card just shows."""
+    """Return the network's options in a configuration; empty if the configuration is damaged."""
     try:
         found: Any = parse_yaml(config)
         for key in ("model", "network", "init_args"):

@@ -1,1 +1,1 @@
-"""What a run is trained and evaluated by: losses, matrices over tasks and the figures computed from them."""
+"""Losses of clients, matrices of test results over tasks, and the figures computed from them."""

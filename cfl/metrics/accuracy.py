@@ -12,9 +12,9 @@ from cfl.metrics.transfer import average_accuracy, backward_transfer, forgetting
 class AccuracyMatrix(TaskMatrix):
     """Counts correct answers and computes the accuracy matrix of a run from them, in percent.
 
-    Counts are int64, so the result is bit for bit the same for any order and number of processes. They are on the
-    device of the first answers, so that counting does not wait for an accelerator. With a matrix per client, a summary
-    also has ``acc_std_clients`` (standard deviation of ACC over this population of clients, in points) and
+    Counts are int64, so the result is bit for bit the same for any order and number of processes. They are kept on the
+    device of the answers, so that counting does not wait for an accelerator. With a matrix per client, a summary also
+    has ``acc_std_clients`` (standard deviation of ACC over this population of clients, in points) and
     ``acc_worst_client`` (the lowest ACC, in percent).
 
     Args:
@@ -35,9 +35,9 @@ class AccuracyMatrix(TaskMatrix):
     def add(
         self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
     ) -> None:
-        """See :meth:`TaskMatrix.add`: counts the samples ``[B]`` whose largest output ``[B, O]`` is that of the class.
+        """See :meth:`TaskMatrix.add`: count the samples whose largest output ``[B, O]`` is that of their class ``[B]``.
 
-        Arguments as there; ``allowed`` ``[O]`` are the outputs to choose among.
+        ``allowed`` ``[O]`` are the outputs to choose among.
         """
         scores = outputs if allowed is None else outputs.masked_fill(~allowed.to(outputs.device), -torch.inf)
         self.update(row, task, scores.argmax(1).eq(y).sum(), len(y), client)
@@ -47,14 +47,14 @@ class AccuracyMatrix(TaskMatrix):
 
         Args:
             row: the task just learned, 0 .. T-1, or -1 for the model before any training.
-            task: the task whose test samples these are, 0 .. T-1.
+            task: the task of the test samples, 0 .. T-1.
             correct: how many answers were right; an integer or an integer tensor of one element on any device.
-            total: how many answers there were.
+            total: number of answers.
             client: whose model answered, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, a client where none belongs or none where one does, or counts that
-                no test can give.
+            ValueError: an index out of range, ``client`` given for one global model or missing otherwise, or
+                impossible counts.
             TypeError: ``correct`` is a floating point tensor.
         """
         place = self._place(row, task, client)
@@ -64,7 +64,7 @@ class AccuracyMatrix(TaskMatrix):
             if correct.device != self.sums.device:
                 self.to(correct.device)
             correct = correct.detach().to(torch.int64).reshape(())
-        elif not 0 <= correct <= total:  # tensors are checked in compute(): no waiting here
+        elif not 0 <= correct <= total:  # tensors are checked in compute(), to avoid waiting for a device here
             raise ValueError(f"{correct} correct answers out of {total} cannot be")
         if total < 0:
             raise ValueError(f"total = {total} cannot be; valid: 0 or more")

@@ -1,4 +1,4 @@
-"""What a run is trained and evaluated by: the base class of measures, and the figures of a whole run."""
+"""The base class of measures, by which runs are trained and evaluated, and the figures of a whole run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Figure:
     """A figure of a whole run, averaged over seeds and ranked.
 
     Attributes:
-        key: an entry of ``summary.json``.
-        heading: of its column.
+        key: its key in ``summary.json``.
+        heading: heading of its column.
         meaning: one sentence for captions.
-        better: which values are; None where neither is.
-        decimals: shown.
+        better: which values are better; None if neither are.
+        decimals: number of decimals shown.
         signed: whether a plus sign is shown.
-        divisor: of the value before it is shown, 1e6 for bytes in MB.
-        printed: whether it is in the printed tables; pages and CSV files have all.
+        divisor: the value is divided by it before it is shown, 1e6 for bytes in MB.
+        printed: whether it is in the printed tables; pages and CSV files have all figures.
     """
 
     key: str
@@ -44,18 +44,18 @@ class Figure:
 
 
 class Measure(ABC):
-    """A loss, what is computed of the test samples of every task after every task, and the words for it.
+    """The loss of clients, the matrix and figures that are computed from test samples, and the words for them.
 
     The matrix has a row per task learned and a column per task measured. A run's measure follows from its scenario
-    (:func:`cfl.metrics.measure.measure_of`). A module of :mod:`cfl.metrics.measures` that holds an object of a subclass
-    is all that a further measure needs.
+    (:func:`cfl.metrics.measure.measure_of`). To add a measure, add a module to :mod:`cfl.metrics.measures` that holds
+    an object of a subclass.
 
     Attributes:
-        name: first part of the names of its files, e.g. of ``accuracy_matrix.csv``.
+        name: identifies it; its files begin with it, e.g. ``accuracy_matrix.csv``.
         figure: key of its mean over the tasks seen, in summaries and tables.
-        words: for readers, such as ``accuracy``.
-        one: a value of it, such as ``an accuracy``.
-        unit: of its values.
+        words: its name for readers, such as ``accuracy``.
+        one: words for one value of it, such as ``an accuracy``.
+        unit: unit of its values.
         label: label of axes and colour scales, with the unit.
         task_label: label of the axis with the tasks measured.
         formulas: key of a figure of the summary -> its formula, as plain text for help pages and tables. In it
@@ -65,19 +65,20 @@ class Measure(ABC):
         lower_is_better: whether lower values are better.
         columns: its figures in tables.
         of_papers: keys of the figures that articles print, its mean first.
-        known: what names of files and figures end with where the task of a test sample was known.
-        scenarios: those of ``data.scenario`` in which runs have this measure.
-        targets: what it compares outputs with: ``classes``, ``numbers``, ``boxes``, or the ``inputs`` themselves.
-        predicts: what a network gives (:attr:`cfl.models.base.Network.predicts`): a ``vector`` per sample,
+        known: suffix of files and figures of tests in which the task of each sample was known; empty without such
+            tests.
+        scenarios: the values of ``data.scenario`` with this measure.
+        targets: what outputs are compared with: ``classes``, ``numbers``, ``boxes``, or the ``inputs`` themselves.
+        predicts: what the network must return (:attr:`cfl.models.base.Network.predicts`): a ``vector`` per sample,
             ``boxes``, or a ``density``.
-        network: such a network in words.
+        network: words for such a network.
         by_outputs: whether the loss is a function of outputs and targets alone.
-        is_cross_entropy: whether the loss is the cross-entropy, which engines have written out.
-        tells_tasks: whether a model of the task of a test sample may answer for it.
-        answers: what exported models give, in words, where these are no scores of classes.
-        answers_shape: their shape, for N samples.
-        is_accuracy: whether its values are accuracies, which ``targets.accuracies`` may name.
-        heading: of its section in dashboards; empty where they are built around it.
+        is_cross_entropy: whether the loss is the cross-entropy, for which engines have code of their own.
+        tells_tasks: whether tests may choose a model by the task of a sample.
+        answers: words for the outputs of exported models; empty if they are scores of classes.
+        answers_shape: shape of these outputs for N samples.
+        is_accuracy: whether its values are accuracies, so that ``targets.accuracies`` may be set.
+        heading: heading of its section in dashboards; empty for accuracy, which the general sections show.
         about: a sentence under the heading.
     """
 
@@ -114,39 +115,40 @@ class Measure(ABC):
 
     @property
     def better(self) -> Better:
-        """Which values are better."""
+        """Which values are better, ``lower`` or ``higher``."""
         return "lower" if self.lower_is_better else "higher"
 
     def scenario_in_words(self, scenario: str) -> str:
-        """One of :attr:`scenarios` for readers."""
+        """Return the name of one of :attr:`scenarios` for readers."""
         return scenario
 
     def on(self, shape: tuple[int, int, int]) -> Measure:
-        """The same for images ``(C, H, W)``, whose size may be part of what outputs mean."""
+        """Return this measure for images ``(C, H, W)``, whose size may determine the meaning of outputs."""
         return self
 
     def num_outputs(self, shape: tuple[int, int, int], classes: Sequence[int]) -> int:
-        """Size of the network's output, where tasks have no classes of their own.
+        """Return the size of the network's output if :attr:`targets` are not classes.
 
         Args:
             shape: ``(C, H, W)`` of a sample.
-            classes: of every task, what its data set calls its number of classes; the same for all.
+            classes: for every task, the number that its data set gives as number of classes, such as the classes of
+                boxes or the numbers to predict. It is the same for all tasks.
         """
         return classes[0]
 
     def require(self) -> None:  # noqa: B027
-        """Refuse a run for which something is not installed.
+        """Refuse a run if a library that this measure needs is not installed.
 
         Raises:
-            ConfigError: says what to install.
+            ConfigError: names the library to install.
         """
 
     def start(self, network: nn.Module, targets: Callable[[], Tensor]) -> None:  # noqa: B027
-        """Give a new network what it takes from the targets ``[N, ...]`` of the first task's training samples.
+        """Initialise a new network from the targets of the first task's training samples, if this measure needs it.
 
         Args:
             network: the global model, before any training.
-            targets: reads them.
+            targets: returns these targets, ``[N, ...]``.
         """
 
     @abstractmethod
@@ -160,20 +162,20 @@ class Measure(ABC):
         """
 
     def has_known(self, scenario: str, model_per_task: bool) -> bool:
-        """Whether a run has a second matrix, with the tasks of test samples known.
+        """Return whether a run has a second matrix, of tests in which the task of each sample is known.
 
         Args:
-            scenario: the run's.
+            scenario: the run's scenario.
             model_per_task: whether a method has a personal model for every task.
         """
         return False
 
     @abstractmethod
     def losses(self, outputs: Tensor, y: Tensor, allowed: Tensor | None, x: Tensor | None) -> Tensor:
-        """What clients minimise, of every sample: ``[..., N]``.
+        """Return the loss of every sample, ``[..., N]``, which clients minimise.
 
         Args:
-            outputs: the network's, ``[..., N, O]``.
+            outputs: the network's outputs, ``[..., N, O]``.
             y: the targets, ``[..., N]`` or ``[..., N, D]``.
             allowed: ``[..., N, O]`` bool, the outputs in the loss of each sample, or None for all.
             x: the samples ``[..., N, C, H, W]``; given unless the loss is :attr:`by_outputs`.

@@ -1,4 +1,4 @@
-"""How far a mean average precision would vary with other test images: the bootstrap, at an overlap of 0.5."""
+"""Bootstrap of the mean average precision at an overlap of 0.5: how much it varies between test images."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cfl.randomness.generators import numpy_generator
 
 RESAMPLES = 200
 OVERLAP = 0.5
-"""Intersection over union from which a box is found."""
-# In the float32 in which torchmetrics hands them to COCO's evaluation: a recall of 0.3 is below the thirtieth.
+"""Least intersection over union at which a box counts as found."""
+# Rounded to float32, as torchmetrics passes them to COCO's evaluation: a recall of 0.3 is then below the thirtieth.
 _RECALLS = torch.linspace(0, 1, 101).double().numpy()
 
 
@@ -25,7 +25,7 @@ def bootstrapped(images: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
     differs with the number of processes that share them.
 
     Args:
-        images: of each the detections ``[n, 6]`` and the true boxes ``[m, 5]``, without padding.
+        images: for each image, the detections ``[n, 6]`` and the true boxes ``[m, 5]``, without padding.
     """
     images = sorted(images, key=lambda pair: (pair[1].numpy().tobytes(), pair[0].numpy().tobytes()))
     count = len(images)
@@ -34,11 +34,11 @@ def bootstrapped(images: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
 
 
 def mean_precisions(images: Sequence[tuple[Tensor, Tensor]], times: np.ndarray) -> np.ndarray:
-    """``[R]`` mean average precisions of images that count several times.
+    """Return ``[R]`` mean average precisions of R samples of images, in which an image may count several times.
 
     Args:
         images: as for :func:`bootstrapped`.
-        times: ``[R, I]`` how often each of the images counts.
+        times: ``[R, I]``, how often each of the I images counts.
     """
     classes = sorted({int(label) for _, true in images for label in true[:, 0].tolist()})
     if not classes:
@@ -50,7 +50,10 @@ def mean_precisions(images: Sequence[tuple[Tensor, Tensor]], times: np.ndarray) 
 
 
 def _precisions_of(images: Sequence[tuple[Tensor, Tensor]], label: int, times: np.ndarray) -> np.ndarray:
-    """``[R]`` COCO's average precision of one class: the mean over 101 recalls of the best precision from there on."""
+    """Return ``[R]`` COCO's average precisions of one class.
+
+    An average precision is the mean over 101 recalls of the best precision at that recall or a higher one.
+    """
     pairs = [(found[found[:, 0] == label], true[true[:, 0] == label]) for found, true in images]
     positives = times @ np.array([len(true) for _, true in pairs])
     scores = np.concatenate([found[:, 5].numpy() for found, _ in pairs])
@@ -71,11 +74,11 @@ def _precisions_of(images: Sequence[tuple[Tensor, Tensor]], label: int, times: n
 
 
 def hits(found: Tensor, true: Tensor) -> np.ndarray:
-    """``[n]`` bool: which detections of one class in an image find a box that no better one has found.
+    """Return ``[n]`` bool: the detections of one class in an image that find a box no better detection has found.
 
     Args:
-        found: ``[n, 6]``.
-        true: ``[m, 5]``.
+        found: the detections, ``[n, 6]``.
+        true: the true boxes, ``[m, 5]``.
     """
     hit = np.zeros(len(found), dtype=bool)
     free = np.ones(len(true), dtype=bool)

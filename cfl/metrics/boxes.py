@@ -1,15 +1,15 @@
-"""Boxes in images: the grid of a one-stage detector, its loss and what it finds, in plain torch and static shapes.
+"""The grid, loss and detections of a one-stage detector of boxes in images, in plain torch with static shapes.
 
 A target is ``[M, 5]`` float32: class, left, top, right and bottom in pixels; rows of class -1 are padding. The network
-gives, for each of :data:`PER_CELL` predictors in every cell of a grid of :data:`STRIDE` pixels, 5 + K numbers ``t``, as
-a map ``[PER_CELL (5 + K), rows, columns]``::
+returns 5 + K numbers ``t`` for each of the :data:`PER_CELL` predictors in every cell of a grid of :data:`STRIDE`
+pixels, as a map ``[PER_CELL (5 + K), rows, columns]``::
 
     centre      stride (column + sigmoid(t0)), stride (row + sigmoid(t1))
     size        stride exp(t2), stride exp(t3)                      t2 and t3 are cut off at -4 and 4
     objectness  sigmoid(t4)
     class       softmax(t5 ...)
 
-So the sizes from which a network starts, its anchors, are exponentials of the head's biases.
+The sizes with which a network starts, its anchors, are therefore exponentials of the head's biases.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import Tensor
 STRIDE = 16
 """Pixels between the centres of two cells, across and down."""
 PER_CELL = 3
-"""Predictors in a cell, each of one anchor."""
+"""Predictors in a cell, each with one anchor."""
 FOUND = 100
-"""Most detections of an image."""
+"""Largest number of detections in an image."""
 _NUMBERS = 5
 _LARGEST = 4.0
 _RIVALS_ABOVE = 0.5
-"""Overlap with a better box of its class above which a detection is left out."""
+"""A detection is left out if it overlaps more than this with a better one of its class."""
 _LLOYD_STEPS = 50
-"""Most steps of the algorithm that finds anchors."""
+"""Largest number of steps of the algorithm that finds anchors."""
 
 
 def grid_size(height: int, width: int) -> tuple[int, int]:
@@ -38,7 +38,7 @@ def grid_size(height: int, width: int) -> tuple[int, int]:
 
 
 def num_outputs(shape: tuple[int, int, int], classes: int) -> int:
-    """Numbers that a network gives for an image ``(C, H, W)``, of all cells together."""
+    """Return the number of outputs of a network for an image ``(C, H, W)``, over all cells."""
     rows, columns = grid_size(*shape[1:])
     return PER_CELL * (_NUMBERS + classes) * rows * columns
 
@@ -64,18 +64,18 @@ def _placed(outputs: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def detection_losses(outputs: Tensor, y: Tensor, rows: int, columns: int) -> Tensor:
-    """``[N]`` losses: of every box its place, size and class, and of every predictor whether it has found one.
+    """Return the losses ``[N]`` of images: place, size and class of every box, and objectness of every predictor.
 
-    A box belongs to the cell of its centre, and there to the predictor whose predicted size is most like its own. Their
-    terms are added up: cross-entropies of the centre's place in the cell, squared errors of the sizes' logarithms, and
-    the cross-entropy of the class. Objectness has cross-entropies over the whole grid; predictors without a box count
-    half. The sum is divided by the number of an image's boxes, at least 1.
+    A box belongs to the cell of its centre, and there to the predictor whose predicted size is most like its own. The
+    terms of a box are the cross-entropies of the centre's place in the cell, the squared errors of the logarithms of
+    the sizes, and the cross-entropy of the class. The terms of objectness are cross-entropies over the whole grid, in
+    which predictors without a box count half. The sum is divided by the number of boxes in the image, at least 1.
 
     Args:
-        outputs: ``[N, O]``.
-        y: ``[N, M, 5]``.
-        rows: of the grid.
-        columns: of the grid.
+        outputs: the network's outputs, ``[N, O]``.
+        y: the targets, ``[N, M, 5]``.
+        rows: number of rows of the grid.
+        columns: number of columns of the grid.
     """
     t = _placed(outputs, rows, columns)
     n, m = y.shape[:2]
@@ -97,7 +97,7 @@ def detection_losses(outputs: Tensor, y: Tensor, rows: int, columns: int) -> Ten
     of_box = of_box + (own[..., 2:4] - log_size.squeeze(-2)).square().sum(-1)
     log_p = own[..., _NUMBERS:].log_softmax(-1)
     of_box = of_box - log_p.gather(-1, classes.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    # A place behind the grid takes what is padding.
+    # Padding is scattered to one more place behind the grid, which is then cut off.
     predictor = torch.where(real, place * PER_CELL + best, rows * columns * PER_CELL)
     found = torch.zeros(n, rows * columns * PER_CELL + 1, dtype=t.dtype, device=t.device)
     found = found.scatter(1, predictor, 1.0)[:, :-1]
@@ -136,13 +136,13 @@ def suppressed(boxes: Tensor, scores: Tensor, classes: Tensor, above: float) -> 
 
 
 def detections(outputs: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """``[N, n, 6]``: class, left, top, right, bottom and score of what a network has found, the best first.
+    """Return the detections ``[N, n, 6]``: class, left, top, right, bottom and score, the best first.
 
-    There are at most :data:`FOUND` of an image. Rows of class -1 are padding.
+    An image has at most :data:`FOUND` detections. Rows of class -1 are padding.
 
     Args:
-        outputs: ``[N, O]``.
-        shape: ``(C, H, W)`` of the images, to which boxes are cut.
+        outputs: the network's outputs, ``[N, O]``.
+        shape: ``(C, H, W)`` of the images. Boxes are cut off at their edges.
     """
     _, height, width = shape
     boxes, scores = decoded(outputs, *grid_size(height, width))
@@ -157,12 +157,13 @@ def detections(outputs: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 
 def anchors(y: Tensor) -> Tensor:
-    """``[PER_CELL, 2]`` widths and heights in pixels, ascending by area: centres of clusters of the boxes' sizes.
+    """Return anchors ``[PER_CELL, 2]``, widths and heights in pixels, ascending by area.
 
-    Lloyd's algorithm on the logarithms of sizes, from evenly spaced quantiles of the areas; nothing is drawn at random.
+    They are the centres of clusters of the boxes' sizes, found by Lloyd's algorithm on the logarithms of the sizes. It
+    starts from evenly spaced quantiles of the areas, so nothing is random.
 
     Args:
-        y: ``[N, M, 5]``; without any box the anchors are squares of 1, 2 and 4 cells.
+        y: the targets, ``[N, M, 5]``; without any box the anchors are squares of 1, 2 and 4 cells.
     """
     real = y[y[..., 0] >= 0]
     sizes = (real[:, 3:] - real[:, 1:3]).double().clamp(min=1).log()

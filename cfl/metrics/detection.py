@@ -1,7 +1,7 @@
 """Mean average precision of detected boxes, computed by torchmetrics with COCO's own evaluation.
 
-Average precisions are no sums: a row of the matrix is known when all boxes of its tests have been seen. Until then they
-are kept in one torchmetrics metric for every task, and for every client that has a model of its own.
+Average precisions are not sums over samples, so a row of the matrix can only be computed from all boxes of its tests.
+Until then the boxes are kept for every task, and for every client that has a model of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DetectionMatrix(TaskMatrix):
     def add(
         self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
     ) -> None:
-        """See :meth:`TaskMatrix.add`: detections ``[B, n, 6]`` and true boxes ``[B, M, 5]``."""
+        """See :meth:`TaskMatrix.add`: keep detections ``[B, n, 6]`` and true boxes ``[B, M, 5]``."""
         self.update(row, task, outputs, y, client)
 
     def update(self, row: int, task: int, found: Tensor, true: Tensor, client: int | None = None) -> None:
@@ -59,13 +59,13 @@ class DetectionMatrix(TaskMatrix):
 
         Args:
             row: the task just learned, 0 .. T-1, or -1 for the model before any training.
-            task: whose test samples these are, 0 .. T-1.
-            found: ``[B, n, 6]``, as :func:`cfl.metrics.boxes.detections` gives them.
+            task: the task of the test samples, 0 .. T-1.
+            found: ``[B, n, 6]``, as :func:`cfl.metrics.boxes.detections` returns them.
             true: ``[B, M, 5]``: class (-1 for none), left, top, right and bottom.
-            client: whose model it was, 0 .. C-1; None exactly when there is one global model.
+            client: the client whose model was tested, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, or a client where none belongs or none where one does.
+            ValueError: an index out of range, or ``client`` given for one global model or missing otherwise.
         """
         place = self._place(row, task, client)
         pairs = zip(found.detach().cpu().float(), true.cpu().float(), strict=True)
@@ -78,7 +78,7 @@ class DetectionMatrix(TaskMatrix):
             del self._seen[place]
 
     def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
-        """Compute a row from all that has been added to it in any process."""
+        """Compute a row from the boxes that all processes have added to it."""
         own = {place: self._seen[place] for place in self._of_row(row, clients)}
         for place in own:
             del self._seen[place]
@@ -105,8 +105,10 @@ class DetectionMatrix(TaskMatrix):
         return {"map50": self.compute_at_half()}
 
     def details(self, after: int) -> dict[str, Any]:
-        """See :meth:`TaskMatrix.details`: ``map50`` of each task, and its standard deviation over resampled test images
-        (:mod:`cfl.metrics.bootstrap`), both in percent; of one global model."""
+        """See :meth:`TaskMatrix.details`: ``map50`` of each task and its standard deviation, both in percent.
+
+        The deviation is over resampled test images (:mod:`cfl.metrics.bootstrap`). Empty with a matrix per client.
+        """
         if self.num_clients is not None:
             return {}
         spread = (self.scale * self.spread.cpu()).masked_fill(self.counts.cpu() == 0, math.nan)
@@ -128,7 +130,7 @@ def mean_average_precisions(images: Sequence[tuple[Tensor, Tensor]]) -> tuple[fl
     """Mean average precision at overlaps from 0.5 to 0.95, and at 0.5, from 0 to 1; NaN without a true box.
 
     Args:
-        images: of each the detections ``[n, 6]`` and the true boxes ``[m, 5]``, without padding.
+        images: for each image, the detections ``[n, 6]`` and the true boxes ``[m, 5]``, without padding.
     """
     from torchmetrics.detection.mean_ap import MeanAveragePrecision
 

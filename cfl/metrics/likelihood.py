@@ -34,7 +34,9 @@ from cfl.runtime.errors import BadUpdate, diverged
 
 
 def nll_forgetting(n: Tensor, after: int | None = None) -> Tensor:
-    """``mean_{i < t} max(0, n[t, i] - min_{j < t} n[j, i])``; rows in which a task was not evaluated are left out.
+    """Return ``mean_{i < t} max(0, n[t, i] - min_{j < t} n[j, i])``.
+
+    The minimum leaves out rows in which the task was not evaluated.
 
     Args:
         n: ``[..., T, T]`` NLL matrix in nats.
@@ -74,7 +76,7 @@ class NLLMatrix(TaskMatrix):
     def add(
         self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
     ) -> None:
-        """See :meth:`TaskMatrix.add`: adds up log-likelihoods ``[B]`` in nats; neither targets nor outputs matter."""
+        """See :meth:`TaskMatrix.add`: add log-likelihoods ``[B]`` in nats; ``y`` and ``allowed`` are unused."""
         self.update(row, task, -outputs.cpu().double().sum(), len(outputs), client)
 
     def update(self, row: int, task: int, total: Tensor | float, count: int, client: int | None = None) -> None:
@@ -82,13 +84,14 @@ class NLLMatrix(TaskMatrix):
 
         Args:
             row: the task just learned, 0 .. T-1, or -1 for the model before any training.
-            task: whose test samples these are, 0 .. T-1.
-            total: sum of their negative log-likelihoods in nats.
-            count: how many there are.
-            client: whose model it was, 0 .. C-1; None exactly when there is one global model.
+            task: the task of the test samples, 0 .. T-1.
+            total: sum of the samples' negative log-likelihoods in nats.
+            count: number of samples.
+            client: the client whose model was tested, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, a client where none belongs or none where one does, or a count below 0.
+            ValueError: an index out of range, ``client`` given for one global model or missing otherwise, or a count
+                below 0.
             BadUpdate: the sum is not finite.
         """
         place = self._place(row, task, client)

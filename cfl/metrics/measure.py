@@ -1,4 +1,4 @@
-"""The measures that there are, those of :mod:`cfl.metrics.measures`."""
+"""Find the measures: all objects in :mod:`cfl.metrics.measures`, by name, scenario or kind of network."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def measure_of(scenario: str) -> Measure:
 
 
 def called(name: str) -> Measure:
-    """The measure of a name.
+    """Return the measure with a name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: there is no such measure.
     """
     return _BY_NAME[name]
 
 
 def giving(predicts: str) -> list[Measure]:
-    """The measures of networks that give such outputs (:attr:`cfl.models.base.Network.predicts`)."""
+    """Return the measures for networks with these outputs (:attr:`cfl.models.base.Network.predicts`)."""
     return [measure for measure in MEASURES if measure.predicts == predicts]

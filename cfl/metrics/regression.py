@@ -1,11 +1,14 @@
 """Root mean squared errors and R2, computed from the errors of a run on every task after every task.
 
-``a[t, i]`` is the root of the mean over task i's test samples, and over the D numbers predicted of each, of the squared
-error after learning task t, in the unit of the targets. ``R2[t, i]`` is the mean over the D numbers of one minus the
-sum of squared errors over the sum of squared deviations of the targets from their mean over task i's test samples. It
-is undefined where targets deviate from their mean by no more than a millionth of their size. FGT, BWT and FWT are those
-of ``a``, signed as :func:`cfl.metrics.transfer.transfers` says: above 0, FGT is a rise of the error, BWT and FWT a
-fall.
+``a[t, i]`` is the root mean squared error on task i's test samples after learning task t, in the unit of the targets.
+The mean is over the samples and over the D numbers that are predicted for each.
+
+``R2[t, i]`` is the mean over the D numbers of ``1 - errors / deviations``: the sum of squared errors, divided by the
+sum of squared deviations of the targets from their mean over task i's test samples. It is undefined if the targets
+deviate from their mean by no more than a millionth of their size.
+
+FGT, BWT and FWT are those of ``a``, with the signs of :func:`cfl.metrics.transfer.transfers`: FGT above 0 means that
+the error rose, BWT and FWT above 0 mean that it fell.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ class ErrorMatrix(TaskMatrix):
     Args:
         num_tasks: number of tasks T, at least 1.
         num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
-        num_outputs: D, the numbers that are predicted of a sample.
+        num_outputs: D, how many numbers are predicted for a sample.
 
     Raises:
         cfl.runtime.errors.ConfigError: a number below 1.
@@ -56,13 +59,13 @@ class ErrorMatrix(TaskMatrix):
 
         Args:
             row: the task just learned, 0 .. T-1, or -1 for the model before any training.
-            task: whose test samples these are, 0 .. T-1.
-            predicted: ``[B, D]``.
-            true: ``[B, D]``.
-            client: whose model it was, 0 .. C-1; None exactly when there is one global model.
+            task: the task of the test samples, 0 .. T-1.
+            predicted: the network's outputs, ``[B, D]``.
+            true: the targets, ``[B, D]``.
+            client: the client whose model was tested, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, a client where none belongs or none where one does.
+            ValueError: an index out of range, or ``client`` given for one global model or missing otherwise.
             BadUpdate: an error is not finite.
         """
         place = self._place(row, task, client)

@@ -1,4 +1,4 @@
-"""The matrix of a figure on every task after every task, kept as sums and counts."""
+"""The matrix of a measure on every task after learning every task, kept as sums and counts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from cfl.runtime.errors import ConfigError
 
 
 class TaskMatrix(Metric, ABC):
-    """Sums and counts of one figure per task of test samples, after every task and before any training.
+    """Sums and counts of a measure over the test samples of each task, after every task and before any training.
 
     Sums and counts are additive: batches may arrive in any order, in any number of processes, before or after a
-    checkpoint was loaded. They are part of ``state_dict()``. With several processes each fills its share of a cleared
-    row, and :meth:`add_up` adds the shares up in all of them.
+    checkpoint was loaded. They are part of ``state_dict()``. With several processes, each one fills its share of a
+    cleared row, and :meth:`add_up` adds up the shares of all processes.
 
     Attributes:
         sums: ``[T + 1, T]``, or ``[C, T + 1, T]`` for clients: row t after learning task t, row T before any training.
-        counts: number of samples in each sum, int64, of the same shape.
+        counts: number of samples in each sum, int64, of the shape of ``sums``.
 
     Args:
         num_tasks: number of tasks T of the stream, at least 1.
         num_clients: number of clients C when each is evaluated on a model of its own, at least 1; None for one
             global model.
-        dtype: of the sums.
+        dtype: dtype of the sums.
 
     Raises:
         cfl.runtime.errors.ConfigError: a number below 1.
@@ -39,8 +39,8 @@ class TaskMatrix(Metric, ABC):
 
     is_differentiable = False
     full_state_update = False
-    higher_is_better: bool  # torchmetrics leaves it open
-    scale = 1.0  # factor of the means, in the unit of the sums
+    higher_is_better: bool  # torchmetrics allows None
+    scale = 1.0  # factor of the means, 100 for percent
     sums: Tensor
     counts: Tensor
 
@@ -62,7 +62,7 @@ class TaskMatrix(Metric, ABC):
 
         Args:
             row: the row.
-            clients: whose matrices to clear; None for those of all clients, or for that of the global model.
+            clients: the clients whose matrices are cleared; None for all clients, or for the global model.
 
         Raises:
             ValueError: ``row`` is not -1 .. T-1.
@@ -108,21 +108,22 @@ class TaskMatrix(Metric, ABC):
 
         Args:
             row: the task just learned, 0 .. T-1, or -1 for the model before any training.
-            task: the task whose test samples these are, 0 .. T-1.
-            outputs: what the model gives for them, ``[B, ...]``.
-            y: their targets, ``[B, ...]``.
+            task: the task of the test samples, 0 .. T-1.
+            outputs: the model's outputs, ``[B, ...]``.
+            y: the targets, ``[B, ...]``.
             allowed: ``[O]`` bool, the outputs that count, or None for all.
-            client: whose model it was, 0 .. C-1; None exactly when there is one global model.
+            client: the client whose model was tested, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, or a client where none belongs or none where one does.
+            ValueError: an index out of range, or ``client`` given for one global model or missing otherwise.
         """
 
     def summary(self, after: int | None = None) -> dict[str, float | None]:
         """The run's figures, ready for JSON: those of :attr:`cfl.metrics.base.Measure.formulas`, None where undefined.
 
-        With a matrix per client each figure is computed per client, over the tasks that it holds, and then averaged
-        over the clients for which it is defined. ``clients_evaluated`` is the number of clients with the first figure.
+        With a matrix per client each figure is computed per client, over the tasks that the client holds, and then
+        averaged over the clients for which it is defined. ``clients_evaluated`` is the number of clients with the
+        first figure.
 
         Args:
             after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
@@ -145,7 +146,7 @@ class TaskMatrix(Metric, ABC):
         """The figures of a summary by key, each ``[]``, or ``[C]`` with a matrix per client; NaN where undefined.
 
         Args:
-            a: :meth:`compute`.
+            a: the matrix that :meth:`compute` returns.
             t: the row.
         """
 
@@ -155,7 +156,7 @@ class TaskMatrix(Metric, ABC):
         return {name: average_accuracy(a, t), **{f"{name}_{key}": figure for key, figure in moved.items()}}
 
     def _of_clients(self, defined: Tensor) -> dict[str, float | None]:
-        """What a summary says of the first figure's values ``[n]`` of the clients that have one."""
+        """Return entries of a summary about the first figure's values ``[n]`` of the clients that have one."""
         return {"clients_evaluated": len(defined)}
 
     def beside(self) -> dict[str, Tensor]:
@@ -163,7 +164,7 @@ class TaskMatrix(Metric, ABC):
         return {}
 
     def details(self, after: int) -> dict[str, Any]:
-        """What a summary says besides :meth:`summary`, ready for JSON, such as figures of single tasks.
+        """Return further entries of a run's summary for JSON, such as figures of single tasks.
 
         Args:
             after: the row t, 0 .. T-1.
@@ -181,7 +182,7 @@ class TaskMatrix(Metric, ABC):
         return row if row >= 0 else self.num_tasks
 
     def _rows(self, row: int, clients: Sequence[int] | None) -> tuple[Any, ...]:
-        """The index of one row in these clients' matrices, or in everybody's."""
+        """Return the index of one row in the matrices of some clients; None for all clients or the global model."""
         of_all = () if self.num_clients is None else (slice(None),)
         return (*of_all, self._row(row)) if clients is None else (list(clients), self._row(row))
 
@@ -189,7 +190,7 @@ class TaskMatrix(Metric, ABC):
         """The index of one element.
 
         Raises:
-            ValueError: an index out of range, a client where none belongs or none where one does.
+            ValueError: an index out of range, or ``client`` given for one global model or missing otherwise.
         """
         line = self._row(row)
         if not 0 <= task < self.num_tasks:
@@ -213,8 +214,8 @@ class TaskMatrix(Metric, ABC):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        # torchmetrics would take a state of any shape, keep it where the checkpoint lay, share its memory, and
-        # say nothing of a state that is missing.
+        # torchmetrics would accept a state of any shape, keep it on the checkpoint's device, share its memory, and
+        # not report a missing state.
         for name, default in self._defaults.items():
             key = prefix + name
             assert isinstance(default, Tensor)

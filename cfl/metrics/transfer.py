@@ -10,7 +10,7 @@ For tasks seen up to and including ``t``::
     ACC      mean over i <= t of a[t, i]
     FGT      mean over i < t of a[i, i] - a[t, i]                      FOT, eq (13); may be negative
     FGT max  mean over i < t of (max over j < t of a[j, i]) - a[t, i]  Fed-A-GEM, section 5.1; Chaudhry et al. 2018
-             with the last row too (max over i <= j <= t), as Fed-A-GEM's code has it: never negative
+             with the last row too (max over i <= j <= t), as in Fed-A-GEM's code: never negative
     BWT      mean over i < t of a[t, i] - a[i, i]                      Lopez-Paz and Ranzato 2017; = -FGT
     FWT      mean over 1 <= i <= t of a[i-1, i] - b[i]                 Lopez-Paz and Ranzato 2017
 
@@ -42,7 +42,7 @@ from torch import Tensor
 
 
 def last_evaluated(a: Tensor) -> int | None:
-    """Index of the last row of ``a [..., T, T]`` with an entry, at any leading position; None if there is none."""
+    """Return the index of the last row of ``a [..., T, T]`` in which any matrix has an entry; None if there is none."""
     evaluated = (~torch.isnan(a)).any(-1).reshape(-1, a.shape[-2]).any(0).nonzero()
     return int(evaluated[-1]) if len(evaluated) else None
 
@@ -60,7 +60,9 @@ def _undefined(a: Tensor) -> Tensor:
 
 
 def own_tasks(a: Tensor) -> Tensor:
-    """``[..., T]`` bool: the tasks over which means are taken; with leading dimensions, those evaluated at any time.
+    """Return ``[..., T]`` bool, the tasks over which means are taken.
+
+    With leading dimensions, these are the tasks evaluated at any time; without, all tasks.
 
     Args:
         a: ``[..., T, T]``.
@@ -70,7 +72,7 @@ def own_tasks(a: Tensor) -> Tensor:
 
 
 def mean_over(terms: Tensor, own: Tensor) -> Tensor:
-    """Mean ``[...]`` of the terms ``[..., n]`` where ``own [..., n]`` is True; NaN without any, or if one is NaN."""
+    """Return the mean ``[...]`` of ``terms [..., n]`` where ``own [..., n]``; NaN without terms or if one is NaN."""
     total = torch.where(own, terms, torch.zeros_like(terms)).sum(-1)
     return total / own.sum(-1)
 
@@ -141,7 +143,7 @@ def backward_transfer(a: Tensor, after: int | None = None) -> Tensor:
 
 
 def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Tensor:
-    """FWT: ``mean_{1 <= i <= t} (a[i-1, i] - b[i])`` (Lopez-Paz and Ranzato 2017): what is known before learning.
+    """FWT: ``mean_{1 <= i <= t} (a[i-1, i] - b[i])`` (Lopez-Paz and Ranzato 2017), the gain before learning a task.
 
     Args:
         a: ``[..., T, T]`` accuracy matrix in percent, with the entries just above the diagonal.
@@ -164,10 +166,10 @@ def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Te
 
 
 def transfers(a: Tensor, initial: Tensor, lower_is_better: bool, after: int | None = None) -> dict[str, Tensor]:
-    """FGT, BWT and FWT of a matrix, as defined above of accuracies.
+    """Return FGT, BWT and FWT of a matrix of accuracies or of another measure.
 
     FGT above 0 means that tasks became worse after they were learned; BWT and FWT above 0 mean that they became better.
-    So where lower values are better, the signs of all differences are turned::
+    If lower values are better, the signs of all differences are therefore reversed::
 
         FGT  mean over i < t of a[t, i] - a[i, i]
         BWT  mean over i < t of a[i, i] - a[t, i]

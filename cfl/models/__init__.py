@@ -1,4 +1,4 @@
-"""Networks, with the sizes and parameter counts of the papers, and what training them needs."""
+"""Networks with the sizes and parameter counts of the papers, and the layers and functions to train them."""
 
 from cfl.models.acgan import ACGAN
 from cfl.models.alexnet import AlexNet

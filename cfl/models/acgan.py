@@ -22,14 +22,15 @@ from cfl.runtime.option_checks import MOST_AT_ONCE, check_choices, check_integer
 class ACGAN(Network):
     """AC-GAN (Odena et al., 2017): a critic, whose trunk and class outputs are any classifier, and a generator.
 
-    The critic has two outputs on one trunk: real against generated, one logit, and the classes (:attr:`head`). As a
-    classifier the network is the trunk with the classes alone, so that it is tested, masked and compared like the plain
-    classifier of the same name. Generated images are ``bound * tanh(h / bound)`` of the last layer's ``h``, in the
-    units of the network's input (standardised pixels).
+    The critic has two output layers on one trunk: one logit for real against generated, and the logits of the classes
+    (:attr:`head`). As a classifier the network is the trunk with the class logits alone, so that it is tested, masked
+    and compared like the plain classifier. A generated image is ``bound * tanh(h / bound)``, where ``h`` is the output
+    of the generator's last layer, in the units of the network's input (standardised pixels).
 
     FedCIL (Qi et al., 2023) has other convolutional critics, for 32 x 32 images only, and transposed convolutions and
-    BatchNorm in the generator. Here the trunk is the classifier that other methods train, and convolutions follow
-    nearest-neighbour enlargements by 2, cut to size, so that any image size works.
+    BatchNorm in the generator. Here the trunk is the classifier that other methods train. Before each of its
+    convolutions the generator enlarges maps by 2 (nearest neighbour) and cuts them to size, so that any image size
+    works.
 
     Args:
         input_shape: ``(C, H, W)`` of one image.
@@ -39,10 +40,10 @@ class ACGAN(Network):
             3 x 3 convolution in turn.
         widths: widths of the generator's hidden layers, units or maps, each >= 1; default ``[256, 512]`` (``mlp``) or
             ``[256, 128, 64]`` (``conv``: three enlargements, 4-8-16-32 or 11-21-42-84 pixels).
-        generator_norm: ``batch``: BatchNorm behind each of the generator's layers but the last, without which it needs
-            many times the steps to tell classes and noise apart; ``none``: no BatchNorm, so that only weights are
-            averaged.
-        noise_dim: length of the noise vector from which an image is generated, with its class.
+        generator_norm: ``batch``: BatchNorm after each of the generator's layers except the last; without BatchNorm the
+            generator needs many times as many steps until its images differ by class and noise. ``none``: no BatchNorm,
+            so that only weights are averaged.
+        noise_dim: length of the noise vector from which, together with a class, an image is generated.
         bound: greatest absolute value of a generated pixel, > 0; 3 suits standardised images.
 
     Raises:
@@ -50,7 +51,7 @@ class ACGAN(Network):
     """
 
     before_options: ClassVar[dict[str, Any]] = {"generator_norm": "none"}
-    """Value of the option for runs from before it existed."""
+    """Option -> its value in runs from before the option existed."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class ACGAN(Network):
         self.trunk: Network = (MLP if classifier is None else classifier)(self.input_shape, num_outputs)
         if isinstance(self.trunk, ACGAN):
             raise ConfigError("model.network.classifier", "ACGAN", "a network without generator")
-        # The class outputs have the same name for every trunk: masks of tasks refer to it.
+        # Class masks refer to the output layer by the name ``head``, so it has this name with every trunk.
         self.head = self.trunk.head
         del self.trunk.head
         self.realness = nn.Linear(self.head.in_features, 1)
@@ -101,9 +102,9 @@ class ACGAN(Network):
         return self.realness(features).squeeze(-1), self.head(features)
 
     def generate(self, noise: Tensor, y: Tensor) -> Tensor:
-        """``[B, noise_dim]`` numbers, standard normal, and ``[B]`` int64 outputs to images ``[B, C, H, W]``.
+        """Standard normal noise ``[B, noise_dim]`` and classes ``[B]`` (int64) to images ``[B, C, H, W]``.
 
-        In training mode BatchNorm, if the generator has it, normalises the images together.
+        In training mode the generator's BatchNorm layers, if any, use the statistics of these images.
         """
         classes = F.one_hot(y, self.num_outputs).to(noise.dtype)
         h: Tensor = self.generator(torch.cat([classes, noise], 1))
@@ -117,19 +118,19 @@ class ACGAN(Network):
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Within the context the generator is in evaluation mode: images are independent, statistics constant."""
+        """Within the context the generator is in evaluation mode: images are independent, running statistics fixed."""
         with evaluation_mode(self.generator):
             yield
 
 
 class MLPGenerator(nn.Module):
-    """Linear layers with ReLU, and BatchNorm before it, between them.
+    """Linear layers, all except the last followed by BatchNorm (if ``normalise``) and ReLU.
 
     Args:
         inputs: length of the input.
-        widths: of the hidden layers.
+        widths: widths of the hidden layers.
         shape: ``(C, H, W)`` of an image.
-        normalise: with BatchNorm.
+        normalise: whether there is BatchNorm.
     """
 
     def __init__(self, inputs: int, widths: list[int], shape: tuple[int, int, int], normalise: bool) -> None:
@@ -150,13 +151,13 @@ class MLPGenerator(nn.Module):
 class ConvGenerator(nn.Module):
     """A linear layer to the smallest maps, then enlargement by 2 and a 3 x 3 convolution in turn.
 
-    Between them is ReLU, and BatchNorm before it.
+    Before each enlargement there are BatchNorm (if ``normalise``) and ReLU.
 
     Args:
         inputs: length of the input.
-        widths: numbers of maps, from the smallest maps on; there are as many enlargements.
-        shape: ``(C, H, W)`` of an image; sides are halved, rounded up, to find those of the maps before.
-        normalise: with BatchNorm.
+        widths: numbers of maps, beginning with the smallest maps; each is followed by one enlargement.
+        shape: ``(C, H, W)`` of an image. Before an enlargement, maps have half of the sides, rounded up.
+        normalise: whether there is BatchNorm.
     """
 
     def __init__(self, inputs: int, widths: list[int], shape: tuple[int, int, int], normalise: bool) -> None:

@@ -32,8 +32,8 @@ class Network(nn.Module, ABC):
         ConfigError: a size is not positive.
 
     Attributes:
-        predicts: what it gives for a sample: a ``vector`` of outputs, unless a subclass says otherwise. A run's measure
-            says what it needs (:attr:`cfl.metrics.base.Measure.predicts`).
+        predicts: kind of output for a sample: ``vector``, unless a subclass has another. It has to be the kind that the
+            run's measure needs (:attr:`cfl.metrics.base.Measure.predicts`).
         fixed_digest: digest of weights that the network reads from a file and that checkpoints do not hold
             (:class:`cfl.models.frozen_vit.FrozenViT`). A checkpoint is resumed only with the same weights. None if the
             network has none.
@@ -62,16 +62,17 @@ class Network(nn.Module, ABC):
         return logits
 
     def answering(self, clients: Sequence[int] = (0,)) -> nn.Module:
-        """The module that tests ask: the network itself, unless its scores are something else than its outputs.
+        """Return the module that computes test scores: the network itself, unless its outputs are no scores.
 
         Args:
-            clients: those over whose scores the mean is taken, if the same weights give others at every client.
+            clients: the clients over whose scores the mean is taken, if the same weights give other scores at every
+                client.
         """
         return self
 
 
 def require_head(network: Network) -> None:
-    """Refuse a network without the output layer that the measures of such networks need.
+    """Refuse a network without the output layer that the measures of its kind of output need.
 
     Raises:
         ConfigError: ``model.network``, as for :meth:`cfl.metrics.base.Measure.check_head`.
@@ -81,10 +82,11 @@ def require_head(network: Network) -> None:
 
 
 def require_predictions(network: nn.Module, scenario: str) -> None:
-    """Refuse a network that gives something else than the scenario's measure needs.
+    """Refuse a network whose kind of output is not the one that the scenario's measure needs.
 
     Raises:
-        ConfigError: such as a classifier in a density run, or a density network in a classification run.
+        ConfigError: the kinds differ, such as a classifier in a density run, or a density network in a classification
+            run.
     """
     name, wanted, found = type(network).__name__, measure_of(scenario), getattr(network, "predicts", "vector")
     if found == wanted.predicts:
@@ -102,7 +104,7 @@ def require_one_name_each(network: nn.Module) -> None:
     those of a client. Different modules that share a weight are allowed.
 
     Raises:
-        ConfigError: naming the module.
+        ConfigError: a module has two names; the error says which.
     """
     first: dict[nn.Module, str] = {}
     for name, module in network.named_modules(remove_duplicate=False):
@@ -121,11 +123,12 @@ def final_map(network: Network, final_size: Callable[[int], int]) -> tuple[int, 
     """Height and width of the last feature map, for images of the network's ``input_shape``.
 
     Args:
-        network: after ``Network.__init__``; named in the error.
-        final_size: image side to side of the last map, both in pixels; non-decreasing, below 1 if the map vanishes.
+        network: its ``Network.__init__`` has run; the error names its class.
+        final_size: computes the side of the last map from the side of the image, both in pixels; non-decreasing, below
+            1 if the map vanishes.
 
     Raises:
-        ConfigError: the images are so small that a map vanishes; says the smallest side that works.
+        ConfigError: the images are so small that a map vanishes; the error says the smallest side that works.
     """
     _, height, width = network.input_shape
     if min(final_size(height), final_size(width)) < 1:

@@ -73,7 +73,7 @@ class _MaskedBatchNorm(_BatchNorm):
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
-        known = values > 1  # one value has no unbiased variance, none has not even a mean
+        known = values > 1  # one value has no unbiased variance, and no value has no mean
         self.num_batches_tracked.add_(known.long())
         # Counts become floating point in the layer's own precision; integer division would give float32.
         batches = self.num_batches_tracked.clamp(min=1).to(variance.dtype)
@@ -126,7 +126,7 @@ def batch_mask(network: nn.Module, mask: Tensor | None) -> Iterator[None]:
             layer._mask = mask
         yield
     finally:
-        # Also after an error: a mask of a finished vmap must not remain.
+        # Restored after errors as well, because a mask must not outlive the vmap that made it.
         for layer, mask_before in zip(layers, before, strict=True):
             layer._mask = mask_before
 

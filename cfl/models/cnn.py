@@ -9,7 +9,7 @@ from cfl.models.base import Network, dropout_rates, final_map
 
 
 def _side_after_two_stages(side: int) -> int:
-    """Two times a 5 x 5 convolution without padding and 2 x 2 pooling: 28 becomes 4."""
+    """Side of the maps after two 5 x 5 convolutions without padding, each with 2 x 2 pooling: 4 for a side of 28."""
     return ((side - 4) // 2 - 4) // 2
 
 
@@ -87,8 +87,8 @@ class DropoutCNN(Network):
 
     TensorFlow Federated's network for EMNIST (``create_conv_dropout_model``): 1,199,882 parameters on ``(1, 28, 28)``
     images with 10 outputs. On ``(3, 32, 32)`` images with 10 outputs it is the network of the CIFAR-10 benchmark of
-    pfl-research (Granqvist et al., 2024; ``simple_cnn``): 1,626,442 parameters. Weights start from PyTorch's defaults,
-    theirs from Glorot's.
+    pfl-research (Granqvist et al., 2024; ``simple_cnn``): 1,626,442 parameters. Weights start from PyTorch's defaults
+    here, and from Glorot's in the originals.
 
     Args:
         input_shape: ``(C, H, W)`` of one image, H and W at least 6.

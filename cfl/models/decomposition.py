@@ -1,11 +1,11 @@
 """Decomposed weights: the sum of a shared base, task-adaptive weights and other clients' adaptive weights.
 
-They use torch's parametrization, so layers do not change and their ``weight`` is computed on access::
+They are torch parametrizations, so the code of layers does not change and ``weight`` is computed on access::
 
     weight = base * sigmoid(mask) + adaptive + sum_j attention_j others_j knowledge_j
 
-This is equation 1 of FedWeIT (Yoon et al., 2021), there for ``other`` clients only. Without the sum it is additive
-parameter decomposition (Yoon et al., ICLR 2020).
+This is equation 1 of FedWeIT (Yoon et al., 2021), where the sum is over other clients only (``others``). Without the
+sum it is additive parameter decomposition (Yoon et al., ICLR 2020).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ADDED = ".parametrizations.weight.0."
 
 
 class Knowledge:
-    """The knowledge base of a layer so far, ``[at most J, *shape]``, the same for all clients; or None.
+    """Holds a layer's knowledge base so far, ``[at most J, *shape]``, the same for all clients; None if it is empty.
 
-    It is neither parameter nor buffer, of which every client would have a copy. Copies of a network for threads share
-    it.
+    It is neither a parameter nor a buffer, because every client has its own copy of these. Copies of a network for
+    threads share it.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Knowledge:
 
 
 class DecomposedWeight(nn.Module):
-    """One layer's weight, given its base; see the module.
+    """Computes one layer's weight from its base; see the module.
 
     Args:
         weight: ``[O, ...]``, the base.
-        masked: whether there is a mask; without, the base is not scaled.
+        masked: whether there is a mask; without one the base is not scaled.
         adaptive: whether there are adaptive weights.
         attends: whether there is attention to a knowledge base; :meth:`reserve` sets its number of entries.
         remembers: whether adaptive weights of earlier tasks are still trained. They are not part of the weight.
@@ -49,7 +49,7 @@ class DecomposedWeight(nn.Module):
         mask: ``[O]``, a logit per output unit, or None.
         adaptive: ``[O, ...]``, or None; at first a third of the base.
         attention: ``[J]``, a factor per entry that the knowledge base may have, or None.
-        others: ``[J]``, 1 for entries that a client may use, else 0, which also makes their gradient 0.
+        others: ``[J]``, 1 for entries that a client may use, else 0; their attention then has gradient 0, too.
         earlier: ``[T, O, ...]``, adaptive weights of earlier tasks, zeros where there are none; or None.
         knowledge: the entries of the knowledge base; while there are none, their sum is 0.
     """

@@ -52,7 +52,7 @@ class DensityNetwork(Network):
         """
 
     def answering(self, clients: Sequence[int] = (0,)) -> nn.Module:
-        """See :meth:`Network.answering`: :class:`LogLikelihood`."""
+        """Return the network's :class:`LogLikelihood`; see :meth:`Network.answering`."""
         return LogLikelihood(self, clients)
 
     @abstractmethod

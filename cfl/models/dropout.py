@@ -45,7 +45,7 @@ class CountedDropout(_CountedDropout, nn.Dropout):
 
 
 class CountedDropout2d(_CountedDropout, nn.Dropout2d):
-    """``nn.Dropout2d``, which drops whole maps, likewise; see :class:`CountedDropout`."""
+    """``nn.Dropout2d``, which drops whole maps, with masks set in the same way; see :class:`CountedDropout`."""
 
 
 _COUNTED: dict[type[nn.Module], type[_CountedDropout]] = {nn.Dropout: CountedDropout, nn.Dropout2d: CountedDropout2d}
@@ -83,11 +83,11 @@ class _Site:
 
 @dataclass(frozen=True)
 class _Group:
-    """Layers with one dropout probability, drawn together.
+    """Layers with the same dropout probability, whose masks are drawn together.
 
     Attributes:
         bits: random bits compared per unit, 8 or 16.
-        threshold: a unit is kept if its bits, as an unsigned number, are below.
+        threshold: a unit is kept if its bits, as an unsigned number, are below this.
         start: first word of the group in a sample's row of words.
         words: number of the group's words.
         sites: the layers.
@@ -109,7 +109,7 @@ class DropoutMasks:
     """Draws the masks of all counted layers of a network at once.
 
     A unit is kept with probability ``1 - p`` rounded to a multiple of 1/65536 (exact for 0.5 or 0.25), and scaled by
-    one over exactly that. The units of a map are counted in the order (H, W, C).
+    one over this rounded probability. The units of a map are counted in the order (H, W, C).
 
     Args:
         network: with counted layers (:func:`convert_dropout`), each used at most once in a forward pass.
@@ -188,7 +188,7 @@ class DropoutMasks:
 def _mask_shapes(
     network: nn.Module, layers: dict[str, _CountedDropout], input_shape: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """Shape of one sample's mask per layer, in the order in which the network uses them; unused ones are absent."""
+    """Shape of one sample's mask per layer, in the order in which the network uses them; without unused layers."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def record(name: str, whole_maps: bool) -> object:
@@ -219,7 +219,7 @@ def _mask_shapes(
 def dropout_masks(network: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
     """Within the context, the named layers of ``network`` drop by these masks.
 
-    The same holds for other tensors drawn in every step (:mod:`cfl.models.step_draws`).
+    Other tensors that are drawn in every step (:mod:`cfl.models.step_draws`) are set in the same way.
 
     Enter it around the forward pass, inside the function given to ``torch.func.vmap`` if the masks are mapped.
 

@@ -35,7 +35,7 @@ def features_of(network: Network, tensors: Mapping[str, Tensor], x: Tensor) -> T
 
 
 def unit_features(network: Network, tensors: Mapping[str, Tensor], x: Tensor, mirrored: bool = False) -> Tensor:
-    """Features of length 1 ``[B, d]``; with ``mirrored`` the mean, again of length 1, over an image and its mirror.
+    """Features of length 1 ``[B, d]``; with ``mirrored``, means over image and mirror image, scaled to length 1.
 
     Arguments as for :func:`features_of`.
     """

@@ -32,7 +32,7 @@ class FrozenViT:
     moves it between devices and number formats (:meth:`apply`).
 
     Args:
-        image_size: side of the square images, in pixels; others are scaled.
+        image_size: side of the square images, in pixels; other images are scaled to it.
         patch_size: side of a patch, in pixels; divides ``image_size``.
         num_layers: encoder blocks.
         num_heads: attention heads per block; divides ``hidden_dim``.
@@ -79,7 +79,7 @@ class FrozenViT:
         warnings.filterwarnings("ignore", message=".*aten::_scaled_dot_product_flash_attention_for_cpu")
         for layer in vit.modules():
             if isinstance(layer, nn.MultiheadAttention):
-                # Its shortcut for inference does not run under vmap. Without dropout, training computes the same.
+                # The fast path of evaluation mode fails under vmap. Without dropout, training mode computes the same.
                 layer.training = True
         self.image_size, self.vit = image_size, vit
 
@@ -94,8 +94,8 @@ class FrozenViT:
         """The input of the first block: class token and patches with their positions.
 
         Args:
-            x: ``[B, C, H, W]``, C 3, or 1 for grey images, which become three equal channels. They are scaled
-                bilinearly to ``image_size``.
+            x: ``[B, C, H, W]``, C 3, or 1 for grey images, which become three equal channels. Images are
+                scaled bilinearly to ``image_size``.
 
         Returns:
             ``[B, 1 + (image_size / patch_size)^2, d]``.

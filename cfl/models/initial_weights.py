@@ -14,11 +14,11 @@ _CUT = 0.87962566103423978
 def variance_scaled(values: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """New values of mean 0 and variance ``1 / n`` for a tensor: a normal distribution cut at two deviations.
 
-    TensorFlow's variance scaling. n is the number of inputs of each output, ``[O, I, ...]`` to ``I ...``; a vector of n
-    counts as one with n inputs. FedWeIT's code initialises weights, masks, biases and attention with it.
+    This is TensorFlow's variance scaling. n is the number of inputs of each output: ``I * ...`` for ``[O, I, ...]``, n
+    for a vector of n entries. FedWeIT's code initialises weights, masks, biases and attention with it.
 
     Args:
-        values: shape, type and device.
+        values: tensor whose shape, type and device the result has.
         generator: on the CPU; None is the global one.
     """
     inputs = values[0].numel() if values.ndim > 1 else len(values)

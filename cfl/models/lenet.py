@@ -49,7 +49,7 @@ def same_max_pool2d(x: Tensor) -> Tensor:
 
     ``[B, C, H, W]`` to ``[B, C, ceil(H / 2), ceil(W / 2)]``. TensorFlow pads one row on each side of an odd height and
     one row below an even one (columns likewise), and padding is never the maximum. Letting the last window run over the
-    edge has the same effect as the row below.
+    edge (``ceil_mode``) has the same effect as the row below.
     """
     return max_pool2d(x, 3, stride=2, padding=(x.shape[-2] % 2, x.shape[-1] % 2), ceil_mode=True)
 
@@ -64,7 +64,7 @@ class LeNet(Network):
     Args:
         input_shape: ``(C, H, W)`` of one image, of any size.
         num_outputs: outputs of all tasks together.
-        initial: initial weights and biases: ``torch``, its layers' default, of variance 1 / 3 n for n inputs; or
+        initial: initial weights and biases: ``torch``, its layers' default, of variance 1 / (3 n) for n inputs; or
             ``variance_scaling``, as in the published code (:func:`cfl.models.initial_weights.variance_scaled`).
 
     Raises:

@@ -49,23 +49,24 @@ class MADE(DrawsEachStep, DensityNetwork):
     binary cross-entropies.
 
     Order-agnostic training uses another random order of the variables in every local step. Connectivity-agnostic
-    training cycles through ``num_masks`` draws of the hidden degrees, from a random one in each round. All masks of a
-    step follow from one draw. Draws are keyed by (``mask_seed``, round, step), so that all clients of a round have the
-    same masks. Without ``synchronised`` they are keyed by the client as well, and clients average weights of different
-    connectivities (CONFEDMADE, Table 1). With ``start`` the first order and the first hidden degrees are common, and
-    all later draws, with the place in their cycle, are each client's own: so clients resample "independently" in
-    CONFEDMADE's section 3.2. Client 0's draws are always those of the synchronised case.
+    training cycles through ``num_masks`` draws of the hidden degrees, beginning with a random one in each round. All
+    masks of a step follow from one draw. Draws are keyed by (``mask_seed``, round, step), so that all clients of a
+    round have the same masks. Without ``synchronised`` they are keyed by the client as well, so that weights of
+    different connectivities are averaged (CONFEDMADE, Table 1). With ``start`` all clients have the same first order
+    and first hidden degrees. All later draws, and the positions in the cycle of draws, differ by client; CONFEDMADE's
+    section 3.2 lets clients resample "independently" in this way. Client 0's draws are always those of the synchronised
+    case.
 
-    Evaluation uses the first order and the first hidden degrees, or the mean of p over ``eval_orders`` draws of them,
-    including the first. Without ``synchronised`` there is a density per client, with the client's own first order and
-    hidden degrees; the score of a global model is the mean of all their log-likelihoods. With ``start`` that is so only
-    if several draws of hidden degrees are averaged.
+    Evaluation uses the first order and the first hidden degrees. With ``eval_orders`` above 1 it uses the mean of p
+    over this many draws of them, including the first. Without ``synchronised`` each client has its own density, by its
+    own first order and hidden degrees; the score of a global model is the mean of all clients' log-likelihoods. With
+    ``start`` clients have their own densities only if several draws of hidden degrees are averaged.
 
     Differs from the papers: Germain et al. draw masks from one stream of random numbers, here each draw has a key.
-    Initial weights are torch's for linear layers. Their code's direct connections into hidden layers are left out.
-    CONFEDMADE's code, in order-agnostic training with one draw of hidden degrees, keeps the mask into the outputs at
-    the first order while the other two change. Outputs then depend on themselves, so that its values are no likelihoods
-    (``stale_output_mask``).
+    Initial weights are torch's for linear layers. The direct connections into hidden layers of Germain et al.'s code
+    are left out. CONFEDMADE's code, in order-agnostic training with one draw of hidden degrees, keeps the mask into the
+    outputs at the first order while all other masks change. An output may then depend on its own variable, so that the
+    values are no likelihoods (``stale_output_mask``).
 
     Args:
         input_shape: ``(C, H, W)`` of one sample.
@@ -73,18 +74,19 @@ class MADE(DrawsEachStep, DensityNetwork):
         hidden: widths of the hidden layers, each at least 1; default ``[500]``. An empty list is a fully visible
             sigmoid belief network.
         direct: direct connections from variables to outputs.
-        conditioning: conditioning weights U, as many as W and V.
+        conditioning: conditioning weights U, of the shapes of W and V.
         order: the first order: ``random``, or ``natural``, row by row.
         order_agnostic: another order in every local step.
-        num_masks: draws of the hidden degrees; with 2 or more, training is connectivity-agnostic.
-        synchronised: all clients have the same masks (true), share nothing (false), or share the first ones (``start``;
-            needs masks that are drawn anew: ``order_agnostic``, or ``num_masks`` above 1).
-        eval_orders: draws whose densities are averaged in evaluation, for ``order_agnostic`` or ``num_masks`` above 1.
+        num_masks: number of draws of the hidden degrees; with 2 or more, training is connectivity-agnostic.
+        synchronised: all clients have the same masks (true), each client has its own (false), or only the first masks
+            are the same (``start``; needs masks that are drawn anew: ``order_agnostic``, or ``num_masks`` above 1).
+        eval_orders: number of draws whose densities are averaged in evaluation, for ``order_agnostic`` or
+            ``num_masks`` above 1.
         mask_seed: seed of all draws; null draws it with the initial weights, and so from the run's seed. Give a number
             to use trained weights outside of their run.
-        stale_output_mask: reproduce the defect described above in training and evaluation, where the order is then not
-            the first one. For comparisons; needs ``order_agnostic`` and ``num_masks`` 1. The method CONFEDMADE then
-            also treats U and D as that code does.
+        stale_output_mask: reproduce the defect described above in training and evaluation; evaluation then uses another
+            order than the first. For comparisons; needs ``order_agnostic`` and ``num_masks`` 1. The method CONFEDMADE
+            then also treats U and D as that code does.
 
     Raises:
         ConfigError: for values other than these, or options that have no effect together.
@@ -197,7 +199,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         return found | {f"conditions.{number}": mask for number, mask in enumerate(both) if self.conditioning}
 
     def _owner(self, client: int, first: bool = False) -> int:
-        """Whose draws a client has, client 0's where they are shared; of the first ones, or of later ones."""
+        """Number of the client whose draws a client uses, 0 if they are shared; of the first draws if ``first``."""
         return 0 if (first if self.synchronised == "start" else self.synchronised) else client
 
     def _first_order(self, client: int) -> Tensor:
@@ -225,7 +227,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         return self._hidden_layers(self._variables(x), self._present_degrees(x))
 
     def _variables(self, x: Tensor) -> Tensor:
-        return x.flatten(1).to(self.output.bias.dtype)  # not of a weight, which may have to be computed
+        return x.flatten(1).to(self.output.bias.dtype)  # the bias's type: a decomposed weight would be computed first
 
     def forward(self, x: Tensor) -> Tensor:
         """Samples ``[B, C, H, W]``, each variable 0 or 1, to logits ``[B, D]``, by the step's degrees or the first."""
@@ -265,8 +267,8 @@ class MADE(DrawsEachStep, DensityNetwork):
     def sample(self, count: int, generator: torch.Generator | None = None, client: int = 0) -> Tensor:
         """``[count, C, H, W]`` ancestral samples of the evaluated density, variable by variable in their order.
 
-        With ``eval_orders`` above 1 each sample first draws one of the averaged densities. For each variable it updates
-        the first hidden layer and computes the layers above it and one output.
+        With ``eval_orders`` above 1 each sample first draws one of the averaged densities. For each variable, the first
+        hidden layer is updated, and the layers above it and one output are computed.
 
         Args:
             count: number of samples.

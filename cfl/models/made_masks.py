@@ -55,7 +55,7 @@ class Degrees:
         return cls(order, tuple(hidden), output_order)
 
     def to(self, device: torch.device) -> Degrees:
-        """The same on a device."""
+        """Return the same degrees on a device."""
         return Degrees(self.order.to(device), tuple(h.to(device) for h in self.hidden), self.output_order.to(device))
 
 
@@ -72,15 +72,15 @@ def random_order(variables: int, seed: int, purpose: str, *indices: int) -> Tens
 def random_hidden(widths: Sequence[int], variables: int, seed: int, purpose: str, *indices: int) -> tuple[Tensor, ...]:
     """Per hidden layer ``[H]`` int64, uniform between the smallest degree of the layer before and ``D - 2``.
 
-    The smallest of the inputs is 0. A unit with degree ``D - 1`` could depend on all variables, and no output could use
-    it.
+    The smallest degree of the inputs is 0. A unit with degree ``D - 1`` could depend on all variables, and no output
+    could use it.
 
     Args:
         widths: H of every hidden layer.
         variables: D.
-        seed: see :func:`cfl.randomness.generators.seed_for`, as are the following.
-        purpose: names the draw.
-        indices: identify it.
+        seed: see :func:`cfl.randomness.generators.seed_for`, also for ``purpose`` and ``indices``.
+        purpose: names the kind of draw.
+        indices: identify the draw.
     """
     generator = numpy_generator(seed, purpose, *indices)
     smallest, drawn = 0, []
@@ -98,7 +98,7 @@ def inner_masks(degrees: Degrees) -> list[Tensor]:
 
 
 def output_mask(degrees: Degrees) -> Tensor:
-    """The mask into the outputs ``[D, H]`` bool; from the variables themselves where there is no hidden layer."""
+    """The mask into the outputs ``[D, H]`` bool; without hidden layers ``[D, D]``, from the variables."""
     last = degrees.hidden[-1] if degrees.hidden else degrees.order
     return last[None, :] < degrees.output_order[:, None]
 

@@ -32,11 +32,11 @@ def _conv(channels_in: int, channels_out: int, kernel: int, stride: int) -> nn.C
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions around a shortcut (He et al., 2016); a 1 x 1 convolution where the shape changes.
+    """Two 3 x 3 convolutions beside a shortcut (He et al., 2016), a 1 x 1 convolution if the shape changes.
 
     Args:
-        channels_in: maps entering.
-        channels_out: maps leaving.
+        channels_in: number of input maps.
+        channels_out: number of output maps.
         stride: of the first convolution and of the shortcut, in pixels.
         norm: after each convolution, see :class:`ResNet18`.
     """

@@ -30,7 +30,7 @@ class DrawsEachStep(nn.Module):
 
 
 class StepDraws:
-    """Draws the tensors of all such modules of a network.
+    """Draws the tensors of all :class:`DrawsEachStep` modules of a network.
 
     Args:
         network: any network.

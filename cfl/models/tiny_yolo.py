@@ -17,17 +17,17 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers
 
 _RARE = 0.01
-"""How likely a predictor thinks a box before training."""
+"""Probability of a box that every predictor gives before training."""
 
 
 class TinyYOLO(Network):
-    """Five 3 x 3 convolutions, four of them with stride 2, and one that predicts boxes in every cell of a grid.
+    """Five 3 x 3 convolutions, four of them with stride 2, and a 1 x 1 one that predicts boxes in grid cells.
 
-    A cell of 16 x 16 pixels sees 63 x 63 of them.
+    The outputs of a cell of 16 x 16 pixels depend on 63 x 63 pixels.
 
-    After YOLO (Redmon et al., 2016; Redmon and Farhadi, 2018), in static shapes: what its numbers mean and its loss are
-    in :mod:`cfl.metrics.boxes`. Outputs are the grid's numbers, flattened. Before the first round the predictors of a
-    cell get the sizes of :func:`cfl.metrics.boxes.anchors` of the first task's training boxes as their biases.
+    It follows YOLO (Redmon et al., 2016; Redmon and Farhadi, 2018), with static shapes. Outputs are the grid's numbers,
+    flattened; :mod:`cfl.metrics.boxes` has their meaning and the loss. Before the first round the biases of the head
+    are set from the sizes of :func:`cfl.metrics.boxes.anchors` of the first task's training boxes.
 
     Args:
         input_shape: ``(C, H, W)`` of one image.
@@ -35,7 +35,7 @@ class TinyYOLO(Network):
         width: maps after the first convolution, at least 1; the others have 2, 4, 8 and 8 times as many.
 
     Raises:
-        ConfigError: another number of outputs.
+        ConfigError: ``num_outputs`` is not that of a grid of boxes, or ``width`` is out of range.
     """
 
     predicts: ClassVar[str] = "boxes"
@@ -61,7 +61,7 @@ class TinyYOLO(Network):
 
     @torch.no_grad()
     def start_from(self, y: Tensor) -> None:
-        """Give the predictors of a cell the sizes of training boxes ``[N, M, 5]``."""
+        """Set the head's biases so that predicted sizes start from those of training boxes ``[N, M, 5]``."""
         bias = self._biases()
         bias[:, 2:4] = (boxes.anchors(y) / boxes.STRIDE).log().to(bias)
 
@@ -80,12 +80,12 @@ class TinyYOLO(Network):
         return numbers
 
     def answering(self, clients: Sequence[int] = (0,)) -> nn.Module:
-        """See :meth:`Network.answering`: :class:`Detections`."""
+        """Return the network's :class:`Detections`; see :meth:`Network.answering`."""
         return Detections(self)
 
 
 class Detections(nn.Module):
-    """What a detector has found, as a module, for ``functional_call``.
+    """A detector with :func:`cfl.metrics.boxes.detections` of its outputs, as a module, for ``functional_call``.
 
     Args:
         network: the detector; its tensors' names here begin with ``network.``.

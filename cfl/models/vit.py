@@ -50,15 +50,15 @@ class PromptPool(nn.Module):
 class PromptedViT(Network):
     """Learning to Prompt (Wang et al., CVPR 2022): a frozen vision transformer, trained prompts, keys and head.
 
-    The query of an image is the frozen transformer's class feature without prompts; the prompts that it chooses
-    (:class:`PromptPool`) are put before the image's tokens, and the head sees the mean of what the transformer makes
-    of these prompts (eq 4 and the authors' code)::
+    The query of an image is the frozen transformer's class feature without prompts. The prompts chosen by the query
+    (:class:`PromptPool`) are put before the image's tokens. The input of the head is the mean of the transformer's
+    outputs for these prompts (eq 4 and the authors' code)::
 
         q(x) = f(x)[class],   features(x) = mean_prompts f([P_s1; ...; P_sk; x_e])
 
-    Clients train, and server and checkpoints hold, prompts, keys and head only: M d (L + 1) weights and the head,
-    46,080 with the defaults. Every client is assumed to have the transformer, 85,798,656 weights with the defaults,
-    which are not counted. Each image takes two passes through it, one of them with gradients.
+    Only prompts, keys and head are trained, sent and stored in checkpoints: M d (L + 1) weights, 46,080 with the
+    defaults, and those of the head. Every client is assumed to have the transformer, 85,798,656 weights with the
+    defaults, which are not counted. Each image takes two passes through it, one of them with gradients.
 
     The logits' gradients with respect to keys are 0, so that keys do not change unless the method ``L2P`` trains them
     by its pull term.

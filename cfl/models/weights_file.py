@@ -21,7 +21,7 @@ def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], obje
     Args:
         path: the file, from the current folder on; ``~`` is expanded. It holds tensors and plain values only.
         valid: description of a valid file, and where to get it.
-        take: called with name -> tensor, on the CPU; any error that it raises means that they do not fit.
+        take: called with name -> tensor, on the CPU; any error that it raises means that the file does not fit.
 
     Raises:
         ConfigError: the file is absent, unreadable, or does not fit.

@@ -1,6 +1,6 @@
-"""The tables of the papers: published numbers as data, runs that fill the cells, and what came out compared.
+"""The tables of the papers: published numbers as data, runs that fill the cells, and reports that compare the two.
 
-A paper is a folder of data files, nothing in the code knows one of them:
+A paper is a folder of data files. The code has no knowledge of a particular paper:
 
 - ``published/table1.csv``, ...: every published number (:mod:`cfl.papers.published`);
 - ``paper.yaml``, ``table1.yaml``, ...: which experiment fills which cell (:mod:`cfl.papers.definition`,

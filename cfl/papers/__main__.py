@@ -1,4 +1,4 @@
-"""``python -m cfl.papers``."""
+"""Entry point of ``python -m cfl.papers``."""
 
 import sys
 
@@ -6,7 +6,7 @@ from cfl.runtime import signals
 
 
 def main() -> int:
-    """Run one command, which SIGINT, SIGTERM and SIGHUP end with a line; return the exit status."""
+    """Run one command and return the exit status; SIGINT, SIGTERM and SIGHUP end it with one line of output."""
     from cfl.papers.command import main as run
 
     signals.hold()

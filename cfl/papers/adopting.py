@@ -1,4 +1,4 @@
-"""Take finished runs that were made elsewhere into the place where tables look for them."""
+"""Copy finished runs that were made elsewhere to the folder of the tables' runs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from cfl.runtime.run_files import CHECKPOINT, CHECKSUMS, SUMMARY
 
 
 def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> Path:
-    """Copy a finished run, without its checkpoint, to where the tables' runs lie.
+    """Copy a finished run, without its checkpoint, into the folder of the tables' runs.
 
     Args:
-        folder: the run.
-        papers: in whose tables its experiment is looked for, at every scale.
+        folder: the run folder.
+        papers: papers whose tables are searched for the run's experiment, at every scale.
         runs: folder of the tables' runs.
         resolver: resolves the tables' configurations.
 
     Returns:
-        The copy's folder.
+        The folder of the copy.
 
     Raises:
-        RunFolderError: no finished run, its experiment fills no table, or a run is being made where it should go.
+        RunFolderError: the folder holds no finished run, its experiment is in no table, or another process works in the
+            folder of the copy.
     """
     result = read_result(folder)
     for paper in papers:
@@ -52,7 +53,7 @@ def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> 
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the lock by which a runner keeps others from a folder."""
+    """Hold a folder's lock, which a runner also takes to keep other processes out."""
     with (folder / LOCK).open("w") as held:
         if lock(held.fileno()) is False:
             raise RunFolderError(f"{folder}: another process is at work there")
@@ -60,9 +61,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _copy(folder: Path, target: Path) -> None:
-    """Copy a run so that it is a finished one only once all of it is there: a summary says so, and comes last."""
+    """Copy a run with its summary last, because a folder with a summary counts as a finished run."""
     for name in (SUMMARY, CHECKSUMS):
-        (target / name).unlink(missing_ok=True)  # of a run that this one takes the place of
+        (target / name).unlink(missing_ok=True)  # of an earlier run, which is replaced
     leave = shutil.ignore_patterns(CHECKPOINT, TEMPORARY, LOG, ".*lock", SUMMARY)
     shutil.copytree(folder, target, ignore=leave, dirs_exist_ok=True)
     with replacing(target / SUMMARY) as file:

@@ -1,4 +1,4 @@
-"""A table's cells: what is published, what our runs gave, and how the two stand to each other."""
+"""A table's cells: the published numbers, our numbers, and how the two compare."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Cell:
     """One number of a table.
 
     Attributes:
-        table: where it belongs.
+        table: the table that it belongs to.
         point: axis values, fixed ones and scale included.
         figure: the column.
         published: the paper's number, or None.
-        seeds: seed -> our value: a number, a list with one per task, or a grid.
+        seeds: seed -> our value: a number, a list with one per task or round, or a grid.
         otherwise: the status of a cell without a value of ours.
-        notes: which of its settings were chosen by us.
-        without: seed -> why its run has no such value, e.g. a target that was never reached.
-        unrecorded: those of them whose runs do not record what the value is made of, which says nothing of the value.
-        remarks: in what the data of its runs were not the published ones.
+        notes: settings of its runs that were chosen by us.
+        without: seed -> why its run has no value, e.g. a target that was never reached.
+        unrecorded: those seeds of ``without`` whose runs do not record the figures from which the value is computed.
+        remarks: how the data of its runs differ from the published ones.
     """
 
     table: Table
@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def definition(self) -> Figure:
-        """What fills the column."""
+        """The definition of the column."""
         return self.table.figures[self.figure]
 
     @property
@@ -64,17 +64,17 @@ class Cell:
 
     @property
     def has_target(self) -> bool:
-        """Whether there is a published number that ours should meet at the published protocol."""
+        """Whether there is a published number that ours should match under the published protocol."""
         return self.published is not None and self.table.no_target(self.point, self.figure) is None
 
     @property
     def reduced(self) -> bool:
-        """Whether its runs are at a reduced scale, at which the value is another."""
+        """Whether its runs are at a reduced scale, at which another value is expected."""
         return self.point[SCALE] != self.table.paper.published_scale and not self.definition.any_scale
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the table compares the order of such values, and has published ones for this place."""
+        """Whether the table compares orders by this figure, and has a published number that ranks this point."""
         order = self.table.order
         if order is None or self.figure not in order.figures or self.point[order.axis] in order.bounds:
             return False
@@ -82,7 +82,7 @@ class Cell:
 
     @property
     def told(self) -> bool:
-        """Whether the runs say something of the value: what it is, or that there is none."""
+        """Whether the runs tell the value, or that there is none."""
         return bool(self.seeds) or bool(set(self.without) - set(self.unrecorded))
 
     @property
@@ -98,7 +98,7 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's; None for what is not held against it: a reduced scale, the mean of some seeds."""
+        """Ours minus the paper's; None if they are not compared, as at a reduced scale or if a seed has no value."""
         if self.reduced or self.without or self.remarks:
             return None
         if self.ours is None or self.published is None or not self.has_target:
@@ -107,12 +107,12 @@ class Cell:
 
     @property
     def status(self) -> str:
-        """How the cell stands to the paper, as ``docs/tables.md`` lists it: ``matched``, ``short: by order only``, ...
+        """How the cell compares with the paper, as listed in ``docs/tables.md``: ``matched``, ``off by +1.20``, ...
 
-        Matched is a number whose difference is at most the sum of both deviations, or the column's tolerance. A run at
-        a reduced scale is never held against a published number, and neither is the mean of those seeds alone that
-        have a value. Whatever came of a reduced scale begins with its name, so that a run that got nowhere in a part of
-        the published rounds does not read as a failed reproduction.
+        A number is matched if the difference is at most the sum of both deviations, or the column's tolerance. Runs at
+        a reduced scale are never compared with a published number. Neither is a mean if some seeds have no value. The
+        status of runs at a reduced scale begins with the scale's name, so that a bad result of fewer rounds is not read
+        as a failed reproduction.
         """
         if not self.ran:
             return self.otherwise
@@ -131,18 +131,18 @@ class Cell:
         if self.difference is None or self.published is None or self.ours is None:
             return "run"
         allowed = max((self.published.std or 0.0) + (self.ours.std or 0.0), self.definition.tolerance)
-        # One part in 10^9 for the rounding of decimal fractions: 0.5 is within 0.5.
+        # The relative margin of 1e-9 is for the rounding of decimal fractions: 0.5 must be within 0.5.
         within = abs(self.difference) <= allowed * (1 + 1e-9)
         return "matched" if within else f"off by {rounded(self.difference, self.definition.decimals, '+')}"
 
 
 @dataclass
 class Missing(Lacking[Result]):
-    """What a table lacks.
+    """The runs that a table lacks, and the cells that cannot be run.
 
     Attributes:
-        cannot: of what cannot be run: name, reason.
-        refused: of cells whose configuration is refused: name, message.
+        cannot: (name, reason) of the cells that cannot be run here.
+        refused: (name, message) of the cells whose configuration is refused.
     """
 
     cannot: list[tuple[str, str]]
@@ -150,7 +150,7 @@ class Missing(Lacking[Result]):
 
 
 class _Found(NamedTuple):
-    """A recipe's finished runs by seed, the seeds that diverged, and why there can be none, e.g. missing data sets."""
+    """A recipe's finished runs by seed, its diverged runs by seed, and why it cannot be run, e.g. missing data sets."""
 
     runs: dict[int, Result]
     diverged: dict[int, Path]
@@ -181,9 +181,9 @@ class Experiments:
 
         Args:
             table: the table.
-            scale: which runs.
-            chosen: axis -> values, to leave others out.
-            seeds: use these only; None takes whatever there is.
+            scale: scale of the runs.
+            chosen: axis -> values; cells with other values are left out.
+            seeds: use only these seeds; None takes all finished ones.
 
         Raises:
             ConfigError: an axis, value or scale that the table does not have.
@@ -198,7 +198,7 @@ class Experiments:
         return found
 
     def _filled(self, cell: Cell, seeds: Sequence[int] | None) -> Cell:
-        """A cell with what the finished runs give it."""
+        """Return a cell with its values from the finished runs."""
         parts: list[_Found] = []
         notes: list[str] = []
         otherwise = "not run"
@@ -248,12 +248,12 @@ class Experiments:
         """The runs of a recipe."""
         if arguments not in self._found:
             found = _Found({}, {}, None)
-            if self.results.all or self.results.diverged or self.missing.known:  # resolving takes its time
+            if self.results.all or self.results.diverged or self.missing.known:  # resolving is slow
                 try:
                     experiment = self.resolver.experiment(arguments)
                     of_it, diverged = self.results.of(experiment), self.results.diverged_seeds(experiment)
                     found = _Found(of_it, diverged, self.missing.reason(needs_of(experiment)))
-                except (ConfigError, NotUnderstood) as error:  # what runs were made with once may be refused by now
+                except (ConfigError, NotUnderstood) as error:  # settings of old runs may be refused now
                     found = _Found({}, {}, f"its configuration is refused: {' '.join(str(error).split())}")
             self._found[arguments] = found
         return self._found[arguments]
@@ -265,10 +265,10 @@ class Experiments:
 
         Args:
             table: the table.
-            scale: at which scale.
-            chosen: axis -> values, to leave others out.
-            seeds: of which seeds.
-            root: below it, run folders are made.
+            scale: scale of the runs.
+            chosen: axis -> values; cells with other values are left out.
+            seeds: seeds of the runs.
+            root: folder below which run folders are made.
 
         Raises:
             ConfigError: an axis, value or scale that the table does not have.
@@ -289,7 +289,7 @@ class Experiments:
                     made = self.results.of(experiment)
                     if any(seed not in made for seed in seeds):
                         self.resolver.check(recipe.arguments)
-                except (ConfigError, NotUnderstood) as error:  # of this cell alone
+                except (ConfigError, NotUnderstood) as error:  # only this cell cannot be run
                     refused[name] = str(error)
                     continue
                 one = Wanted(name, recipe.arguments, root / table_folder(table, part), part[SCALE])
@@ -304,7 +304,7 @@ def table_folder(table: Table, point: Mapping[str, str]) -> Path:
 
 
 def each_recipe(table: Table, scale: str) -> Iterator[tuple[dict[str, str], Recipe]]:
-    """Every run of a table that can be described here, with its point; two points may describe the same run."""
+    """Yield the point and recipe of every run of a table, without unavailable ones; points may share a recipe."""
     for point in table.points(scale):
         for figure in table.figures_at(point).values():
             for part in figure.points(point):

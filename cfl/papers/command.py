@@ -1,4 +1,4 @@
-"""The command line ``python -m cfl.papers``: run the missing cells of a table, report, keep, sweep."""
+"""The command line ``python -m cfl.papers``: run the missing cells of a table, write reports, keep runs, sweep."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _SHORT = {option.removeprefix("--"): axis for axis, option in OPTIONS.items()}
 
 
 def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
-    """What of a table's axes was asked for: axis -> values.
+    """Return the chosen values of a table's axes: axis -> values.
 
     Raises:
-        ConfigError: ``--only`` is not ``axis=value,value``, or of an axis that has values already.
+        ConfigError: ``--only`` is not ``axis=value,value``, or names an axis that already has values.
     """
     found: dict[str, list[str]] = {}
     for option, axis in _SHORT.items():
@@ -57,7 +57,7 @@ def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def experiments_in(runs: Path, resolver: Resolver | None = None) -> Experiments:
-    """What is known of the finished runs below a folder; what is left out of them is said on stderr."""
+    """Read the finished runs below a folder; those that are left out are named on stderr."""
     results = read_results(runs)
     for reason in results.left_out:
         print(on_one_line(f"left out: {reason}"), file=sys.stderr)
@@ -65,7 +65,7 @@ def experiments_in(runs: Path, resolver: Resolver | None = None) -> Experiments:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Run what a table lacks, then report."""
+    """Run the missing cells of a table, then write its report."""
     table, chosen = table_named(options.table), chosen_values(options)
     seeds = range(table.seeds) if options.seeds is None else seeds_in(options.seeds)
     runner = _runner(options)
@@ -102,7 +102,7 @@ def _check_runs(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace, console: Console) -> int:
-    """Write the report of what there is."""
+    """Write the report of a table from the finished runs."""
     table, chosen = table_named(options.table), chosen_values(options)
     seeds = None if options.seeds is None else seeds_in(options.seeds)
     _check_runs(options)
@@ -112,14 +112,14 @@ def report(options: argparse.Namespace, console: Console) -> int:
 
 
 def _show(written: Report, console: Console) -> None:
-    """Print the part of a table that was asked for, and where all of it is."""
+    """Print the report of the chosen cells, and the paths of the files with the whole table."""
     console.print(written.text)
     for path in written.files:
         console.print(str(path))
 
 
 def list_tables(options: argparse.Namespace, console: Console) -> int:
-    """List all tables and what may be asked of them."""
+    """List all tables with their axes, values and scales."""
     for paper in papers():
         lines, tables = [paper.title], paper.tables()
         width = max(len(table.full_name) for table in tables)
@@ -160,7 +160,7 @@ def adopt_runs(options: argparse.Namespace, console: Console) -> int:
 
 
 def run_sweep(options: argparse.Namespace, console: Console) -> int:
-    """Run what a sweep lacks, as long as it asks for more, and write what came out."""
+    """Run a sweep's missing candidates until it needs no more, and write the result."""
     sweep, resolver = read_sweep(options.file), Resolver()
     sweep.check(resolver)
     runner = _runner(options)
@@ -175,11 +175,11 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         broken.extend(f"{job.name}: {job.folder / CONFIG} is not of the experiment that was asked for" for job in lost)
         if options.dry_run or broken or not jobs:
             break
-        # The first alone: it shows whether what is to be compared exists.
+        # Only the first runs: they show whether runs record the value that is compared.
         outcomes = runner.run(jobs if state.compared else jobs[: options.jobs])
         failed = [outcome for outcome in outcomes if not outcome.diverged]
         status = max(status, exit_status(failed, runner.interrupted_by))
-        # Any other failure says nothing of a candidate: the sweep is not finished, and the same command goes on.
+        # Other failures than divergence do not decide on a candidate. The sweep ends unfinished; a rerun continues it.
         broken = [outcome.job.name for outcome in failed if outcome.state != "finished"]
         made |= {outcome.job.folder for outcome in outcomes if outcome.state == "finished"}
     runner.close()

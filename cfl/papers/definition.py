@@ -1,4 +1,4 @@
-"""What fills a table: axes, the experiment of each combination of their values, and the figure of each column."""
+"""Papers and their tables: axes, the experiment for each combination of axis values, and the figure of each column."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from cfl.runtime.errors import ConfigError
 
 PAPERS = Path(__file__).resolve().parent
 SCALE = "scale"
-"""The axis that every table has besides its own: ``paper`` is the published protocol."""
+"""An axis that every table has besides its own. Its value ``paper`` is the published protocol."""
 
 OPTIONS = {"benchmark": "--bench", "method": "--methods", "partition": "--partition"}
-"""Axis -> how values of it are chosen on the command line; all others by ``--only``."""
+"""Axis -> the command-line option that chooses its values. Values of all other axes are chosen by ``--only``."""
 
 Best = Literal["highest", "lowest"]
-"""Which end of a column leads."""
+"""Whether the highest or the lowest value of a column is the best."""
 
 Over = Literal["tasks", "rounds"]
-"""What curves run over: an entry per task learned, or one per communication round."""
+"""Whether curves have an entry per task learned or one per communication round."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One column: what of a finished run fills it.
+    """One column, and how its value is computed from a finished run.
 
     Attributes:
         value: an expression over the run's figures (:mod:`cfl.papers.expressions`).
-        less: subtract the same figure of another run: the point with these axis values.
-        of: axis values of the run that is read, where they are not the cell's own.
+        less: if not empty, the same figure of another run is subtracted: the run with these axis values.
+        of: axis values of the run that is read, if they differ from those of the cell.
         tolerance: difference from the published number that still counts as matched, in the column's unit.
         decimals: digits behind the point.
-        when: points that have this column.
-        any_scale: whether the value is the same at every scale, as the size of a network is, so that it may be held
-            against the published number wherever the run was made.
+        when: axis values of the points that have this column; empty: all points.
+        any_scale: whether the value is the same at every scale, such as the size of a network. It is then compared with
+            the published number at every scale.
     """
 
     value: str
@@ -53,18 +53,18 @@ class Figure:
     any_scale: bool = False
 
     def points(self, point: Point) -> list[dict[str, str]]:
-        """The runs that the figure is made of: the one that is read, and the one that is subtracted, if any."""
+        """Return the points of the runs that are needed: the run that is read, and the one subtracted, if any."""
         return [{**point, **self.of}] + ([{**point, **self.less}] if self.less else [])
 
 
 @dataclass(frozen=True)
 class NoTarget:
-    """Published numbers that a good run is not meant to meet; ours are not held against them.
+    """Published numbers that a good run need not reach; our numbers are not compared with them.
 
     Attributes:
-        why: for the reader.
-        when: points that it holds for; empty: all.
-        figures: columns that it holds for; empty: all.
+        why: the reason, for readers.
+        when: axis values of the points to which this applies; empty: all points.
+        figures: columns to which this applies; empty: all columns.
     """
 
     why: str
@@ -73,7 +73,7 @@ class NoTarget:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any], figures: Collection[str], where: str) -> NoTarget:
-        """From a data file's entry with ``why``, and perhaps ``when`` and ``figures``.
+        """Read a data file's entry with ``why``, and perhaps ``when`` and ``figures``.
 
         Raises:
             ConfigError: a key is unknown, ``why`` is missing, or a figure is named that the table does not have.
@@ -86,7 +86,7 @@ class NoTarget:
         return cls(**entry)
 
     def holds(self, point: Point, figure: str) -> bool:
-        """Whether it is about this cell."""
+        """Return whether this applies to a cell."""
         return matches(self.when, point) and (not self.figures or figure in self.figures)
 
 
@@ -96,7 +96,7 @@ class Note:
 
     Attributes:
         text: the sentence.
-        when: points that it is about; empty: all.
+        when: axis values of the points that the sentence is about; empty: all points.
     """
 
     text: str
@@ -104,7 +104,7 @@ class Note:
 
     @classmethod
     def read(cls, entry: str | Mapping[str, Any], where: str) -> Note:
-        """From a data file's entry: the sentence, or ``text`` and ``when``.
+        """Read a data file's entry: the sentence, or ``text`` and ``when``.
 
         Raises:
             ConfigError: a key is unknown, or there is no sentence.
@@ -119,18 +119,18 @@ class Note:
 
 @dataclass(frozen=True)
 class Order:
-    """What is compared where numbers cannot be: the order along an axis, by one figure or by several, each for itself.
+    """The order of the values of an axis, such as methods, which is compared if the numbers cannot be.
 
     Attributes:
-        axis: along which values are ranked.
-        figures: the columns by which.
-        leader: the value that leads in the paper.
-        reference: the value from which the leader's distance is measured.
-        best: which end leads, of all figures or by figure (the highest of those that are not named).
-        bounds: values that no method of the comparison is meant to reach, such as training on all data at once; they
-            have a part neither in the order nor in who leads.
-        against: name of another table of the paper with the same axes whose published numbers are compared with, for a
-            table that has none of its own, and those axis values that differ there.
+        axis: the axis whose values are ranked.
+        figures: the columns by which they are ranked, each separately.
+        leader: the axis value that is the best in the paper.
+        reference: the axis value from which the leader's distance is measured.
+        best: whether the highest or the lowest value is the best, for all figures or by figure (highest if not named).
+        bounds: axis values that no method is expected to beat, such as training on all data at once. They are left out
+            of the order.
+        against: for a table without published numbers: the name of another table of the paper with the same axes, whose
+            numbers are used, and the axis values that differ in that table.
     """
 
     axis: str
@@ -145,7 +145,7 @@ class Order:
     def read(
         cls, entry: Mapping[str, Any], axes: Mapping[str, Sequence[str]], figures: Collection[str], where: str
     ) -> Order:
-        """From a data file's entry.
+        """Read a data file's entry.
 
         It has ``axis``, ``figure`` (one or a list), ``leader`` and ``reference``, and may have ``best``, ``bounds`` and
         ``against`` (``{table: table1, at: {benchmark: noniid}}``).
@@ -186,7 +186,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Table:
-    """One table or figure of a paper; see ``docs/tables.md`` for the file it is read from."""
+    """One table or figure of a paper; ``docs/tables.md`` describes its file, whose keys are the attributes."""
 
     paper: Paper
     name: str
@@ -208,7 +208,7 @@ class Table:
 
     @property
     def full_name(self) -> str:
-        """E.g. ``fot-table1``."""
+        """The name with the paper's, e.g. ``fot-table1``."""
         return f"{self.paper.name}-{self.name}"
 
     def select(self, chosen: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -237,7 +237,7 @@ class Table:
         """Every combination of the (chosen) axis values, with the fixed ones and the scale.
 
         Raises:
-            ConfigError: an axis, value or scale that the table does not have, or no column for any that was chosen.
+            ConfigError: an axis, value or scale that the table does not have, or a choice of points without any column.
         """
         one_of(scale, self.paper.scales, "--scale")
         axes = self.select(chosen or {})
@@ -259,11 +259,11 @@ class Table:
         yield from found
 
     def label(self, axis: str, value: str) -> str:
-        """How the table shows an axis value: in its own words where it has some, else in the paper's."""
+        """Return how the table shows an axis value: by its own label if it has one, else by the paper's."""
         return self.labels.get(axis, {}).get(value) or self.paper.label(axis, value)
 
     def place(self, point: Point) -> dict[str, str]:
-        """The axis values that name a point's cells."""
+        """Return the values of the table's axes at a point, which name its cells."""
         return {axis: point[axis] for axis in self.axes}
 
     def figures_at(self, point: Point) -> dict[str, Figure]:
@@ -271,13 +271,13 @@ class Table:
         return {name: figure for name, figure in self.figures.items() if matches(figure.when, point)}
 
     def recipe(self, point: Point) -> Recipe:
-        """How a point's run is made.
+        """Return how a point's run is made.
 
         Raises:
-            NotAvailable: something that it needs is not there, or the table says that it cannot be run.
+            NotAvailable: a config file that the run needs does not exist, or the table says that it cannot be run.
         """
         key = frozenset(point.items())
-        if key not in self._recipes:  # every column of a row asks
+        if key not in self._recipes:  # each is needed for every column of a row
             for when, why in self.cannot:
                 if matches(when, point):
                     raise NotAvailable(why)
@@ -289,11 +289,11 @@ class Table:
         return {}
 
     def no_target(self, point: Point, figure: str) -> str | None:
-        """Why a cell's published number is nothing to hold ours against; None where it is."""
+        """Return why a cell's published number is no target (:class:`NoTarget`), or None if it is one."""
         return next((part.why for part in self.no_targets if part.holds(point, figure)), None)
 
     def order_number(self, point: Point, figure: str) -> float | None:
-        """By which published number a point stands in the order, its own or that of ``order.against``; None without."""
+        """Return the published number that ranks a point, its own or that of ``order.against``; None without one."""
         place = self.place(point)
         if self.order is not None and self.order.against is not None:
             place |= self.order.against[1]
@@ -308,7 +308,7 @@ class Table:
 
     @property
     def published(self) -> list[Published]:
-        """Its published numbers; none for a picture."""
+        """The table's published numbers; empty for a picture."""
         path = self.paper.folder / "published" / f"{self.name}.csv"
         return read_published(path, self.paper.name, self.name, list(self.axes)) if path.is_file() else []
 
@@ -318,15 +318,15 @@ class Paper:
     """One paper: a folder with ``paper.yaml`` and a file per table.
 
     Attributes:
-        name: of the folder.
-        folder: where its files are.
-        title: authors, venue.
-        scales: name -> what it means; the first is the published protocol.
+        name: name of the folder.
+        folder: the folder with its files.
+        title: title, authors and venue.
+        scales: name -> meaning; the first scale is the published protocol.
         run_folder: axes whose values make the path of a run.
-        labels: axis -> value -> how tables show it.
-        rules: which experiment belongs to which point.
-        seeds: how many of them its tables are over, where a table does not say otherwise.
-        notes: which of the settings that all its tables share are not as the paper says, or not in it.
+        labels: axis -> value -> label in tables.
+        rules: rules that define the experiment of each point.
+        seeds: number of seeds of its tables, unless a table has its own number.
+        notes: settings of all its tables that differ from the paper or are not in it.
     """
 
     name: str
@@ -363,13 +363,13 @@ class Paper:
 
 
 def _option(axis: str, values: Sequence[str] = ()) -> str:
-    """How (values of) an axis are chosen on the command line: ``--bench``, ``--only variant=a,b``."""
+    """Return the command-line words that choose an axis or its values: ``--bench``, ``--only variant=a,b``."""
     option, between = (OPTIONS[axis], " ") if axis in OPTIONS else (f"--only {axis}", "=")
     return f"{option}{between}{','.join(values)}" if values else option
 
 
 def _natural(name: str) -> tuple[bool, bool, int, str]:
-    """What tables are sorted by: tables before figures, those of other data last, then numbers as numbers."""
+    """Return the sort key of tables: tables before figures, ``-present`` ones last of each, then by their number."""
     number = re.search(r"\d+", name)
     return not name.startswith("table"), name.endswith("-present"), int(number[0]) if number else 0, name
 
@@ -383,7 +383,7 @@ def table_named(name: str) -> Table:
     """The table called e.g. ``fot-table1``.
 
     Raises:
-        ConfigError: there is none; the message lists those that are.
+        ConfigError: there is no such table; the message lists the existing ones.
     """
     tables = {table.full_name: table for paper in papers() for table in paper.tables()}
     return tables[one_of(name, tables, "table")]
@@ -415,7 +415,7 @@ def read_table(paper: Paper, path: Path) -> Table:
     """Read one table's file.
 
     Raises:
-        ConfigError: a key is unknown, an expression is none, or an axis is named that the table does not have.
+        ConfigError: a key is unknown, an expression is invalid, or an axis is named that the table does not have.
     """
     entry, where = load(path, "table"), str(path)
     refuse_unknown(entry, [key for key in Table.__dataclass_fields__ if key not in ("paper", "name")], where)

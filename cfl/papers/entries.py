@@ -1,4 +1,4 @@
-"""Entries of papers' and sweeps' files: read, and refused by key and value where they cannot be."""
+"""Read and check entries of papers' and sweeps' files; an invalid entry raises ConfigError with its key and value."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ def load(path: Path, key: str) -> dict[str, Any]:
 
 
 def refuse_unknown(entry: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Refuse a key that is none of those known."""
+    """Refuse an entry with an unknown key."""
     for key in entry:
         if key not in known:
             raise ConfigError(f"{where}, {key}", entry[key], f"one of {', '.join(known)}")
 
 
 def one_of(value: Any, valid: Collection[str], key: str, what: str = "") -> str:
-    """A text that is one of several, of which ``what`` says what they are."""
+    """Return a text if it is one of the valid ones, which ``what`` describes in the error; else raise ConfigError."""
     if not isinstance(value, str) or value not in valid:
         raise ConfigError(key, value, f"one of {what}{', '.join(valid)}")
     return value
 
 
 def count(value: Any, key: str) -> int:
-    """A whole number of at least 1."""
+    """Return a value if it is an integer of at least 1; else raise ConfigError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(key, value, "an integer of at least 1")
     return value
 
 
 def mapping(value: Any, key: str) -> Mapping[str, Any]:
-    """A mapping whose keys are texts."""
+    """Return a value if it is a mapping whose keys are texts; else raise ConfigError."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ConfigError(key, value, "a mapping from names to values")
     return value
 
 
 def expression(value: Any, key: str) -> str:
-    """An expression over a run's figures."""
+    """Return a value if it is an expression over a run's figures; else raise ConfigError."""
     try:
         expressions.check(value)
     except (SyntaxError, TypeError) as error:

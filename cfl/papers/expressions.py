@@ -1,4 +1,4 @@
-"""Small expressions over a run's figures, as the tables' data files hold them: ``acc``, ``matrix[-1, 3]``."""
+"""Evaluate small expressions over a run's figures from the tables' data files: ``acc``, ``matrix[-1, 3]``."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
 
 
 class Undefined(ValueError):
-    """An expression that has no value for this run; the message says why."""
+    """An expression has no value for a run; the message says why."""
 
 
 class Unrecorded(Undefined):
-    """A run does not record what is named, as one made before that was recorded: nothing is known of the value."""
+    """A run does not record a name in the expression, e.g. because it is older, so the value is unknown."""
 
 
 def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
-    """The value of an expression: a number, or a list of numbers and None.
+    """Return the value of an expression: a number, a list of numbers and None, or what a function among names returns.
 
-    There are numbers, texts, names, ``+ - * /``, subscripts (``matrix[-1, 0]`` is row, column) and calls of functions
-    among the names.
+    An expression has numbers, texts, names, ``+ - * /``, subscripts (``matrix[-1, 0]`` is row, column) and calls of
+    functions among the names.
 
     Args:
         expression: e.g. ``(seconds - gpse_seconds) / client_epochs``.
-        names: what may be named.
+        names: name -> value or function.
 
     Raises:
-        Unrecorded: a name is not there.
-        Undefined: an index is out of range, a division by zero, or what is named or the value is null or NaN.
-        SyntaxError: this is no such expression.
+        Unrecorded: a name is unknown.
+        Undefined: an index is out of range, a divisor is zero, an operand is not a number, a named value is null, or
+            the result is null or not finite.
+        SyntaxError: the text is not such an expression.
     """
     value = _value(ast.parse(expression, mode="eval").body, names, expression)
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -47,10 +48,10 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 def check(expression: str) -> None:
-    """Refuse what :func:`evaluate` would not understand.
+    """Refuse an expression that :func:`evaluate` does not understand.
 
     Raises:
-        SyntaxError: this is no such expression.
+        SyntaxError: the text is not such an expression.
     """
     allowed = (ast.Expression, ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Tuple, ast.Call)
     for node in ast.walk(ast.parse(expression, mode="eval")):

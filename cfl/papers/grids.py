@@ -1,4 +1,4 @@
-"""Figures of a run that are a grid of numbers with named rows and columns, not one number or a curve."""
+"""Figures of a run that are a grid of numbers with named rows and columns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Grid:
     """Numbers with named rows and columns.
 
     Attributes:
-        rows: names.
-        columns: names.
-        values: ``[rows][columns]``, None where there is none.
+        rows: names of the rows.
+        columns: names of the columns.
+        values: ``[rows][columns]``, None for empty entries.
     """
 
     rows: Sequence[str]
@@ -25,7 +25,7 @@ class Grid:
     values: Sequence[Sequence[float | None]]
 
     def entries(self) -> list[tuple[tuple[str, str], float]]:
-        """Names of row and column, and value, row by row, without empty entries."""
+        """Return (row, column) and value of every entry, row by row, without empty entries."""
         return [
             ((row, column), value)
             for row, line in zip(self.rows, self.values, strict=True)
@@ -35,7 +35,7 @@ class Grid:
 
 
 def mean_grid(grids: Sequence[Grid]) -> Grid:
-    """The mean of every entry over the grids that have it; rows and columns are those of any of them."""
+    """Return the mean of every entry over the grids that have it, with the rows and columns of all grids."""
     rows = tuple(dict.fromkeys(row for grid in grids for row in grid.rows))
     columns = tuple(dict.fromkeys(column for grid in grids for column in grid.columns))
     found: dict[tuple[str, str], list[float]] = {}
@@ -47,11 +47,11 @@ def mean_grid(grids: Sequence[Grid]) -> Grid:
 
 
 def attention_grid(attention: Attention, task: int, sequences: Mapping[str, Any] | None) -> Grid:
-    """Attention with the names of the clients, and behind each the tasks it has learned, if the settings list them.
+    """Return attention as a grid with names of clients, followed by the tasks learned if the settings list them.
 
     Args:
-        attention: in one task.
-        task: the borrowers'.
+        attention: the attention in one task.
+        task: the task of the borrowers.
         sequences: ``data.sequences`` of the run.
     """
     options = (sequences or {}).get("init_args") or {}
@@ -62,6 +62,6 @@ def attention_grid(attention: Attention, task: int, sequences: Mapping[str, Any]
             return f"client {client}"
         return f"client {client} ({', '.join(str(t) for t in tasks[client][: learned + 1])})"
 
-    several = len({learned for _, learned in attention.lenders}) > 1  # knowledge bases that grow
+    several = len({learned for _, learned in attention.lenders}) > 1  # the knowledge base grows with tasks
     lenders = [name(c, learned) + (f", task {learned}" if several else "") for c, learned in attention.lenders]
     return Grid(tuple(name(client, task) for client in attention.borrowers), tuple(lenders), attention.values)

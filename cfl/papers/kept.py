@@ -21,17 +21,17 @@ from cfl.runtime.run_files import SUMMARY, folders_below
 
 RESULTS = "results"
 MOST_ATTENTION = 1000
-"""Values of attention that a kept run has at most; of a hundred clients there would be some ten thousand a layer."""
+"""Largest number of attention values in a kept run; a hundred clients would have about ten thousand per layer."""
 _DIGEST = "sha256"
 _RUN_NAME = re.compile(r"(?P<scale>[^-]+)-seed(?P<seed>\d+)-[0-9a-f]{8}")
 
 
 class Kept(NamedTuple):
-    """What :func:`keep` did.
+    """The result of :func:`keep`.
 
     Attributes:
         written: the files written.
-        left_out: finished runs of which there is none, a line each with the reason; those of other scales apart.
+        left_out: a line with the reason for each finished run that was not kept, except runs at other scales.
     """
 
     written: list[Path]
@@ -39,13 +39,13 @@ class Kept(NamedTuple):
 
 
 def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = None) -> Kept:
-    """Write a file for every finished run of a paper, and which of what its runs read was missing.
+    """Write a file for every finished run of a paper, and a file that names the data missing for its runs.
 
     Args:
         paper: the paper.
-        runs: folder of the runs, which lie below ``<runs>/<paper>``.
+        runs: folder of all runs; those of the paper are below ``<runs>/<paper>``.
         scales: keep runs at these scales.
-        folder: where to; None is the paper's ``results``.
+        folder: folder of the written files; None is the paper's ``results``.
 
     Raises:
         ConfigError: a scale that the paper does not have.
@@ -86,7 +86,7 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
 
 
 def _texts(paper: Paper) -> str:
-    """The configurations of all of a paper's tables, in which what its runs read is named."""
+    """Return the configurations of all of a paper's tables as text, which names the data that its runs read."""
     recipes = (recipe for table in paper.tables() for scale in paper.scales for _, recipe in each_recipe(table, scale))
     arguments = {argument for recipe in recipes for argument in recipe.arguments}
     files = [Path(argument.removeprefix("--config=")) for argument in arguments if argument.startswith("--config=")]
@@ -96,9 +96,9 @@ def _texts(paper: Paper) -> str:
 def as_text(result: Result, scale: str) -> str:
     """A run as JSON, a line per part.
 
-    The parts: SHA-256 of all others, hash, experiment, summary, matrix, used space per layer and task.
-    ACC by round, and what else a measure says by round, is there only if the run was evaluated between task ends; who
-    borrowed from whom in the last task, only up to :data:`MOST_ATTENTION` values.
+    The parts are the SHA-256 of all others, scale, hash, experiment, summary, matrix, used space per layer and task,
+    and clients' epochs. ACC and further columns by round follow if the run was evaluated between task ends, the matrix
+    with known tasks if the run has one, and the last task's attention if it has at most :data:`MOST_ATTENTION` values.
     """
     parts: dict[str, Any] = {
         "scale": scale,
@@ -135,10 +135,10 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def _require_unchanged(text: str, digest: str) -> None:
-    """Compare a file's text with the digest in its second line, which is of the lines below without their commas.
+    """Refuse a file whose digest, in its second line, is not that of the lines below without their final commas.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the digests differ.
     """
     if _digest(line.removesuffix(",") for line in text.splitlines()[2:-1]) != digest:
         raise ValueError("its figures have another SHA-256 than when they were written")
@@ -161,11 +161,11 @@ def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result
 
     Args:
         paper: the paper.
-        folder: where they are; None is the paper's ``results``.
+        folder: folder of the kept runs; None is the paper's ``results``.
 
     Raises:
-        RunFolderError: a file is not one that :func:`keep` wrote, or has changed since, or its hash does not belong to
-            its experiment.
+        RunFolderError: a file was not written by :func:`keep` or has changed since, or its hash is not that of its
+            experiment.
     """
     found: dict[str, list[Result]] = {scale: [] for scale in paper.scales}
     for path in sorted((folder or paper.folder / RESULTS).glob("*.json")):

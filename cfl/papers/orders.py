@@ -13,19 +13,19 @@ from cfl.reporting.compare.statistics import Spread, ranks
 
 @dataclass(frozen=True)
 class OrderComparison:
-    """The values along one axis at one place of a table, by one figure, ours beside the paper's.
+    """Our means and the paper's of one figure for the values of one axis, such as methods.
 
     Attributes:
-        place: the other axes' values.
+        place: values of the other axes.
         figure: the column.
-        values: along the axis, those that both have; in the table's order.
-        ours: mean per value.
-        paper: published mean per value.
-        leader: the value that leads in the paper's conclusions.
-        reference: the value it is measured against.
-        lowest_leads: whether the lowest value is the best.
-        seeds: over which ours are means: those that all of them have; None where there is none, and each is a mean over
-            its own.
+        values: values of the axis with our mean and a published one, in the table's order.
+        ours: our mean for each value.
+        paper: the published mean for each value.
+        leader: the value that is the best in the paper's conclusions.
+        reference: the value with which the leader is compared.
+        lowest_leads: whether the lowest mean is the best.
+        seeds: number of seeds that all values have; our means are over these. None if there is no common seed; then
+            each mean is over its own seeds.
     """
 
     place: Mapping[str, str]
@@ -47,12 +47,12 @@ class OrderComparison:
 
     @property
     def leads(self) -> bool | None:
-        """Whether the leader is better than all others here; None where it has not been run, or nothing else has."""
+        """Whether the leader is better than all others in our runs; None if it, or all others, have not been run."""
         return self._leads(self.ours)
 
     @property
     def leads_in_paper(self) -> bool | None:
-        """The same of the published numbers of what has been run: bounds, say, may be above the paper's own method."""
+        """Whether the leader is better than all others by the published numbers of the values that have been run."""
         return self._leads(self.paper)
 
     def _leads(self, means: Mapping[str, float]) -> bool | None:
@@ -63,17 +63,16 @@ class OrderComparison:
 
     @property
     def gap(self) -> tuple[float, float] | None:
-        """Leader minus reference: ours, the paper's. None where one of them has not been run."""
+        """Leader minus reference, (ours, the paper's); None if leader or reference has not been run."""
         if not {self.leader, self.reference} <= set(self.ours):
             return None
         return self.ours[self.leader] - self.ours[self.reference], self.paper[self.leader] - self.paper[self.reference]
 
 
 def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]:
-    """One comparison per figure for each combination of the other axes' values of which at least two have been run.
+    """Return a comparison per figure and combination of the other axes' values, if at least two values have been run.
 
-    Compared are means over the seeds that all of them have. A cell of which some seed has no value is left out, and so
-    are bounds.
+    Means over the common seeds are compared. Bounds, and cells in which a seed has no value, are left out.
     """
     order = table.order
     if order is None:
@@ -115,7 +114,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
 
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Spearman's rank correlation in [-1, 1], ties at their mean rank; None where all values of one side are equal."""
+    """Return Spearman's rank correlation in [-1, 1], ties at their mean rank; None if a side's values are all equal."""
     try:
         return statistics.correlation(ranks(left), ranks(right))
     except statistics.StatisticsError:

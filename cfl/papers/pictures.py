@@ -1,4 +1,4 @@
-"""Pictures of tables: our numbers beside the published ones, and curves over tasks or rounds."""
+"""Draw tables: our numbers beside the published ones, curves over tasks or rounds, and heatmaps."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ from cfl.reporting.method_names import is_known
 
 _COLUMNS = 3
 _AXIS: dict[Over, str] = {"tasks": "tasks learned", "rounds": "communication rounds"}
-_MARKS = 20  # at most about twice as many markers on a line
+_MARKS = 20  # a line has at most about twice as many markers
 
 
 def spreads(cell: Cell) -> list[tuple[int | str | None, Spread | None]]:
-    """Our numbers: one, under None; or for a curve one per task learned or round, from 1, without empty entries; or for
-    a grid one per entry, under the names of row and column.
+    """Return our numbers in a cell, each with its place.
 
-    A curve over rounds goes as far as the shortest run: beyond, runs that have stopped would be left out of the mean.
+    A single number has the place None. A curve has a number per task learned or round, from 1, without empty entries. A
+    grid has one per entry, whose place is the names of row and column. A curve over rounds ends with the shortest run,
+    because beyond its end the mean would leave out runs that have stopped.
     """
     if cell.grid:
         of_seeds = [dict(value.entries()) for value in cell.seeds.values()]
@@ -58,16 +59,17 @@ def spreads(cell: Cell) -> list[tuple[int | str | None, Spread | None]]:
 
 @rc_context(PRINT)
 def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | None:
-    """Draw a table's cells; None, and no file, where nothing of it has been run.
+    """Draw a table's cells into a file and return its path; None, and no file, if no cell has a value.
 
-    Curves: a panel per figure and place, a line per value of the table's ``lines`` axis, deviation as a band; where the
-    table has ``dotted``, lines of its axis' values share a panel, and those of the value named are dotted. Numbers: a
-    panel likewise, with the paper's number hollow and ours filled. Grids: a panel per cell, on one colour scale.
+    Curves have a panel per figure and place, a line per value of the table's ``lines`` axis, and the deviation as a
+    band. If the table has ``dotted``, the lines of all values of that axis share a panel, and those of the named value
+    are dotted. Numbers have the same panels, with the paper's number hollow and ours filled. Grids have a panel per
+    cell, on one colour scale.
 
     Args:
         table: the table.
         cells: its cells, all at one scale.
-        path: the file.
+        path: the file to write.
     """
     if not any(cell.seeds for cell in cells):
         path.unlink(missing_ok=True)  # of an earlier report
@@ -125,7 +127,7 @@ def _heatmaps(table: Table, cells: Sequence[Cell], path: Path) -> Path:
 
 
 def _looks(table: Table, axis: str) -> dict[str, dict[str, Any]]:
-    """How each value of an axis is drawn: methods as everywhere, but without dashes where dots tell lines apart."""
+    """Return how each value of an axis is drawn: methods as everywhere, but without dashes if the table has dots."""
     styles = line_styles({value: value if is_known(value) else "" for value in table.axes[axis]})
     looks = {value: line_look(style) for value, style in styles.items()}
     return {value: look | ({"linestyle": "-"} if table.dotted else {}) for value, look in looks.items()}

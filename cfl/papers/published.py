@@ -12,7 +12,7 @@ from cfl.reporting.compare.statistics import Spread
 from cfl.runtime.errors import ConfigError
 
 FIRST, LAST = ["paper", "table"], ["figure", "mean", "std", "note"]
-"""Columns of every file, before and behind those that name the table's axes."""
+"""Columns of every file, before and after those with the table's axes."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Published:
         place: axis -> value, which names the cell.
         figure: what the number is, e.g. ``ACC``.
         mean: the number, in the unit of the table's column.
-        std: its standard deviation over runs; None where none is given.
-        note: what should be known of it, often empty.
+        std: its standard deviation over runs; None if the paper gives none.
+        note: a remark about the number, often empty.
     """
 
     place: Mapping[str, str]
@@ -35,7 +35,7 @@ class Published:
 
     @property
     def spread(self) -> Spread:
-        """Mean and deviation, as ours have them."""
+        """Mean and deviation in the same form as for our numbers."""
         return Spread(self.mean, self.std, 1)
 
 
@@ -49,7 +49,7 @@ def read_published(path: Path, paper: str, table: str, axes: Sequence[str]) -> l
         axes: names of the table's axes.
 
     Raises:
-        ConfigError: another header, a row of another table, what is no finite number, or a cell that is given twice.
+        ConfigError: another header, a row of another table, a number that is not finite, or a cell that appears twice.
     """
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)

@@ -1,4 +1,4 @@
-"""How an experiment is run: config files and settings, laid over each other by rules that hold for some points."""
+"""How experiments are run: config files and settings, combined by rules that hold for some points."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ Point = Mapping[str, str]
 """A combination of axis values."""
 
 CHOSEN = "# chosen: "
-"""How a line of a config file begins that says why a value is ours and not the paper's."""
+"""Beginning of a line in a config file that says why a value was chosen by us."""
 
 
 class NotAvailable(ValueError):
-    """A cell whose experiment does not exist here; the message says what is absent."""
+    """The experiment of a cell cannot be run here; the message says what is missing."""
 
 
 def matches(when: Mapping[str, Any], point: Point) -> bool:
-    """Whether a point has every axis of ``when`` at the value given there, or at one of those in the list."""
+    """Return whether a point has, for every axis in ``when``, the given value or one of the list of values."""
     return all(point.get(axis) in (texts(wanted)) for axis, wanted in when.items())
 
 
 def texts(value: Any) -> list[str]:
-    """A value, or every one of a list, as axes have it."""
+    """Return a value, or all values of a list, as texts, as axes have them."""
     return [str(entry) for entry in (value if isinstance(value, list) else [value])]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What some points have in common: config files, settings over them, and why they are as they are.
+    """Config files and settings that some points have in common.
 
     Attributes:
         when: axis -> value or values for which the rule holds; empty: always.
         configs: files below ``configs/``; ``{axis}`` stands for the point's value.
-        settings: config key -> value, laid over everything so far; texts may hold ``{axis}``.
+        settings: config key -> value, which overrides earlier files and settings; texts may hold ``{axis}``.
         chosen: why these settings were chosen by us; None where they are the paper's.
     """
 
@@ -53,13 +53,13 @@ class Rule:
 
     @property
     def axes(self) -> set[str]:
-        """The axes on which the rule depends, or that its texts hold."""
+        """The axes in ``when``, and those that its texts hold."""
         texts = [*self.configs, *(value for value in self.settings.values() if isinstance(value, str))]
         return {*self.when, *(field for text in texts for _, field, _, _ in Formatter().parse(text) if field)}
 
     @classmethod
     def read(cls, entry: Mapping[str, Any], where: str) -> Rule:
-        """From a data file's entry with ``when``, ``configs``, ``set``, ``chosen``, each optional."""
+        """Read a data file's entry with ``when``, ``configs``, ``set``, ``chosen``, each optional."""
         known: dict[str, Any] = {"when": {}, "configs": [], "set": {}, "chosen": None}
         refuse_unknown(entry, known, where)
         found = {**known, **entry}
@@ -71,7 +71,7 @@ class Recipe:
     """How an experiment is run.
 
     Attributes:
-        arguments: of ``cfl fit``, without seed and run folder.
+        arguments: arguments of ``cfl fit``, without seed and run folder.
         notes: why some of its settings were chosen by us.
     """
 
@@ -80,7 +80,7 @@ class Recipe:
 
 
 def recipe(rules: Sequence[Rule], point: Point) -> Recipe:
-    """Lay the rules that hold for a point over each other, in their order.
+    """Combine the rules that hold for a point; later ones override earlier ones.
 
     Raises:
         NotAvailable: a config file is not there, e.g. because a method is not implemented.
@@ -106,7 +106,7 @@ def recipe(rules: Sequence[Rule], point: Point) -> Recipe:
 
 @cache
 def _chosen_in(path: Path) -> tuple[str, ...]:
-    """What a config file says of values that are ours."""
+    """Return the lines of a config file that say why values were chosen by us."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return tuple(line.removeprefix(CHOSEN) for line in lines if line.startswith(CHOSEN))
 

@@ -1,4 +1,4 @@
-"""A table as text, CSV and picture: the paper's numbers, ours, and how they stand to each other."""
+"""Write a table as text, CSV and picture: the paper's numbers, ours, and how the two compare."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ REPORTS = "reports"
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
+    """A report of the chosen cells, and the files written.
 
     Attributes:
-        text: the report of what was chosen, Markdown.
-        files: paths of all that was written, which is over the whole table.
+        text: the report of the chosen cells, as Markdown.
+        files: paths of the files, which cover the whole table.
     """
 
     text: str
@@ -43,16 +43,16 @@ def write_report(
 ) -> Report:
     """Write ``<table>-<scale>.md``, ``.csv`` and ``.png`` into ``<runs>/<paper>/reports``.
 
-    The files are over the whole table and all finished seeds, whatever was chosen: a later report of one method or of
-    fewer seeds leaves the others. They take the place of earlier ones in one step each.
+    The files cover the whole table and all finished seeds, so that a report of one method or of fewer seeds does not
+    remove the others. Each file replaces an earlier one atomically.
 
     Args:
         experiments: the finished runs.
         table: the table.
-        scale: which runs.
-        chosen: axis -> values, to leave others out of what is returned.
+        scale: scale of the runs.
+        chosen: axis -> values; the returned text has only cells with these.
         runs: folder of the runs.
-        seeds: of what is returned, these only; None takes whatever there is.
+        seeds: seeds of the returned text; None takes all finished ones.
 
     Raises:
         ConfigError: an axis, value or scale that the table does not have.
@@ -71,7 +71,7 @@ def write_report(
 
 
 def _kind(status: str) -> str:
-    """A status without its reasons; a reduced scale's alone where it has the value that it should."""
+    """Return a status without its reasons; of a reduced scale with all values, only the name of the scale."""
     said = status.partition(" (")[0]
     scale, _, rest = said.rpartition(": ")
     if rest.startswith("value in "):
@@ -91,9 +91,9 @@ def markdown(table: Table, scale: str, cells: Sequence[Cell], picture: str | Non
 
     Args:
         table: the table.
-        scale: the runs' scale.
+        scale: scale of the runs.
         cells: its cells, all at this scale.
-        picture: file name of a picture beside it.
+        picture: file name of a picture in the same folder; None: no picture.
     """
     paper = table.paper
     lines = [f"# {table.full_name}: {table.title}", "", paper.title, "", f"Scale `{scale}`: {paper.scales[scale]}.", ""]
@@ -112,7 +112,10 @@ def markdown(table: Table, scale: str, cells: Sequence[Cell], picture: str | Non
 
 
 def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[str]:
-    """The cells as lines of a Markdown table; notes not yet in ``notes`` are added, and marked with their number."""
+    """Return the cells as lines of a Markdown table.
+
+    Cells are marked with the numbers of their notes in ``notes``, to which missing notes are added.
+    """
     axes = list(table.axes)
     heads = [*axes, "figure", "paper", "ours", "seeds", "difference", "status"]
     rows = []
@@ -148,15 +151,17 @@ def remarks(notes: Sequence[Note], cells: Sequence[Cell]) -> list[str]:
 
 
 def tolerances(table: Table, cells: Sequence[Cell]) -> list[str]:
-    """By how much the columns that are compared may differ and still match, as Markdown; empty without any."""
+    """Return the tolerances of the columns that are compared, as lines of Markdown; empty without tolerances."""
     compared = {cell.figure for cell in cells if cell.has_target}
     found = [f"{name} {f.tolerance:g}" for name, f in table.figures.items() if name in compared and f.tolerance]
     return ["", f"Tolerance: {', '.join(found)}."] if found else []
 
 
 def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[str]:
-    """The order of the methods, as lines of Markdown, with a column for the figure where the table names several; empty
-    where there is none to compare."""
+    """Return the comparison of orders as lines of Markdown; empty if there is nothing to compare.
+
+    If the table ranks by several figures, there is a column for the figure.
+    """
     if table.order is None or not comparisons:
         return []
     order, label = table.order, table.label
@@ -193,8 +198,11 @@ def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[st
 
 
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
-    """The cells as CSV, unrounded; a curve has a line per point, with the tasks learned, or rounds, as ``after``, and
-    a grid one per entry, with ``row / column``."""
+    """Return the cells as CSV, unrounded.
+
+    A curve has a line per point, with the number of tasks learned or rounds as ``after``. A grid has a line per entry,
+    with ``row / column`` as ``after``.
+    """
     columns = ("scale", "figure", "after", "paper", "paper_std", "ours", "ours_std", "seeds", "difference", "status")
     rows = []
     for cell in cells:

@@ -1,4 +1,4 @@
-"""The page that says how far each published number was reproduced, made of the kept runs alone."""
+"""Write the page on how far each published number was reproduced, from the kept runs alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
     Args:
         papers: all papers.
         resolver: resolves the tables' configurations.
-        folders: paper -> where its kept runs are; None takes each paper's ``results``.
+        folders: paper -> folder of its kept runs; None takes each paper's ``results``.
     """
     overview: list[list[str]] = []
     lines: list[str] = []
@@ -60,10 +60,10 @@ def _counted(what: str, rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
-    """Each cell once: at the first scale whose runs tell of it, else the first at which it was run, else the published.
+    """Return each cell once, at one scale.
 
-    Runs that do not record what a cell needs stand behind those of any scale that have a value, but not behind others
-    that lack it too.
+    This is the first scale at which the cell was run, or the published one if it was never run. If the runs at the
+    first scale do not record what the cell needs, a later scale with a value takes its place.
     """
     published = next(iter(by_scale))
     chosen: dict[tuple[str, ...], Cell] = {}
@@ -80,7 +80,7 @@ def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
 
 
 def _rows(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
-    """The cells, each followed by what runs at other scales gave, so that every number that is ordered can be seen."""
+    """Return the cells, each followed by those with values at other scales, so that all ranked numbers are shown."""
     by_place: dict[tuple[str, ...], list[Cell]] = {}
     for cell in itertools.chain.from_iterable(by_scale.values()):
         if cell.seeds:
@@ -100,7 +100,7 @@ def _section(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[str]:
     shown = _rows(table, by_scale)
     lines = ["", f"### {table.full_name}: {table.title}", "", *cell_table(table, shown, notes)]
     lines += tolerances(table, shown)
-    for scale, cells in by_scale.items():  # all of a scale's runs, also where the table shows one of another scale
+    for scale, cells in by_scale.items():  # orders use all runs of a scale, also if the chosen cell is of another
         order = order_table(table, compare_orders(table, cells))
         lines += ["", f"Scale `{scale}`:", *order] if order else []
     return lines + note_list(notes) + remarks(table.notes, shown)
@@ -117,7 +117,7 @@ def _runs(paper: Paper, kept: Mapping[str, Sequence[Result]]) -> list[str]:
         for result in results:
             figures = result.summary
             versions = figures.get("versions", {})
-            code = [f"`{versions['source']}`"] if "source" in versions else []  # none where it was not recorded yet
+            code = [f"`{versions['source']}`"] if "source" in versions else []  # older runs do not record it
             row = [
                 *(str(figures.get(key, "-")) for key in described),
                 scale,

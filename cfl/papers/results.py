@@ -36,18 +36,18 @@ class Result(Finished):
     """One finished run with its figures.
 
     Attributes:
-        summary: its ``summary.json``.
+        summary: the content of ``summary.json``.
         matrix: ``[T][T]`` in percent, row = after task, column = task; None where not evaluated.
         space: layer -> percent of its input space used after each task but the last, or with FOT's ``last_extraction``
-            after each; empty where no method says so.
+            after each; empty if no method records it.
         client_epochs: local epochs of all clients over all rounds together.
-        source: where it was read from.
-        rounds: ACC in percent after each round, None after those without an evaluation; empty for a run that was
+        source: the folder or file that it was read from.
+        rounds: ACC in percent after each round, None after rounds without an evaluation; empty for a run that was
             evaluated at task ends only.
-        matrix_task_il: as ``matrix``, of a class-incremental run whose tasks are known at test time; else empty.
-        attention: layer -> task -> who borrowed from whom; empty where nobody did.
-        columns: of a run that was evaluated between task ends, what its measure says of each task besides its matrix,
-            such as ``map50_task_0``, after each round; None after those without an evaluation.
+        matrix_task_il: as ``matrix``, with the task known at test time, of a class-incremental run; else empty.
+        attention: layer -> task -> attention between clients; empty without attention.
+        columns: further columns of single tasks, such as ``map50_task_0`` -> value after each round, None after rounds
+            without an evaluation; empty for a run that was evaluated at task ends only.
     """
 
     summary: Mapping[str, Any]
@@ -62,24 +62,24 @@ class Result(Finished):
 
     @property
     def hash(self) -> str:
-        """Of the experiment, seed included."""
+        """Hash of the experiment, seed included."""
         return config_hash(self.experiment)
 
     def figure(self, expression: str) -> Any:
-        """A figure of the run: a number, a list with one per task, or a grid.
+        """Return a figure of the run: a number, a list with an entry per task or round, or a grid.
 
-        Known are all entries of ``summary.json``; ``matrix[t, i]``; ``diagonal``; ``averages``, ACC after each task;
+        Names are all entries of ``summary.json``; ``matrix[t, i]``; ``diagonal``; ``averages``, ACC after each task;
         ``task(i)``, the accuracy on task i after each task, null before it; ``forgettings``, ``fgt_max_last`` after
         each task, null after the first; of a class-incremental run also ``averages_task_il``, ``forgettings_task_il``
         and ``curves_task_il[i]``, as ``task(i)``; ``used(layer)`` in percent after each task but the last; ``layers``;
         ``client_epochs``; ``setting("data.num_clients")``; ``mean(list)``; ``yes(value)``, 1 above 0 and else 0. Of a
         run that was evaluated between task ends also ``curve``, ACC after each round, null where not evaluated; and
         ``rounds_to("90")``, the rounds until ACC first was at least 90 %, and ``column("map50_task_0")``, one of
-        :attr:`columns`. Where clients borrow from each other,
-        ``attention("fc1")``, a grid of who paid attention to whom in that layer in the last task.
+        :attr:`columns`. If clients borrow from each other, also ``attention("fc1")``, a grid of the attention between
+        clients in that layer in the last task.
 
         Raises:
-            Undefined: it has no value for this run.
+            Undefined: the expression has no value for this run.
         """
         return evaluate(expression, self._names())
 
@@ -155,7 +155,7 @@ def read_result(folder: Path) -> Result:
     """Read a finished run's folder.
 
     Raises:
-        RunFolderError: it holds no finished run, or one of which a file is missing or damaged.
+        RunFolderError: the folder holds no finished run, or a file of the run is missing or damaged.
     """
     run = read_run(folder)
     reading = CONFIG
@@ -181,7 +181,7 @@ def read_result(folder: Path) -> Result:
                 if "used_space" in row and "layer" in row:
                     space.setdefault((row["layer"], name), []).append(float(row["used_space"]))
             for (layer, _), used in space.items():
-                if len(used) not in (run.tasks - 1, run.tasks):  # all with FOT's last_extraction
+                if len(used) not in (run.tasks - 1, run.tasks):  # T rows with FOT's last_extraction
                     raise ValueError(f"{len(used)} rows for {layer} and {run.tasks} tasks")
         reading = ROUNDS
         rounds = _rows(folder / reading)
@@ -205,7 +205,7 @@ def read_result(folder: Path) -> Result:
 
 
 def _beside(rounds: Sequence[Mapping[str, str]]) -> dict[str, list[float | None]]:
-    """The columns of single tasks, but for those of the measure itself, which come first."""
+    """Return the columns of single tasks without those of the measure itself, which come first."""
     names = [name for name in rounds[0] if _OF_TASK.search(name)] if rounds else []
     own = _OF_TASK.sub("", names[0]) if names else ""
     others = [name for name in names if _OF_TASK.sub("", name) != own]
@@ -224,5 +224,5 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def read_results(root: Path) -> Results[Result]:
-    """All finished runs below a folder; what is not readable is left out, with the reason."""
+    """Read all finished runs below a folder; unreadable ones are left out, with the reason."""
     return finished.read_results(root, read_result)

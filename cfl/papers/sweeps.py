@@ -1,4 +1,4 @@
-"""Choose settings that a paper does not publish: a grid or a search, and the rule by which one value wins."""
+"""Choose settings that a paper does not publish, by a grid or a search and a rule that selects one value."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _KEYS = ("paper", "point", "scale", "configs", "set", "grid", "search", "seeds",
 
 @dataclass(frozen=True)
 class Search:
-    """Steps by a factor up and down from the best value so far, as long as that is better; then by the next factor.
+    """A search for one value: step up and down by a factor while the score improves, then by the next factor.
 
-    The search of FedCurv (Shoham et al., 2019): factors of 10, then 2. Every factor begins at the best value found.
-    While no value has a score above minus infinity, steps lead on: nothing is known yet of where to turn.
+    This is the search of FedCurv (Shoham et al., 2019), with factors of 10, then 2. Every factor begins at the best
+    value found so far. While all scores are minus infinity, steps continue, because no direction is known to be better.
 
     Attributes:
         key: config key.
         start: first value, above 0.
         factor: factors above 1, the coarse one first.
-        steps: steps at most in each direction for each factor.
+        steps: largest number of steps in each direction for each factor.
     """
 
     key: str
@@ -44,10 +44,10 @@ class Search:
     steps: int = 3
 
     def run(self, score: Callable[[float], float | None]) -> float | None:
-        """The best value found; None where a value's score is None (not known yet).
+        """Return the best value found; None if a score that is needed is not known yet.
 
         Args:
-            score: of a value, higher is better; minus infinity for one that is of no use.
+            score: value -> its score, higher is better; minus infinity for a useless value, None if not known yet.
         """
         best, best_score = self.start, score(self.start)
         if best_score is None:
@@ -68,25 +68,25 @@ class Search:
         return best
 
     def _clean(self, value: float) -> float:
-        """Without rounding errors: 0.1 / 10 is 0.010000000000000002, which would be another experiment."""
+        """Remove rounding errors: 0.1 / 10 is 0.010000000000000002, which would be another experiment."""
         rounded = float(f"{value:.6g}")
         return int(rounded) if isinstance(self.start, int) and rounded.is_integer() else rounded
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep's file.
+    """A sweep, as read from its file.
 
     Attributes:
         path: the file.
-        paper: below whose folder the runs lie, and whose rules make the experiment of ``point``.
+        paper: name of the paper whose rules make the experiment of ``point``; runs are below its folder.
         base: arguments of every candidate.
         point: axis values, scale included; empty where ``configs`` alone make the experiment.
-        grid: config key -> values.
-        search: instead of a grid.
-        seeds: seeds 0 .. seeds - 1 for each candidate.
-        value: what is compared, an expression over a run's figures.
-        best: which end of it wins; of equal candidates the first.
+        grid: config key -> values; empty with a search.
+        search: the search, or None for a grid.
+        seeds: each candidate has seeds 0 .. seeds - 1.
+        value: expression over a run's figures by which candidates are compared.
+        best: whether the highest or the lowest value wins; of equal candidates the first wins.
     """
 
     path: Path
@@ -101,29 +101,29 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """The name of the file, without its suffix."""
         return self.path.stem
 
     def check(self, resolver: Resolver) -> None:
-        """Refuse a sweep with a value in its file that no run could be made with; a search finds its own later.
+        """Refuse a sweep whose file has a value with which no run can be made; of a search, only the start is checked.
 
         Raises:
-            ConfigError: of the first such value.
+            ConfigError: names the first such value.
         """
         for values in combinations(self.grid) if self.search is None else [((self.search.key, self.search.start),)]:
             resolver.check(self.arguments(values))
 
     def arguments(self, values: Values) -> list[str]:
-        """A candidate's arguments of ``cfl fit``, the seed apart."""
+        """Return a candidate's arguments of ``cfl fit``, without the seed."""
         return [*self.base.arguments, *(setting(key, value) for key, value in values)]
 
     def candidates(self, score: Callable[[Values], float | None]) -> tuple[list[Values], Values | None]:
-        """All candidates that have to be run as far as is known, and the chosen one once all are.
+        """Return the candidates that are known to be needed, and the chosen one, None until all of them have been run.
 
-        A value that is not a number (NaN) is worse than any number; where all are, none is chosen.
+        NaN is worse than any number. If the values of all candidates are NaN, none is chosen.
 
         Args:
-            score: mean over seeds of a candidate's value; None where a seed has not been run.
+            score: candidate -> mean of its value over seeds; None if a seed has not been run.
         """
         asked: list[Values] = []
         numbers: list[float] = []
@@ -172,9 +172,9 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def _read_experiment(path: Path, paper: Paper, entry: Mapping[str, Any]) -> tuple[dict[str, str], list[Rule]]:
-    """The point of the paper's tables, empty if there is none, and what makes it an experiment."""
+    """Read the point of the paper's tables, empty if there is none, and the rules that make its experiment."""
     point = {axis: str(value) for axis, value in mapping(entry.get("point", {}), f"{path}, point").items()}
-    # What a single table's rules make of its own axes is not part of a sweep.
+    # Axes that only the rules of a single table use cannot be part of a sweep.
     used = set().union(*(rule.axes for rule in paper.rules)) - {SCALE}
     values = {axis: found for axis, found in paper.values().items() if axis in used}
     for axis, value in point.items():
@@ -193,11 +193,11 @@ def _read_experiment(path: Path, paper: Paper, entry: Mapping[str, Any]) -> tupl
 
 
 def _read_select(path: Path, entry: Mapping[str, Any]) -> tuple[str, Best]:
-    """The value that decides, and which way."""
+    """Read the expression by which candidates are compared, and whether the highest or the lowest value wins."""
     refuse_unknown(entry, ("value", "best"), f"{path}, select")
     value = expression(entry.get("value", "acc"), f"{path}, select.value")
     best: Any = one_of(entry.get("best", "highest"), get_args(Best), f"{path}, select.best")
-    # Lists, functions and misspelt functions of any run are told by one that is made up; its summary is empty.
+    # A made-up run with an empty summary shows whether the expression gives a list or misspells a function.
     made_up = Result({"data": {}}, {}, [[1.0, 1.0], [1.0, 1.0]], {}, 1, None, (1.0, 1.0), [[1.0, 1.0], [1.0, 1.0]])
     with contextlib.suppress(Undefined):
         _number_of(made_up, value, path)
@@ -239,19 +239,19 @@ def _read_search(path: Path, entry: Mapping[str, Any]) -> Search:
 
 
 class SweepState:
-    """A sweep and the finished runs.
+    """A sweep's candidates, their values in the finished runs, and the chosen one.
 
-    A candidate with a run that has no value, because it never got to the accuracy asked for or because it failed as its
-    values left the finite numbers, is worse than any that has a number. One that failed otherwise is still to be made.
+    A candidate is worse than any number if one of its runs has no value, because the run never reached an accuracy or
+    diverged to NaN or infinity. A run that failed for another reason counts as missing.
 
     Args:
         sweep: the sweep.
         resolver: resolves its configurations.
         results: the finished runs.
-        broken: names of the jobs that failed otherwise or were not made.
+        broken: names of the jobs that failed for another reason or were not run.
 
     Raises:
-        ConfigError: what is to be compared is not a number.
+        ConfigError: the value that is compared is not a number.
     """
 
     def __init__(self, sweep: Sweep, resolver: Resolver, results: Results[Result], broken: Sequence[str] = ()) -> None:
@@ -281,14 +281,14 @@ class SweepState:
 
     @property
     def compared(self) -> bool:
-        """Whether some finished run records what is compared."""
+        """Whether any finished run records the value that is compared."""
         return self._recorded
 
     def check(self) -> None:
         """Refuse to go on with a value that no finished run records.
 
         Raises:
-            ConfigError: its name is misspelt, or of other methods.
+            ConfigError: a name is misspelt, or belongs to other methods.
         """
         if self._unrecorded and not self._recorded:
             valid = f"an expression of what runs record ({self._unrecorded})"
@@ -303,7 +303,7 @@ class SweepState:
         return spread.mean if spread and len(numbers) == len(values) else math.nan
 
     def jobs(self, root: Path) -> list[Job]:
-        """The runs that are missing; a search asks for more once these are finished."""
+        """Return the missing runs; a search needs further runs once these are finished."""
         sweep, found = self.sweep, []
         above, scale = root / sweep.paper / "sweeps" / sweep.name, sweep.point.get(SCALE, "run")
         for values in self.candidates:
@@ -312,7 +312,7 @@ class SweepState:
         return found
 
     def markdown(self) -> str:
-        """The table of candidates, and the line that belongs into the method's config once a value is chosen."""
+        """Return the table of candidates and, once a value is chosen, the line for the method's config file."""
         sweep = self.sweep
         rows = [
             [named(v) + (" **chosen**" if v == self.chosen else ""), self._score(v), str(len(self.values(v)))]
@@ -342,7 +342,7 @@ class SweepState:
         return bool(experiment["data"].get("evaluate_on") == "validation")
 
     def _score(self, candidate: Values) -> str:
-        """The mean over seeds, or why there is none; both where they differ."""
+        """Return the mean over the seeds with a value, and the reasons why other seeds have none."""
         found = self.values(candidate).values()
         reasons = dict.fromkeys(value for value in found if isinstance(value, str))
         spread = Spread.of([value for value in found if not isinstance(value, str)])
@@ -350,7 +350,7 @@ class SweepState:
 
     @property
     def at_the_end(self) -> bool:
-        """Whether some chosen number is the least or the largest of those tried: beyond, a better one may lie."""
+        """Whether a chosen number is the smallest or largest one tried, so that a better one may lie beyond."""
         for key, value in self.chosen or ():
             tried = {v for values in self.candidates for k, v in values if k == key and _is_number(v)}
             if len(tried) > 1 and value in (min(tried), max(tried)):
@@ -359,11 +359,11 @@ class SweepState:
 
 
 def _number_of(result: Result, value: str, path: Path) -> float:
-    """A run's value.
+    """Return the value of an expression for a run.
 
     Raises:
-        Undefined: the run has none.
-        ConfigError: there cannot be a number.
+        Undefined: the run has no value.
+        ConfigError: the expression does not give a number.
     """
     try:
         found = result.figure(value)

@@ -1,1 +1,1 @@
-"""What leaves clients under noise, and what that costs them: releases, their ledger, and its figures."""
+"""Differential privacy of clients: noisy sums (releases), the ledger of all releases of a run, and their epsilon."""

@@ -14,11 +14,11 @@ Kind = Literal["pld", "rdp"]
 INSTALL = "pip install 'continual-fl[privacy]'"
 """The command that installs the library."""
 LARGEST = 1000.0
-"""Epsilons above this one are bounds by Rényi divergences in any case: they protect nobody, and a privacy loss
-distribution of such losses takes minutes."""
+"""Epsilons above this one are always computed by Rényi divergences: so large an epsilon protects no client, and its
+privacy loss distribution would take minutes."""
 _FINENESS = 1e-3
 """Step of a privacy loss distribution's grid for one release, as a share of the epsilon to be found. The epsilon is too
-large by less than that share, mostly by a hundredth of it."""
+large by less than that share, mostly by a hundredth of that share."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Spent:
 
     Attributes:
         gaussian: sum of 1 / multiplier^2 over all releases that the client counts as part of. Several Gaussian releases
-            are one whose squared inverse multiplier is this sum, exactly.
+            are exactly as private as one whose squared inverse multiplier is this sum.
         sampled: (probability of taking part, multiplier) -> number of releases.
     """
 
@@ -36,7 +36,7 @@ class Spent:
 
 
 def is_installed() -> bool:
-    """Whether the library is there."""
+    """Whether this library is installed."""
     return find_spec("dp_accounting") is not None
 
 
@@ -54,7 +54,7 @@ class Accountant:
     kind: Kind = "pld"
 
     def epsilon(self, spent: Spent) -> float:
-        """The least epsilon with which everything spent is (epsilon, delta) differentially private; 0 for nothing.
+        """Upper bound of the epsilon with which all releases are (epsilon, delta) differentially private; 0 for none.
 
         Raises:
             ImportError: the library is not installed.
@@ -69,7 +69,7 @@ def _epsilon(kind: Kind, delta: float, gaussian: float, sampled: tuple[tuple[tup
     import dp_accounting
     from dp_accounting import pld, rdp
 
-    # Of Rényi orders that do not converge the library says so and leaves them out, which is what one wants.
+    # Hides the library's warnings of Rényi orders that do not converge. It leaves these out, as intended.
     logging.getLogger("absl").setLevel(logging.ERROR)
     several: list[tuple[Any, int]] = []
     if gaussian:

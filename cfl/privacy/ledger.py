@@ -1,4 +1,4 @@
-"""The ledger: all releases of a run, and what they tell about one client."""
+"""The ledger: all releases of a run, and the epsilon of one client under them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cfl.privacy.release import Noise, Release, Sample, released
 
 
 class Ledger:
-    """Records every sum that the server reads under noise, and adds up what they cost the client that pays most.
+    """Records every noisy sum that the server reads, and computes the greatest epsilon of a client.
 
-    Two data sets are neighbours if they differ by all contributions of one client, to one release, to one task, or to
-    all. A sum without noise is no release.
+    Two data sets are neighbours if they differ by all contributions of one client: to one release, to one task, or to
+    the whole run, depending on the figure. A sum without noise is no release.
 
     Attributes:
-        releases: in the order in which the server read them.
+        releases: the releases in the order in which the server read them.
     """
 
     def __init__(self) -> None:
@@ -32,9 +32,9 @@ class Ledger:
     # Recording.
 
     def enter_round(self, sample: Sample | None, announced: Mapping[str, Noise]) -> None:
-        """Say whom a round has, and in which sums there will be noise: topic -> noise.
+        """Begin a round with its sample of clients and the noise that its sums will have, topic -> noise.
 
-        The sample is only needed if there will be any.
+        The sample may be None if no sum will have noise.
         """
         self._sample = Sample((), ()) if sample is None else sample
         self._announced, self._seen = announced, False
@@ -48,15 +48,15 @@ class Ledger:
         came: Collection[int],
         asked: Collection[int] | None = None,
     ) -> None:
-        """The server reads a topic's sum.
+        """Record that the server reads a topic's sum.
 
         Args:
             round: from 0.
             task: from 0.
-            topic: of the messages.
-            senders: the clients that sent one.
-            came: those among them whose message is in the sum.
-            asked: the clients that were asked for one, among whom a noise of the clients is shared out; the senders if
+            topic: topic of the messages.
+            senders: the clients that sent a message.
+            came: the clients among them whose message is in the sum.
+            asked: the clients that were asked for a message, among whom the noise of clients is divided; the senders if
                 None. A client that drops out, or whose model is not finite, may have sent nothing.
         """
         noise, first, self._seen = self._announced.get(topic), not self._seen, True
@@ -71,14 +71,14 @@ class Ledger:
     def foreseen(
         round: int, task: int, sample: Sample, announced: Mapping[str, Noise], read_first: str
     ) -> list[Release]:
-        """The releases of a round to come, if all clients' messages come.
+        """The releases of a future round, if the messages of all clients come.
 
         Args:
             round: from 0.
             task: from 0.
-            sample: the round's.
+            sample: the clients of the round.
             announced: topic -> noise.
-            read_first: the topic whose sum the server will read before others of the round, noisy or not.
+            read_first: the topic whose sum, noisy or not, the server will read first in the round.
         """
         whom = {"sampled": sample.clients, "all": sample.pool}
         return [
@@ -97,14 +97,14 @@ class Ledger:
 
         Args:
             accountant: computes it.
-            reaches_back: whether later releases depend on the samples of earlier tasks as well. The first task then
-                has all that others have.
+            reaches_back: whether later releases depend on the samples of earlier tasks as well. The releases
+                about the first task then include those about all others.
         """
         tasks = sorted({release.task for release in self.releases})[: 1 if reaches_back else None]
         return max((epsilon(self.about(task, reaches_back), accountant) for task in tasks), default=0.0)
 
     def epsilon_of_client(self, accountant: Accountant, more: Sequence[Release] = ()) -> float:
-        """The greatest epsilon of one client over all tasks, also with ``more`` releases."""
+        """The greatest epsilon of one client over all tasks, with ``more`` releases added to those recorded."""
         return epsilon([*self.releases, *more], accountant)
 
     def about(self, task: int, reaches_back: bool) -> list[Release]:
@@ -118,7 +118,7 @@ class Ledger:
 
     @property
     def uncovered(self) -> list[str]:
-        """What messages of releases hold that has no noise, in words, with the topic."""
+        """The contents of releases' messages that have no noise, as ``topic: description``."""
         found = [f"{one.topic}: {one.noise.without}" for one in self.releases if one.noise.without]
         return list(dict.fromkeys(found))
 
@@ -140,14 +140,14 @@ class Ledger:
 
 
 def epsilon(releases: Iterable[Release], accountant: Accountant) -> float:
-    """Epsilon of the client about which some releases tell most."""
+    """The greatest epsilon of a client under some releases."""
     return max((accountant.epsilon(spent) for spent in spent_by_clients(releases)), default=0.0)
 
 
 def spent_by_clients(releases: Iterable[Release]) -> list[Spent]:
-    """What was released about each client, without those about whom others tell at least as much.
+    """What was released about each client, without clients whose epsilon is at most that of another.
 
-    Clients with the same sampled releases are compared by their other ones, which add up to a single number.
+    Of all clients with the same sampled releases, only the one with the greatest :attr:`Spent.gaussian` is kept.
     """
     gaussian: defaultdict[int, float] = defaultdict(float)
     pools: dict[tuple[int, ...], Counter[tuple[float, float]]] = {}

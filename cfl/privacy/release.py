@@ -18,8 +18,8 @@ class Noise:
         sensitivity: the most by which one client changes the sum, as an L2 norm.
         added_by: the ``server`` adds it to the sum, or each of the ``clients`` an equal share of its variance.
         whom: the clients that send: those ``sampled`` in the round, or ``all`` that hold the task.
-        parts: tensors of a message that are bounded and noised each by itself, with these numbers.
-        without: what else the same messages hold that has no noise, in words; empty for nothing.
+        parts: number of tensors of a message that are bounded and noised separately, each with these numbers.
+        without: description of what the same messages hold without noise; empty if that is nothing.
     """
 
     multiplier: float
@@ -39,9 +39,10 @@ class Sample:
     """The clients of a round, and how they were chosen.
 
     Attributes:
-        clients: those of the round.
-        pool: all that could have been among them.
-        rate: the probability with which each of the pool joins by itself; None if their number is fixed.
+        clients: the clients of the round.
+        pool: all clients that could have been sampled.
+        rate: the probability with which each client of the pool joins, independently of the others; None if the number
+            of clients is fixed.
     """
 
     clients: tuple[int, ...]
@@ -56,11 +57,11 @@ class Release:
     Attributes:
         round: from 0.
         task: from 0; the task whose samples the clients used.
-        topic: of the messages in the channel.
-        noise: in the sum; of clients' shares, what those clients added whose messages came.
-        clients: the clients that it may tell something about.
-        rate: the probability with which each of them was part of it, where that may be used; None where each of them
-            counts as part of it.
+        topic: topic of the messages in the channel.
+        noise: noise in the sum. If clients add it, only the shares of those whose messages came.
+        clients: the clients about which the sum may reveal something.
+        rate: the probability with which each of these clients was part of the sum, if accounting may use it; None if
+            each counts as part of the sum.
     """
 
     round: int
@@ -72,13 +73,15 @@ class Release:
 
     @property
     def multiplier(self) -> float:
-        """Noise multiplier of all parts together: k parts are one release of a sensitivity that is sqrt(k) times as
-        large."""
+        """Noise multiplier of all parts together.
+
+        k parts count as one release whose sensitivity is sqrt(k) times as large.
+        """
         return self.noise.multiplier / math.sqrt(self.noise.parts)
 
     @property
     def spent(self) -> Spent:
-        """What it tells about one of its clients."""
+        """What was released about one of its clients."""
         if self.rate is None:
             return Spent(self.multiplier**-2)
         return Spent(sampled={(self.rate, self.multiplier): 1})
@@ -87,20 +90,21 @@ class Release:
 def released(
     round: int, task: int, topic: str, noise: Noise, sample: Sample, senders: tuple[int, ...], first: bool, share: float
 ) -> Release:
-    """The release of a topic's sum.
+    """Return the release of a topic's sum, with the clients and the rate that accounting may use.
 
-    Clients that joined by themselves (``sample.rate``) hide among those that did not, once: a sample that is used again
-    has been seen. Noise of which each client adds a share tells how many they are, so that nobody hides there either.
-    All of the pool then count as part of the sum, since each of them may be.
+    If clients join independently of each other (``sample.rate``), sampling amplifies privacy in the first sum of the
+    sample only, because the server has then seen the sample. It amplifies nothing if each client adds a share of the
+    noise, because the amount of noise reveals the number of clients. Without amplification all clients of the pool
+    count as part of the sum, because each of them may be.
 
     Args:
         round: from 0.
         task: from 0.
-        topic: of the messages.
-        noise: as declared.
-        sample: of the round.
+        topic: topic of the messages.
+        noise: the noise as declared.
+        sample: the sample of the round.
         senders: the clients that sent a message.
-        first: whether the server reads nothing else of this sample before.
+        first: whether the server reads this sum before all others of the sample.
         share: the share of the clients asked for a message whose messages came.
     """
     if noise.added_by == "clients" and share < 1:

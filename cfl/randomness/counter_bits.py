@@ -20,7 +20,7 @@ _STAGES = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)),
 _UNSIGNED_STAGES = tuple((np.uint64(s), None if f is None else np.uint64(f % (1 << 64))) for s, f in _STAGES)
 
 _PIECE = 2**15
-"""Words that are mixed together: with their scratch space 512 KiB."""
+"""Number of words that are mixed at a time; with their scratch space they take 512 KiB."""
 
 
 _counters: dict[tuple[int, torch.device], Tensor] = {}
@@ -29,7 +29,7 @@ _counters: dict[tuple[int, torch.device], Tensor] = {}
 def _counter(count: int, device: torch.device) -> Tensor:
     """``[count]`` int64: 1 .. count times the step. Cached, because the same few sizes recur."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # A CUDA graph makes its own: it would go on reading the memory of one that the cache has dropped.
+        # Not cached in a CUDA graph, which would go on reading a cached tensor after the cache has dropped it.
         return torch.arange(1, count + 1, device=device).mul_(_STEP)
     key = (count, device)
     if key not in _counters:
@@ -40,7 +40,7 @@ def _counter(count: int, device: torch.device) -> Tensor:
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """The finaliser, in place where it can be."""
+    """Apply the hash's finaliser to words, in place if possible."""
     if words.device.type == "cpu":
         return _mixed_on_cpu(words)
     scratch = torch.empty_like(words)
@@ -54,7 +54,7 @@ def _mixed(words: Tensor) -> Tensor:
 
 
 def _mixed_on_cpu(words: Tensor) -> Tensor:
-    """The same by numpy, which shifts unsigned numbers, in pieces that stay in a core's cache: three times as fast."""
+    """As :func:`_mixed`, by numpy, which shifts unsigned numbers, in pieces that fit a cache: three times as fast."""
     words = words.contiguous()
     whole = words.numpy().view(np.uint64).reshape(-1)
     scratch = np.empty(min(_PIECE, len(whole)), np.uint64)

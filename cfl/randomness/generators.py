@@ -39,7 +39,7 @@ def torch_generator(seed: int, purpose: str, *indices: int) -> torch.Generator:
 def seed_device(device: torch.device, seed: int) -> None:
     """Seed torch's default generators for a network on ``device``.
 
-    ``torch.manual_seed`` would also record its caller for every other kind of device, each time.
+    ``torch.manual_seed`` takes longer, because it also records its caller for every other kind of device.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Seeds many NumPy generators at once: the same seeds as one after another, in a fifth of the time.
+"""Seeds many NumPy generators at once, with the same results as one after another, in a fifth of the time.
 
 Seeding a generator costs more than shuffling a small client's samples with it, nearly all of it in
 ``numpy.random.SeedSequence``, whose arithmetic is done here for all seeds together.

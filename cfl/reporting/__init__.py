@@ -1,1 +1,1 @@
-"""Run folders, pictures and comparisons: what is made of a run's figures."""
+"""Reading run folders, drawing pictures and comparing runs."""

@@ -1,4 +1,4 @@
-"""Who borrowed from whom: clients' attention to a knowledge base, as a run's table has it."""
+"""Read clients' attention to the knowledge of other clients from a run's table."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 COLUMNS = ("task", "client", "layer", "sources", "source_tasks", "attention")
-"""What a table has to have, as those of FedWeIT and CONFEDMADE do."""
+"""Columns that a table needs; those of FedWeIT and CONFEDMADE have them."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Of all clients in one layer and task.
+    """The attention of all clients in one layer and task.
 
     Attributes:
         borrowers: clients, ascending.
-        lenders: whose knowledge could be borrowed and in which of their tasks it was learned, by task and client.
+        lenders: (client, task) of the knowledge that could be borrowed, in the order of task and client.
         values: ``[borrowers][lenders]``, of either sign and without bounds; None for a client's own knowledge.
     """
 
@@ -26,10 +26,10 @@ class Attention:
 
 
 def read_attention(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, Attention]]:
-    """Layer -> task -> attention, where there was anything to borrow.
+    """Return layer -> task -> attention, without layers and tasks in which nothing could be borrowed.
 
     Args:
-        rows: of a run's ``fedweit.csv``; without the :data:`COLUMNS`, nothing is found.
+        rows: the rows of a run's ``fedweit.csv``; rows without the :data:`COLUMNS` are skipped.
     """
     found: dict[str, dict[int, dict[int, dict[tuple[int, int], float]]]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""SHA-256 of a finished run's tables, configuration and summary, by which a change since then is noticed."""
+"""SHA-256 of a finished run's tables, configuration and summary, to detect later changes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def write_checksums(folder: Path, names: Iterable[str], texts: Mapping[str, str]
     """Write a file that ``sha256sum --check`` reads as well.
 
     Args:
-        folder: of the run.
-        names: of its files.
-        texts: name -> content, of files that are about to be written.
+        folder: the run folder.
+        names: names of files in the folder.
+        texts: name -> content, for files that are not written yet.
     """
     contents = {name: (folder / name).read_bytes() for name in names} | {n: text.encode() for n, text in texts.items()}
     lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(contents.items())]
@@ -28,9 +28,9 @@ def write_checksums(folder: Path, names: Iterable[str], texts: Mapping[str, str]
 
 
 def check_unchanged(folder: Path, name: str) -> None:
-    """Compare a file of a run, or all in a folder of it, with the checksums that the run has written.
+    """Compare a file of a run, or all files in a subfolder, with the checksums that the run has written.
 
-    Runs from before there were any are not checked.
+    A run folder without a file of checksums (from an older version) is not checked.
 
     Raises:
         RunFolderError: a file has changed or is missing, or the file of checksums is damaged.
@@ -48,7 +48,7 @@ def check_unchanged(folder: Path, name: str) -> None:
             raise RunFolderError(f"{folder / CHECKSUMS}, line {number}: no SHA-256 with the name of a file")
         digest, of = found.groups()
         if of == name or of.startswith(f"{name}/"):
-            with open_file(folder / of):  # says what is wrong with a file that cannot be read
+            with open_file(folder / of):  # its error says why a file cannot be read
                 content = (folder / of).read_bytes()
             if hashlib.sha256(content).hexdigest() != digest:
                 raise RunFolderError(f"{folder / of}: changed since the run ended, it has another SHA-256 than then")

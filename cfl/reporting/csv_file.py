@@ -1,4 +1,4 @@
-"""CSV files of a run folder: read with an error that names file and line, and written."""
+"""Read and write CSV files of a run folder; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunFolderError(ValueError):
 
 
 def open_file(path: Path) -> IO[str]:
-    """A text file of a run folder; :class:`RunFolderError` where it cannot be opened."""
+    """Open a text file of a run folder; raise :class:`RunFolderError` if that fails."""
     try:
         if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for ever
             raise RunFolderError(f"{path}: not a file")
@@ -63,8 +63,8 @@ def number_in(text: str, path: Path, line: int) -> float:
 
 
 def index_in(text: str, what: str, path: Path, line: int) -> int:
-    """A cell's whole number, of a task, round or client, which ``what`` says; path and line are for the error."""
-    if not (text.isdecimal() and len(text) < 19):  # which int64 holds
+    """Return a cell's whole number; ``what`` (such as task or round), path and line are for the error."""
+    if not (text.isdecimal() and len(text) < 19):  # fits int64
         raise RunFolderError(f"{path}, line {line}: {text!r} is no {what}")
     return int(text)
 
@@ -77,14 +77,14 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> str:
-    """Rows, at least one, as lines of a CSV file: column -> value. The columns are those of the first row.
+    """Return rows as lines of a CSV file with the columns of the first row.
 
     Args:
-        rows: values by their columns.
+        rows: column -> value, at least one row.
         header: whether the first line names the columns.
 
     Raises:
-        ValueError: a row has a column that the first has not.
+        ValueError: a row has a column that the first row lacks.
     """
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")

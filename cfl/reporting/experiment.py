@@ -1,4 +1,4 @@
-"""What makes two runs the same experiment: the part of a configuration on which results depend."""
+"""The experiment of a run: the part of its configuration on which results depend, and its hash."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ MAY_CHANGE: Mapping[str, str] = {
     "federated.client_state_memory_mb": "",
     "federated.on_bad_update": "to skip",
 }
-"""Sections and keys that may change when a run is resumed -> under which condition.
+"""Sections and keys that may change when a run is resumed -> under which condition (empty: always).
 
-``skip`` may take the place of ``stop``: a run that was not stopped has left out no client, and so has the same numbers
-so far with both.
+``skip`` may replace ``stop``: under ``stop`` no client has been left out so far, so the results up to now are the same
+with both.
 """
 _FROM_NOW_ON = {"federated.on_bad_update": "skip"}
-"""Keys of an experiment that may take a value when a run is resumed."""
+"""Keys of an experiment -> the value to which they may change when a run is resumed."""
 _EXACT = "highest"
-"""torch's own precision of float32 products."""
+"""torch's default precision of float32 products."""
 
 MOVED = {
     "cfl.gaussian.GaussianMechanism": "cfl.methods.components.gaussian_mechanism.GaussianMechanism",
     "cfl.parallel.ClientParallel": "cfl.training.strategy.ClientParallel",
 }
-"""Class paths that configurations had before a module moved -> where the classes are now.
+"""Former class paths, from before a module moved -> current class paths.
 
-Experiments, and hashes with them, have the former ones: so kept results and checkpoints stay valid.
+Experiments and their hashes contain the former paths, so that kept results and checkpoints stay valid.
 """
 RENAMED: Mapping[str, Mapping[str, str]] = {"ImageFolder": {"folder": "path"}}
-"""Short names of classes of this project -> what options were called before -> what they are called now.
+"""Short names of classes of this project -> former names of options -> current names.
 
-As for :data:`MOVED`, configurations are read with either name, and experiments have the former one.
+As with :data:`MOVED`, configurations may have either name, and experiments contain the former one.
 """
 _FORMER = {now: former for former, now in MOVED.items()}
 _FORMER_OPTIONS = {name: {now: former for former, now in options.items()} for name, options in RENAMED.items()}
@@ -65,12 +65,12 @@ _MOVED_PATHS = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, MOVED))})(?![\w
 
 
 def with_moved_classes(text: str) -> str:
-    """A configuration's text, or a word of a command line, with the class paths of now in the place of former ones."""
+    """Replace former class paths by current ones in a configuration's text or a word of a command line."""
     return _MOVED_PATHS.sub(lambda found: MOVED[found[1]], text)
 
 
 def with_former_classes(tree: Any) -> Any:
-    """A configuration or a part of it with the class paths and names of options that hashes are taken of."""
+    """Return a configuration or a part of it with former class paths and names of options, to compute its hash."""
     return _with_former_classes(_with_options(tree, _FORMER_OPTIONS))
 
 
@@ -83,7 +83,7 @@ def _with_former_classes(tree: Any) -> Any:
 
 
 def with_renamed_options(tree: Any) -> Any:
-    """A configuration or a part of it with the names that options have now."""
+    """Return a configuration or a part of it with former names of options replaced by current ones."""
     return _with_options(tree, RENAMED)
 
 
@@ -101,15 +101,20 @@ def _with_options(tree: Any, names: Mapping[str, Mapping[str, str]]) -> Any:
 
 
 def matmul_precision_of(config: Mapping[str, Any]) -> str:
-    """The precision of float32 products in a configuration's local steps: all else of ``engine`` changes rounding at
-    most."""
+    """Return a configuration's ``engine.matmul_precision``, the precision of float32 products in local steps.
+
+    All other options of ``engine`` change results by rounding at most.
+    """
     precision: str = (config.get("engine") or {}).get("matmul_precision", _EXACT)
     return precision
 
 
 def targets_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A configuration's ``targets`` where they may end the run, in one form whatever was written: 85 or 85.0, in any
-    order. Others just say what is recorded."""
+    """Return a configuration's ``targets`` if they may end the run, else None.
+
+    Accuracies become floats in ascending order, so that 85 and 85.0 in any order give the same experiment. Targets that
+    cannot end the run only determine what is recorded.
+    """
     targets = config.get("targets") or {}
     if not (targets.get("accuracies") and targets.get("stop")):
         return None
@@ -117,7 +122,7 @@ def targets_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def privacy_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A configuration's ``privacy`` where its budget may end the run. Else it just says what is computed."""
+    """Return a configuration's ``privacy`` if it has a budget, which may end the run, else None."""
     privacy = config.get("privacy")
     budget = privacy.get("budget") if isinstance(privacy, Mapping) else None
     if budget is None or not isinstance(privacy, Mapping):
@@ -128,10 +133,10 @@ def privacy_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration that decides results.
 
-    Left out are folders, logging, checkpoints, devices and the cohort width, which changes speed only: nearly all that
-    may change when a run is resumed (:data:`MAY_CHANGE`). ``targets`` and ``privacy`` are part of it only where they
-    may end the run: others just say what is recorded. The ``buffer`` is part of it only where a method replays from it,
-    the order of ``methods`` only where there are several, the precision of products only where it is reduced.
+    It leaves out folders, logging, checkpoints, devices and the cohort width, which changes speed only. These are
+    nearly all options that may change when a run is resumed (:data:`MAY_CHANGE`). ``targets`` and ``privacy`` are
+    included only if they may end the run, ``buffer`` only if a method replays from it, the order of ``methods`` only
+    if there are several, and the precision of products only if it is reduced.
 
     Args:
         config: a subcommand's configuration as plain dictionaries, lists and values.
@@ -147,7 +152,7 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if precision != _EXACT:
         experiment["matmul_precision"] = precision
     methods = config.get("methods") or {}
-    if len(methods) > 1:  # each takes what the one before leaves
+    if len(methods) > 1:  # methods are applied one after another, so their order matters
         experiment["methods_order"] = list(methods)
     named = [class_of(method) for method in methods.values()]
     if any(hasattr(method, "replays_logits") for method in named):  # cfl.methods.capabilities.Replay
@@ -166,23 +171,23 @@ def config_hash(experiment: Mapping[str, Any]) -> str:
 
 
 def setting_hash(experiment: Mapping[str, Any]) -> str:
-    """As :func:`config_hash`, the same for experiments that differ in their seed alone."""
+    """Return :func:`config_hash` without the seed: equal for experiments that differ in their seed alone."""
     return config_hash({key: value for key, value in experiment.items() if key != "seed_everything"})
 
 
 def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type | None = None) -> Any:
-    """An experiment with the options that it lacks and another has, at the defaults of their classes' signatures.
+    """Add to an experiment the options that only a newer one has, at the defaults of their classes' signatures.
 
-    So a run that was made before an option existed is recognised as one that leaves the option at its default.
+    A run from before an option existed is thus recognised as a run with the option at its default.
 
     Args:
         older: an experiment, or a part of one.
-        newer: says which options there are now; its values are not taken.
+        newer: an experiment with all current options; its values are not used.
         classes: for keys whose options belong to a class that the experiment does not name: key -> class.
-        owner: the class whose options ``older`` holds, if it is one.
+        owner: the class whose options ``older`` holds, if any.
 
     Returns:
-        A copy. An option without default, or of a class that is not known here, stays absent.
+        A copy. An option without a default, or of an unknown class, stays absent.
     """
     if isinstance(older, list) and isinstance(newer, list) and len(older) == len(newer):
         return [completed(left, right, {}) for left, right in zip(older, newer, strict=True)]
@@ -200,18 +205,19 @@ def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type |
 
 
 def class_of(node: Any) -> type | None:
-    """The class that a part of a configuration names, by its former path or that of now; None if there is none.
+    """Return the class that a part of a configuration names, by its former or current path; None if unknown.
 
-    No module of anybody else is imported for it (:func:`cfl.runtime.class_paths.named_class`).
+    Modules of other packages are not imported for this (:func:`cfl.runtime.class_paths.named_class`).
     """
     path = str(node.get("class_path", "")) if isinstance(node, Mapping) else ""
     return named_class(MOVED.get(path, path))
 
 
 def _default(owner: type, option: str) -> dict[str, Any]:
-    """``{option: default}`` as a configuration holds it, or nothing where there is no such default.
+    """Return ``{option: default}`` as a configuration holds it, empty if there is no such default.
 
-    A class whose new option does not leave by default what was before says so in ``before_options``: option -> value.
+    If the default of a new option changes what a class did before, the class has ``before_options``: option -> the
+    value that means the former behaviour.
     """
     for base in owner.__mro__:
         before = vars(base).get("before_options", {})
@@ -240,7 +246,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Lines ``key: ours, theirs`` for every key in which two experiments differ."""
+    """Return a line ``key: ours, in the checkpoint theirs`` for every key in which two experiments differ."""
     left, right = flatten(ours), flatten(theirs)
     absent = "(absent)"
     return [
@@ -251,11 +257,11 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 
 
 def differences_on_resuming(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """As :func:`differences`, without what may change when a run is resumed.
+    """Return :func:`differences` without the changes that are allowed when a run is resumed.
 
     Args:
-        ours: the experiment that goes on.
-        theirs: that of the checkpoint.
+        ours: the experiment of the resumed run.
+        theirs: the experiment of the checkpoint.
     """
     now, before = flatten(ours), flatten(theirs)
     changed = {key: value for key, value in _FROM_NOW_ON.items() if now.get(key) == value and key in before}
@@ -269,9 +275,9 @@ def class_name(node: Any) -> str:
 
 
 def benchmark_name(config: Mapping[str, Any]) -> str:
-    """A name from the stream's class and the data sets, e.g. ``permuted-digits``, where the user gave none.
+    """Return the default name of a benchmark, from its stream's class and data sets, e.g. ``permuted-digits``.
 
-    A source that reads any of many data sets is called by its file, folder or set.
+    For a source that can read many data sets, the file, folder or set is used instead of the source's class.
     """
     stream = config["data"]["stream"]
     arguments = stream.get("init_args") or {}
@@ -291,8 +297,8 @@ def data_set_name(kind: str, told: Any) -> str:
     """The name of a data set.
 
     Args:
-        kind: of its source: the class's name in lower case.
-        told: the file, folder or set that such a source reads; None for a source of one data set.
+        kind: the class of its source, in lower case.
+        told: the file, folder or set that the source reads; None for a source of one data set.
     """
     name = Path(str(told)).name.removesuffix(".npz").removesuffix(".csv") if told else ""
     return re.sub(r"[^\w.]+", "-", name).strip("-.") or kind

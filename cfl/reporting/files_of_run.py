@@ -1,4 +1,4 @@
-"""The files that a run leaves in its folder: names that methods may not take, and what another run removes."""
+"""The files that a run leaves in its folder: names that methods may not have, and files that a new run removes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def wandb_id_in(folder: Path) -> str | None:
 
 
 def _logged(folder: Path, config: Mapping[str, Any]) -> list[Path]:
-    """What TensorBoardLogger and CSVLogger of a folder's run have written below it."""
+    """Return the files that TensorBoardLogger and CSVLogger of a folder's run have written below the folder."""
     section = config.get("trainer")
     loggers = section.get("logger") if isinstance(section, Mapping) else None
     found: list[Path] = []

@@ -1,4 +1,4 @@
-"""One process at a time works in a run folder."""
+"""Locks on run folders, so that one process at a time works in each."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def take(folder: Path, made: bool = False) -> bool:
 
     Args:
         folder: an existing folder.
-        made: whether this process has just made it, so that it is removed if nothing is in it in the end.
+        made: whether this process has just made the folder; :func:`release` then removes it if it is empty.
 
     Returns:
-        Whether no other process is at work there. True as well on file systems that know no locks.
+        False if another process holds the folder. True on file systems without locks.
     """
     place = folder.resolve()
     if place in _held:
@@ -38,14 +38,14 @@ def take(folder: Path, made: bool = False) -> bool:
             if made:
                 _made.add(place)
             return True
-        file.close()  # whoever held it has deleted it since it was opened
+        file.close()  # the holder deleted the lock file after it was opened here
 
 
 def release(folder: Path | None = None) -> None:
-    """Let others in again; a folder that was made for a run which left nothing in it is removed.
+    """Allow other processes to use a folder again, and remove it if this process made it and it is empty.
 
     Args:
-        folder: one that this process holds (nothing happens if it does not); None: all of them.
+        folder: a folder that this process holds (otherwise nothing happens); None releases all of them.
     """
     for place in list(_held) if folder is None else [folder.resolve()]:
         file = _held.pop(place, None)

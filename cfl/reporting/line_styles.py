@@ -10,14 +10,17 @@ from zlib import crc32
 from cfl.reporting.method_names import PRINTED, plain
 
 COLOURS = ("#213f80", "#bf2408", "#127e56", "#be86b7", "#0aa6fa", "#ef840d", "#101018", "#5c0fa6")
-"""Near those of Okabe and Ito, but farther apart to colour-blind readers, and purple for yellow, which is not seen on
-white. ``page.css`` has the same, and lighter ones for dark pages."""
+"""Colours of lines, near those of Okabe and Ito, but easier to tell apart for colour-blind readers.
+
+Purple replaces yellow, which is hard to see on white. ``page.css`` has the same colours, and lighter ones for dark
+pages.
+"""
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
 
 _STYLES = len(COLOURS) * len(DASHES) * len(MARKERS)
 _PLACES = {plain(name): place for place, name in enumerate(dict.fromkeys(PRINTED.values()))}
-_FREE = len(COLOURS) * len(DASHES)  # places from here on belong to methods of other packages
+_FREE = len(COLOURS) * len(DASHES)  # styles from here on are for methods of other packages
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,15 @@ class LineStyle:
 
 
 def line_styles(lines: Mapping[str, str]) -> dict[str, LineStyle]:
-    """A look for each line, no two alike up to 256 of them.
+    """Return a style for each line; up to 256 lines have different styles.
 
-    A method looks the same in whatever company: that of the project by its place in
-    :data:`cfl.reporting.method_names.PRINTED`, another one by a hash of its name, or by the next look that is free. Of
-    several lines of a method the first in alphabetical order has the method's look. The others, and lines of no method,
-    have those with the rarest colour.
+    A method of the project always has the same style, given by its place in
+    :data:`cfl.reporting.method_names.PRINTED`. The style of any other method follows from a hash of its name; if it is
+    taken, the method gets the next free one. If a method has several lines, the first in alphabetical order gets the
+    method's style. All other lines get a style with the colour that is used least.
 
     Args:
-        lines: name of the line -> its method, in any spelling; empty for none.
+        lines: name of the line -> its method, in any spelling; empty if the line has no method.
     """
     found: dict[str, int] = {}
     taken: set[int] = set()

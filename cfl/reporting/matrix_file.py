@@ -16,7 +16,7 @@ def write_matrix_csv(path: Path, matrix: Tensor, initial: Tensor | None = None) 
     """Write an accuracy matrix so that :func:`read_matrix_csv` returns the same bits.
 
     The header is ``after_task,task_0,task_1,...``. A first row ``init`` has the accuracies before training. Row
-    ``t`` has those after learning task t, for every task. What was not evaluated is an empty cell.
+    ``t`` has those after learning task t, for every task. Cells that were not evaluated are empty.
 
     Args:
         path: the file; its folder must exist.
@@ -43,10 +43,10 @@ def _header(tasks: int) -> list[str]:
 
 
 def read_matrix_csv(path: Path) -> tuple[Tensor, Tensor | None]:
-    """Read what :func:`write_matrix_csv` wrote; rows may be in any order.
+    """Read a matrix that :func:`write_matrix_csv` wrote; rows may be in any order.
 
     Returns:
-        ``matrix [T, T]`` float64, NaN where not evaluated, and ``initial [T]`` or None where there is no such row.
+        ``matrix [T, T]`` float64, NaN where not evaluated, and ``initial [T]``, None without a row ``init``.
 
     Raises:
         RunFolderError: the file is missing or not such a table; the message names the file and the line.

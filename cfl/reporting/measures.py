@@ -14,11 +14,11 @@ class RunMatrix:
     """A matrix over tasks of a run: what is measured on every task after every task.
 
     Attributes:
-        key: identifies it.
-        name: for readers.
-        unit: of its values.
-        better: which values are.
-        file: of the run folder, with the matrix as :func:`cfl.reporting.matrix_file.write_matrix_csv` writes it.
+        key: identifies the matrix.
+        name: words for readers.
+        unit: unit of the values.
+        better: which values are better, ``higher`` or ``lower``.
+        file: name in the run folder; :func:`cfl.reporting.matrix_file.write_matrix_csv` describes the format.
     """
 
     key: str
@@ -33,7 +33,7 @@ RUN_MATRICES = tuple(
     for of in MEASURES
     for known, told in (("", ""), *([(of.known, ", task known")] if of.known else []))
 )
-"""Those a run may have: that of its measure, and perhaps the same with the tasks of test samples known."""
+"""The matrices that a run may have: that of its measure, and perhaps a second one for tests with known tasks."""
 
 CURVES = {measure.name: measure.figure for measure in MEASURES}
 """A run's own measure -> the figure of its learning curve, a column of ``rounds.csv``."""
@@ -46,7 +46,7 @@ _COST = (
     Figure("used_space", "used space %", "share of the input space that a subspace method uses up", None),
 )
 FIGURES = (*(figure for measure in MEASURES for figure in measure.columns), *_COST)
-"""In the order of the columns; a figure that no run has is left out."""
+"""All figures, in the order of the columns. Tables leave out a figure that no run has."""
 
 PRINTED = tuple(figure for figure in FIGURES if figure.printed)
 """The columns of the printed tables; pages and CSV files have all."""

@@ -34,12 +34,14 @@ PRINTED = {
     "InferringFOT": "Inferring FOT",
     "FoundBoundaries": "Found boundaries",
 }
-"""Class of a method, none for federated averaging -> its name. A method's place here also decides how it is drawn
-(:mod:`cfl.reporting.line_styles`), so new ones belong at the end."""
+"""Class of a method, empty for federated averaging -> its printed name.
+
+The place of a method also decides how it is drawn (:mod:`cfl.reporting.line_styles`). Add new methods at the end.
+"""
 
 
 def plain(name: str) -> str:
-    """A name without what its spellings differ in: ``fed_agem``, ``FedAGEM`` and ``Fed-A-GEM`` are ``fedagem``."""
+    """Return a name in lower case, letters and digits only: ``fed_agem`` and ``Fed-A-GEM`` become ``fedagem``."""
     return "".join(character for character in name.lower() if character.isalnum())
 
 
@@ -54,17 +56,17 @@ def is_known(name: str) -> bool:
 def printed(method: str, classes: Mapping[str, str]) -> str:
     """A run's method or methods as they are printed: ``fot+fed_agem`` is ``FOT+Fed-A-GEM``.
 
-    A method that goes by a name of the user's own, such as ``fot_tight``, is printed by that name.
+    A method to which the configuration gives a name of its own, such as ``fot_tight``, is printed with that name.
 
     Args:
-        method: names from the configuration, joined by ``+``; ``fedavg`` where there are none.
+        method: names from the configuration, joined by ``+``; ``fedavg`` without methods.
         classes: name -> the method's class, as far as known.
     """
     return "+".join(_printed(name, classes.get(name)) for name in method.split("+"))
 
 
 def printed_methods(methods: Mapping[str, object]) -> str:
-    """As :func:`printed`, from the methods themselves by their names in the configuration."""
+    """Return :func:`printed` for method objects, given by their names in the configuration."""
     return printed("+".join(methods) or "fedavg", {name: type(method).__name__ for name, method in methods.items()})
 
 

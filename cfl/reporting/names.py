@@ -11,11 +11,11 @@ _BENCHMARK = re.compile(r"[^/\\\s.][^/\\]*")
 
 
 def is_method_name(text: object) -> bool:
-    """Whether a method may be called so: its table is ``<name>.csv``."""
+    """Return whether a text may be the name of a method, whose table is ``<name>.csv``."""
     return isinstance(text, str) and _METHOD.fullmatch(text) is not None
 
 
 def is_benchmark_name(text: object) -> bool:
-    """Whether a benchmark may be called so: a folder of its runs is, and terminals show it."""
+    """Return whether a text may be the name of a benchmark, which also names a folder and is printed."""
     well_formed = isinstance(text, str) and _BENCHMARK.fullmatch(text) is not None and text.isprintable()
     return well_formed and len(str(text).encode()) <= LONGEST

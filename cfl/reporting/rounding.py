@@ -1,19 +1,20 @@
-"""How numbers are rounded wherever they are shown: in tables, in pictures, and by the same rule in ``page.js``."""
+"""Round numbers that are shown in tables and pictures; ``page.js`` follows the same rule."""
 
 from __future__ import annotations
 
 import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-_SURE = 12  # significant digits; those behind them are rounding errors
-_WIDE = Context(prec=400, rounding=ROUND_HALF_UP)  # any float has its digits before the point
+_SURE = 12  # significant digits; further ones may be rounding errors
+_WIDE = Context(prec=400, rounding=ROUND_HALF_UP)  # digits; a float has at most 309 before the point
 
 
 def rounded(value: float, decimals: int, style: str = "") -> str:
     """A number as text, rounded half away from zero, and never as a negative zero.
 
-    0.125 is 0.13 with two decimals, and so is a mean that misses 0.125 by a rounding error. It is what readers get who
-    round by hand the number that a CSV file shows; half to even, or rounding the binary number, would surprise them.
+    0.125 becomes 0.13 with two decimals, and so does a mean that differs from 0.125 by a rounding error only. Readers
+    who round the number in a CSV file by hand get the same digits. Rounding half to even, or rounding the binary
+    number, would give other digits.
 
     Args:
         value: the number.
@@ -27,5 +28,5 @@ def rounded(value: float, decimals: int, style: str = "") -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """A number as text with so many significant digits, rounded likewise."""
+    """Return a number as text with a number of significant digits, rounded as in :func:`rounded`."""
     return f"{float(Context(prec=digits, rounding=ROUND_HALF_UP).create_decimal(f'{value:.{_SURE}g}')):.{digits}g}"

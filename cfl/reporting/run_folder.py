@@ -1,17 +1,17 @@
-"""What a run folder says of its run.
+"""Read the summary, matrix and learning curve of a run from its run folder.
 
-A run folder holds two files:
+The folder of a finished run holds at least two files:
 
-- ``summary.json``: an object with the keys of :data:`SUMMARY_KEYS`; ``acc``, ``fgt``, ``fgt_max``, ``bwt`` and
-  ``fwt`` as in :attr:`cfl.metrics.measures.accuracy.Accuracy.formulas`, null where undefined; ``used_space``
-  (percent or null) may be absent; so may ``rounds_to_accuracy`` (target in percent -> rounds or null); other keys are
+- ``summary.json``: an object with the keys of :data:`SUMMARY_KEYS`. ``acc``, ``fgt``, ``fgt_max``, ``bwt`` and
+  ``fwt`` are those of :attr:`cfl.metrics.measures.accuracy.Accuracy.formulas`, null where undefined. ``used_space``
+  (percent or null) and ``rounds_to_accuracy`` (target in percent -> rounds or null) may be absent. Other keys are
   kept as they are.
 - ``accuracy_matrix.csv``: see :func:`cfl.reporting.matrix_file.write_matrix_csv`.
 
-A run with another measure has no accuracies: its summary has that measure's figure instead of the five, such as
-``nll``, and its matrix is named after it, such as ``nll_matrix.csv``.
+A run with another measure has no accuracies. Its summary has the figure of that measure, such as ``nll``, instead of
+the five, and its matrix is named after the measure, such as ``nll_matrix.csv``.
 
-and, if there is a learning curve, ``rounds.csv``: see :func:`read_curve`. What else there may be is read by
+If there is a learning curve, the folder also holds ``rounds.csv``: see :func:`read_rounds`. Further files are read by
 :mod:`cfl.reporting.compare.reading`.
 """
 
@@ -35,7 +35,7 @@ from cfl.reporting.measures import CURVES
 from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
 
 _LARGEST = 1e100
-"""Above, squares of a summary's numbers would not be finite."""
+"""Bound on the magnitude of fractional numbers in a summary: squares of larger ones might not be finite."""
 _TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer from 0", "a number from 0", "a number or null"
 SUMMARY_KEYS: dict[str, str] = {
     "method": _TEXT,
@@ -56,12 +56,13 @@ SUMMARY_KEYS: dict[str, str] = {
     "clients": _COUNT,
     "config_hash": _TEXT,
 }
-"""Keys that every ``summary.json`` has, and what their values are."""
+"""Keys of ``summary.json`` and the kinds of their values. Only runs with a measure other than accuracy may lack
+``acc``, ``fgt``, ``fgt_max``, ``bwt`` and ``fwt``."""
 _OF_ACCURACY = ("acc", "fgt", "fgt_max", "bwt", "fwt")
 
 ROUND_COLUMNS = (*CURVES.values(), "uplink_bytes", "seconds", "task")
-"""Columns of ``rounds.csv`` that are read: the measure's mean, such as ACC in percent, bytes sent and seconds passed
-so far, and the task that a round belongs to."""
+"""Columns of ``rounds.csv`` that are read: the mean of each measure, such as ACC in percent, bytes sent and seconds
+passed so far, and the task of the round."""
 _MOST_ROUNDS = 10**7
 
 
@@ -70,11 +71,11 @@ class Run:
     """One finished run as read from its folder.
 
     Attributes:
-        folder: where it was read from.
+        folder: the run folder.
         method: name of the method or methods.
         benchmark: name of the task stream.
         partition: how samples were dealt to clients.
-        scenario: task-, class- or domain-incremental.
+        scenario: the run's ``data.scenario``, such as ``class``.
         seed: the run's seed.
         acc: ACC in percent; None where undefined, like the following four.
         fgt: FGT in points, diagonal form.
@@ -91,15 +92,15 @@ class Run:
         used_space: share of the input space that a subspace method uses up, in percent; None for other methods.
         matrix: ``[T, T]`` float64 accuracy matrix in percent, NaN where not evaluated.
         initial: ``[T]`` accuracies before training in percent, or None where the file has none.
-        means: the measure's mean after each task, NaN where ``rounds.csv`` does not say; not that of ``matrix`` where
-            clients with matrices of their own hold some of the tasks. Empty where there is one matrix for all.
-        curve: ACC in percent after each round, or the mean of another ``measure``, None after those without an
-            evaluation; empty where the run was evaluated at task ends only.
-        rounds_to_accuracy: the run's targets: percent -> rounds until ACC first reached it, None if never.
-        stopped_early: whether it ended once its targets were met, or before its privacy budget was exceeded, so that
-            ``rounds`` is a result and no setting.
-        begun: number of tasks of which there was a round.
-        measure: what the matrix holds, the name of a :class:`cfl.metrics.measure.Measure`.
+        means: the measure's mean after each task, NaN if ``rounds.csv`` lacks it. It may differ from the mean of
+            ``matrix`` if clients have matrices of their own. Empty if there is one matrix for all clients.
+        curve: ACC in percent, or the mean of another ``measure``, after each round; None after rounds without an
+            evaluation. Empty if the run was evaluated at task ends only and has no targets.
+        rounds_to_accuracy: the run's targets: percent -> rounds until ACC first reached the target, None if never.
+        stopped_early: whether the run ended once its targets were met, or before its privacy budget was exceeded.
+            Then ``rounds`` is a result and not a setting.
+        begun: number of tasks for which at least one round was run.
+        measure: name of the :class:`cfl.metrics.measure.Measure` whose values the matrix holds.
         progress: bytes sent and seconds passed after each round, as in :func:`read_rounds`; empty like ``curve``.
         others: the remaining entries of ``summary.json``, unchecked.
     """
@@ -135,7 +136,7 @@ class Run:
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def rounds_to(self, target: str) -> int | None:
-        """Rounds until ACC first reached a target in percent, its own or not; None where it never did or is unknown."""
+        """Return the rounds until ACC first reached ``target`` percent; None if it never did, or if that is unknown."""
         known = self.rounds_to_accuracy
         if target in known or not called(self.measure).is_accuracy:
             return known.get(target)
@@ -143,17 +144,17 @@ class Run:
 
 
 def read_rounds(path: Path) -> dict[str, list[float | None]]:
-    """Read what is compared over rounds off a run's table of rounds.
+    """Read the columns of a run's ``rounds.csv`` that are compared over rounds.
 
     Args:
-        path: ``rounds.csv``; read are ``round``, from 0, and those of :data:`ROUND_COLUMNS` that it has.
+        path: ``rounds.csv``, with the column ``round``, from 0, and any of :data:`ROUND_COLUMNS`.
 
     Returns:
-        Column -> its value after each round, None where the cell is empty; also for rounds before the first row, which
-        a run lacks that was resumed without them. Nothing at all where there is no such file.
+        Column -> its value after each round, None where the cell is empty. Rounds before the first row are None too: a
+        run that was resumed without its earlier table has no rows for them. Empty if there is no such file.
 
     Raises:
-        RunFolderError: a value that cannot be; the message names the file and the line.
+        RunFolderError: an invalid value; the message names the file and the line.
     """
     if not path.exists():
         return {}
@@ -176,22 +177,22 @@ def read_rounds(path: Path) -> dict[str, list[float | None]]:
 
 
 def read_curve(path: Path) -> list[float | None]:
-    """ACC in percent after each round, None after those without an evaluation: a column of :func:`read_rounds`."""
+    """Return ACC in percent after each round, None for rounds without an evaluation (from :func:`read_rounds`)."""
     return read_rounds(path).get("acc", [])
 
 
 def rounds_to(curve: Sequence[float | None], accuracy: float) -> int | None:
-    """Rounds until a learning curve first reaches an accuracy: the least r, from 1, with ACC of at least that after it.
+    """Return the number of rounds, from 1, after which a learning curve first reaches an accuracy.
 
-    Only rounds with an evaluation can be found, so the answer is as fine as these are dense. ACC is compared after
-    rounding to 6 digits behind the point, as kept runs hold it: a mean that misses by a rounding error has reached.
+    Only rounds with an evaluation are considered. ACC is first rounded to 6 digits behind the point, as in run folders,
+    so that a mean which is too low only by a rounding error counts as reached.
 
     Args:
         curve: ACC in percent after each round, None where not evaluated.
         accuracy: in percent.
 
     Returns:
-        None where the curve never gets there.
+        None if the curve never reaches the accuracy.
     """
     return next((r for r, acc in enumerate(curve, start=1) if acc is not None and round(acc, 6) >= accuracy), None)
 
@@ -213,7 +214,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
                 parse_float=_finite,
                 object_pairs_hook=_without_repetitions,
             )
-            json.dumps(summary, ensure_ascii=False).encode()  # refuses halves of characters
+            json.dumps(summary, ensure_ascii=False).encode()  # refuses lone surrogates
         except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
             raise RunFolderError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(summary, dict):
@@ -276,7 +277,7 @@ def read_run(folder: Path) -> Run:
         _check_bounds(where, found, measure)
     means = _after_tasks(curve, progress.get("task", []), values["tasks"]) if "clients_evaluated" in summary else []
     progress = {name: column for name, column in progress.items() if name not in (*CURVES.values(), "task")}
-    # With at most an evaluation per task there is nothing that the accuracy matrix does not say.
+    # With at most one evaluation per task the curve adds nothing to the accuracy matrix.
     if not targets and sum(value is not None for value in curve) <= values["tasks"]:
         curve, progress = [], {}
     known = {*values, "rounds_to_accuracy", "stopped_early"}
@@ -286,14 +287,14 @@ def read_run(folder: Path) -> Run:
 
 
 def check_seed(run: Run, seed: Any) -> None:
-    """Refuse a run whose configuration is another one's.
+    """Refuse a run whose configuration and summary have different seeds.
 
     Args:
-        run: as :func:`read_run` has it.
+        run: as :func:`read_run` returns it.
         seed: ``seed_everything`` of its configuration.
 
     Raises:
-        RunFolderError: the summary says another seed.
+        RunFolderError: the seeds differ.
     """
     if seed != run.seed:
         said = f"seed_everything = {seed!r}, but summary.json says seed = {run.seed}"
@@ -301,16 +302,16 @@ def check_seed(run: Run, seed: Any) -> None:
 
 
 def _after_tasks(curve: Sequence[float | None], of: Sequence[float | None], tasks: int) -> list[float]:
-    """A curve after the last evaluated round of each task; NaN where no round says so."""
+    """Return a curve's value after the last evaluated round of each task; NaN for a task without one."""
     ends = {int(task): value for value, task in zip(curve, of, strict=False) if None not in (value, task)}  # type: ignore[arg-type]
     return [math.nan if (value := ends.get(task)) is None else value for task in range(tasks)]
 
 
 def _check_bounds(path: Path, values: Iterable[float | None], measure: Measure) -> None:
-    """Refuse values that cannot be."""
+    """Refuse values outside the bounds of a measure."""
     low, high = measure.bounds or (-math.inf, math.inf)
     for value in values:
-        if value is not None and not low <= value <= high + 1e-6:  # a mean of hundreds may be above by rounding
+        if value is not None and not low <= value <= high + 1e-6:  # a mean may exceed 100 by rounding
             raise RunFolderError(
                 f"{path}: {measure.one} of {value:g} {measure.unit} cannot be; valid: {low:g} to {high:g}"
             )

@@ -1,4 +1,4 @@
-"""A table as text, and what writes it: for the terminal and as Markdown."""
+"""A table of text, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class TextTable:
     """A table of text.
 
     Attributes:
-        headings: of all columns.
-        rows: cells as text, as many as headings each.
+        headings: one per column.
+        rows: the cells of each row, one per column.
         align: ``l`` for each column of text, ``r`` for each of numbers; empty: the first is text, the others numbers.
         title: one line; empty: none.
-        notes: lines that belong above it.
+        notes: lines that are printed above the table.
     """
 
     headings: Sequence[str]
@@ -49,7 +49,7 @@ class TextTable:
         return [*lines, head, rule, *rows]
 
     def terminal(self, explanation: str = "") -> Table:
-        """For :func:`print_table`: title and notes above, the explanation below."""
+        """Return the table for :func:`print_table`, with title and notes above and the explanation below."""
         notes = [f"NOTE: {note}" for note in self.notes]
         shown = Table(
             title=Text(printable("\n".join([self.title, *notes]))),
@@ -70,7 +70,7 @@ def print_table(table: Table, file: IO[str] | None = None) -> None:
 
     Args:
         table: any table.
-        file: where to; None is standard output.
+        file: the output; None is standard output.
     """
     console = Console(file=file)
     needed = Console(file=file, width=10_000).measure(table).maximum

@@ -1,8 +1,8 @@
-"""Writes files: a reader never sees a part of one, the last of several writers wins, and errors name file and disk.
+"""Writes files so that readers never see a part, the last of several writers wins, and errors name file and disk.
 
-A file is written under a temporary name beside its own, which it then takes. The writer holds a lock on it, which ends
-with the process. So the next process that writes into the folder knows which temporary files nobody will finish, and
-removes them.
+A file is written under a temporary name in the same folder, and then renamed. The writer holds a lock on it, which ends
+with the process. The next process that writes into the folder can therefore tell which temporary files are abandoned,
+and removes them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _TEMPORARY = re.compile(r"\.cfl-[0-9a-f]{8}-.+")
 TEMPORARY = ".cfl-*-*"
 """Pattern of the temporary files' names."""
 _tidied: set[Path] = set()
-"""Folders in which this process has looked for what others left behind."""
+"""Folders in which this process has looked for abandoned temporary files."""
 _log = logging.getLogger(__name__)
 
 
 class OutputFile(io.FileIO):
-    """A file that is written from its beginning. All of what is given to :meth:`write` gets there, or it raises.
+    """A file that is written from its beginning. :meth:`write` writes all of its data, or raises an error.
 
-    Libraries get no descriptor, with which they would write past it. Some wrap its errors, so it keeps them.
+    Libraries get no descriptor, because they would write without :meth:`write`. The error of a write is kept, because
+    some libraries wrap it.
 
     Args:
         path: an existing file is emptied.
@@ -44,7 +45,7 @@ class OutputFile(io.FileIO):
     Attributes:
         path: as given.
         descriptor: of the open file.
-        failure: the error of a write, after which no other is tried.
+        failure: the error of the first write that failed, after which nothing more is written; None before.
 
     Raises:
         OSError: it cannot be opened.
@@ -56,14 +57,14 @@ class OutputFile(io.FileIO):
         self.failure: OSError | None = None
 
     def fileno(self) -> int:
-        """There is none, see the class."""
+        """Refuse to give the descriptor, see the class."""
         raise io.UnsupportedOperation("fileno")
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of the data.
 
         Raises:
-            OSError: it cannot be written, now or before.
+            OSError: the data cannot be written, or an earlier write has failed.
         """
         if self.failure is not None:
             raise self.failure
@@ -77,7 +78,7 @@ class OutputFile(io.FileIO):
 
 
 def write_all(descriptor: int, data: memoryview) -> None:
-    """Write bytes to an open file, in as many pieces as the system takes them in.
+    """Write bytes to an open file, in as many pieces as the system needs.
 
     Raises:
         OSError: they cannot be written.
@@ -92,7 +93,7 @@ def write_all(descriptor: int, data: memoryview) -> None:
 
 @contextmanager
 def replacing(path: Path, needed: int | None = None, sync: bool = False) -> Iterator[OutputFile]:
-    """A file that takes the place of another one once it is whole. Nothing changes if the context ends with an error.
+    """A new file that replaces ``path`` at the end of the context; an error within it leaves ``path`` as it was.
 
     Args:
         path: the file to replace, which need not exist; its folder must.
@@ -110,7 +111,7 @@ def replacing(path: Path, needed: int | None = None, sync: bool = False) -> Iter
             try:
                 yield file
             except BaseException:
-                if file.failure is not None:  # a library may have made another error of it
+                if file.failure is not None:  # a library may have wrapped this error
                     raise file.failure from None
                 raise
             if file.failure is not None:
@@ -160,7 +161,7 @@ def append(path: Path, text: str) -> None:
 
 @contextmanager
 def if_possible() -> Iterator[None]:
-    """Within the context, a file that cannot be written is a warning: no run ends because a picture is missing."""
+    """Within the context, log an error of writing as a warning: no run ends because, e.g., a picture is missing."""
     try:
         yield
     except OSError as error:
@@ -184,7 +185,7 @@ def _new_beside(path: Path) -> OutputFile:
         held = lock(file.descriptor)
         if held is None or (held and is_at(file.path, file.descriptor)):
             return file
-        file.close()  # another process took it for a dead one's before it was locked
+        file.close()  # before it was locked, another process took it for an abandoned file
 
 
 def _tidy(folder: Path) -> None:

@@ -27,7 +27,7 @@ _ZIP = b"PK\x03\x04"
 _BEFORE_DIGEST = b"\ncfl sha256 "
 _END_BYTES = len(_BEFORE_DIGEST) + 2 * hashlib.sha256().digest_size
 _MARK = "ends_with_digest"
-"""Entry that marks files with a digest, so that a truncated file is not taken for one from before there were any."""
+"""Entry that marks files with a digest, so that a truncated file is not taken for an old file without one."""
 _AT_A_TIME = 1 << 20
 """Values checked at a time, because clients' states may not fit into memory."""
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
             torch.save({**content, _MARK: True}, file)
             file.write(_BEFORE_DIGEST + file.digest.hexdigest().encode())
     except (OSError, RuntimeError) as error:
-        failure = error if file is None else file.failure  # of which torch may make another error
+        failure = error if file is None else file.failure  # torch may have wrapped this error
         if not isinstance(failure, OSError):
             raise
         raise not_written(path, failure, _size_of(content)) from failure
@@ -61,7 +61,7 @@ class _DigestedFile(OutputFile):
         self.digest = hashlib.sha256()
 
     def seekable(self) -> bool:
-        """No: the digest is of what is written in order."""
+        """Return False: the digest is computed over bytes in writing order."""
         return False
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -72,7 +72,7 @@ class _DigestedFile(OutputFile):
 
 
 class _Counter(io.BytesIO):
-    """Counts what is written, and keeps nothing."""
+    """A file that counts the bytes written to it, and keeps none."""
 
     count = _END_BYTES
 
@@ -93,7 +93,7 @@ def _size_of(content: Mapping[str, Any]) -> int:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a file of :func:`write_checkpoint`. Tensors are on the CPU, mapped from the file.
 
-    The whole file is read once for its digest, 0.7 s a GB. A file from before there were digests is read with a
+    The whole file is read once for its digest, 0.7 s a GB. An old file without a digest is read with a
     warning.
 
     Raises:
@@ -118,7 +118,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def why_unread(error: Exception) -> str:
-    """Why ``torch.load`` with ``weights_only`` could not read a file; its own words advise to run the file's code."""
+    """Why ``torch.load`` with ``weights_only`` could not read a file; torch itself advises to run the file's code."""
     if isinstance(error, UnpicklingError):
         return "it holds more than tensors and plain values; other objects could run code, and are not read"
     if "PytorchStreamReader" in str(error) or (isinstance(error, OSError) and error.errno == errno.EINVAL):

@@ -13,7 +13,7 @@ PACKAGE = __name__.partition(".")[0]
 def named_class(path: str) -> type | None:
     """The class of a dotted path, or None.
 
-    Only modules of this project are imported, but no program of it (``__main__``). A class of another package is found
+    Only modules of this project are imported, except its programs (``__main__``). A class of another package is found
     only if its module is already imported. It is therefore safe for paths from any file.
     """
     parts = path.split(".")

@@ -17,7 +17,7 @@ _REASONS = {
     errno.EIO: "the disk at {mount} fails",
     errno.EFBIG: "the file is larger than the process (ulimit -f) or the file system at {mount} allows",
 }
-"""Errors that come from the disk whatever file it is."""
+"""Errors that come from the disk and not from the file, with their messages."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def writing(path: Path, needed: int | None = None, name: str | None = None) -> I
 
 
 def not_written(path: Path, error: OSError, needed: int | None = None, name: str | None = None) -> NotWritten:
-    """The error to raise where a file could not be written; arguments as for :func:`writing`."""
+    """The error to raise if a file could not be written; arguments as for :func:`writing`."""
     needed = getattr(error, "needed", None) or needed
     cause = error
     while isinstance(cause, NotWritten) and isinstance(cause.__cause__, OSError):
@@ -48,17 +48,17 @@ def not_written(path: Path, error: OSError, needed: int | None = None, name: str
 
 
 def is_of_disk(error: BaseException) -> bool:
-    """Whether an error comes from the disk, not from what was asked of it."""
+    """Whether an error comes from the disk itself, for example because it is full."""
     return isinstance(error, OSError) and error.errno in _REASONS
 
 
 def why(path: Path, error: OSError, needed: int | None = None) -> str:
-    """The reason of an error in words; of a full disk, with how much is free and needed.
+    """The reason of an error in words; for a full disk, with the space that is free and needed.
 
     Args:
         path: the file or folder in question; it need not exist.
         error: what the operating system says.
-        needed: bytes that are needed, where that is known.
+        needed: bytes that are needed; None if unknown.
     """
     place = existing(path)
     if error.errno not in _REASONS:

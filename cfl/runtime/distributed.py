@@ -30,7 +30,7 @@ _PATIENCE = 1.0  # seconds to wait for the reason of a failure after the failed 
 
 
 _watch: list[Heartbeat] = []
-"""Of this process, while it is connected to others."""
+"""The heartbeat of this process, while it is connected to others."""
 
 
 class ProcessFailed(RuntimeError):
@@ -190,7 +190,7 @@ def leave() -> None:
 
 
 def watch(patience: float) -> None:
-    """From now on tell which processes are silent; see :class:`cfl.runtime.heartbeat.Heartbeat`.
+    """Start to report silent processes; see :class:`cfl.runtime.heartbeat.Heartbeat`.
 
     Args:
         patience: seconds for which this process waits for the others.
@@ -198,7 +198,7 @@ def watch(patience: float) -> None:
     unwatch()
     if count() > 1:
         store: Any = dist.distributed_c10d._get_default_store()
-        store = store.clone()  # this one's connection waits while process 0 is silent
+        store = store.clone()  # a connection of its own, which blocks while process 0 is silent
         _watch.append(Heartbeat(store, rank(), count(), patience))
 
 
@@ -264,7 +264,7 @@ def answered() -> Iterator[None]:
 
 
 def _silence(error: RuntimeError) -> str:
-    """Why messages are not answered where nobody has said a reason."""
+    """Why messages are not answered, if no process has reported a reason."""
     silent = [watch.name(rank) for watch in _watch for rank in watch.silent()]
     if silent:
         return f"{' and '.join(silent)} did not answer within trainer.strategy.timeout_seconds: stopped or out of reach"

@@ -26,7 +26,7 @@ class NotUnderstood(RuntimeError):
 
 
 def shown(value: Any) -> str:
-    """A value as Python writes it, of a long one the beginning."""
+    """A value as Python writes it; of a long text only the beginning."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
@@ -44,12 +44,12 @@ class BadUpdate(RuntimeError):
 
 
 def diverged(count: int, task: int, what: str, value: float) -> str:
-    """The message of a :class:`BadUpdate` about tests.
+    """The message of a :class:`BadUpdate` that is found by evaluating test samples.
 
     Args:
-        count: of samples.
-        task: whose they are.
-        what: they have, with its article.
+        count: number of samples that are not finite.
+        task: their task.
+        what: the quantity that is not finite, with its article.
         value: NaN or infinity.
     """
     return (
@@ -59,7 +59,7 @@ def diverged(count: int, task: int, what: str, value: float) -> str:
 
 
 class SumRefused(RuntimeError):
-    """A secure sum was not formed: too few clients were left, or a message was not what it has to be."""
+    """A secure sum was not formed: too few clients were left, or a message was invalid."""
 
 
 class DamagedFile(RuntimeError):
@@ -70,8 +70,8 @@ class NotWritten(OSError):
     """A file could not be written; the message names file and disk, and says how much is free and needed.
 
     Args:
-        message: the sentence.
-        needed: bytes that the file needs, where that is known.
+        message: the message.
+        needed: bytes that the file needs; None if unknown.
     """
 
     def __init__(self, message: str, needed: int | None = None) -> None:
@@ -80,4 +80,4 @@ class NotWritten(OSError):
 
 
 FOR_USERS = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, SumRefused, DamagedFile, NotWritten)
-"""Errors whose message alone is shown."""
+"""Errors of which only the message is shown."""

@@ -12,7 +12,7 @@ def lock(descriptor: int) -> bool | None:
     """Lock an open file for this process, without waiting.
 
     Returns:
-        Whether it is locked now; False if another process holds it, None on file systems that know no locks.
+        True if it is locked now, False if another process holds the lock, None on file systems without locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -22,7 +22,7 @@ def lock(descriptor: int) -> bool | None:
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file is still the one of that name: whoever held it may have deleted it since it was opened."""
+    """Whether an open file still has this path; another process may have deleted it since it was opened."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

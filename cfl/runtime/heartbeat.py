@@ -18,15 +18,15 @@ SILENT = 30.0
 
 
 class Heartbeat:
-    """Two threads: one gives signs of life of this process and reads those of the others, one looks how old they are.
+    """Runs two threads: one gives signs of life of this process and reads those of the others, one checks their age.
 
-    Signs of life are in the process group's store, which one process serves: if it is silent, reading never ends.
-    Of the processes that are not silent, the first says which ones are, on standard error, and when they are back.
+    Signs of life are in the process group's store, which process 0 serves: if process 0 is silent, reading blocks. The
+    first process that is not silent prints, on standard error, which processes are silent and when they are back.
 
     Args:
-        store: connected to the store, for this object alone.
+        store: a connection to the store that only this object uses.
         rank: number of this process.
-        count: how many there are.
+        count: number of processes.
         patience: seconds for which the others wait for a silent process.
     """
 
@@ -43,9 +43,9 @@ class Heartbeat:
             thread.start()
 
     def silent(self) -> tuple[int, ...]:
-        """The processes without a sign of life, by rank."""
+        """The processes without a sign of life for :data:`SILENT` seconds, by rank."""
         since = time.monotonic() - SILENT
-        if self._served < since:  # nothing is known of the others then
+        if self._served < since:  # process 0 is silent, so nothing is known of the others
             return (0,) if self._rank else ()
         return tuple(rank for rank, heard in self._heard.items() if heard < since and rank != self._rank)
 

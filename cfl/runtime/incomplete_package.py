@@ -1,6 +1,6 @@
-"""Lets a package or module be imported without its own code, which runs when more is asked of it than a few names.
+"""Lets a package or module be imported without its own code, which runs when other than a few names are used.
 
-Others import large packages for one or two names. Served alone, these take a part of the time.
+Libraries import large packages for one or two names. Serving only these names takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class _Incomplete(ModuleType):
 
 
 class _Quick(Loader):
-    """Makes the package incomplete.
+    """Imports a package without running its own code.
 
     Args:
         whole: the loader that runs its code.
-        served: names that are served.
-        serve: what is served under a name.
-        beforehand: what the package's modules take from it.
+        served: names that are served without running the package's code.
+        serve: returns the object that is served under a name.
+        beforehand: name -> object that the package's modules use before its code has run.
     """
 
     def __init__(
         self, whole: Loader, served: Collection[str], serve: Callable[[str], Any], beforehand: Mapping[str, Any]
     ) -> None:
         self._whole, self._served, self._serve, self._beforehand = whole, served, serve, beforehand
-        self._lock = RLock()  # threads wait until the package is whole; its own code asks it for names, too
+        self._lock = RLock()  # other threads wait until the package is complete; its own code uses names of it, too
 
     def exec_module(self, module: ModuleType) -> None:
         _INCOMPLETE[module.__name__] = self
@@ -49,7 +49,7 @@ class _Quick(Loader):
         vars(module).update(self._beforehand)
 
     def answer(self, module: ModuleType, name: str) -> Any:
-        """What the package has under this name, after its own code has run unless the name is served."""
+        """Return the package's object of this name; unless the name is served, run the package's own code first."""
         if name in self._served and module.__loader__ is self:
             return self._serve(name)
         if not name.startswith("__"):
@@ -74,7 +74,7 @@ def is_incomplete(package: str) -> bool:
 
 
 def completed(package: str) -> ModuleType:
-    """The package after its own code has run."""
+    """Import a package, run its own code if it has not run yet, and return the package."""
     module = importlib.import_module(package)
     if package in _INCOMPLETE:
         _INCOMPLETE[package].complete(module)
@@ -82,7 +82,7 @@ def completed(package: str) -> ModuleType:
 
 
 class _Loaded(Loader):
-    """For a module that was imported while it was looked for."""
+    """Loader of a module that was imported while its loader was looked for."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
@@ -121,14 +121,15 @@ def serve_when_imported(
     beforehand: Mapping[str, Any] | None = None,
     submodules: bool = True,
 ) -> None:
-    """Serve some names of a package alone when it is about to be imported for the first time.
+    """Serve only some names of a package, without running its own code, when it is imported for the first time.
 
     Args:
-        package: its name, or a module's.
+        package: name of the package or module.
         served: names that are served as long as the package's own code has not run.
-        serve: what is served under such a name.
-        beforehand: what its modules take from the package, if they are imported before.
-        submodules: whether its modules can be imported from the incomplete package; else the first completes it.
+        serve: returns the object that is served under such a name.
+        beforehand: name -> object that the package's modules use if they are imported before its own code has run.
+        submodules: whether its modules can be imported from the incomplete package; if not, the first such import
+            completes the package.
     """
     if package not in sys.modules:
         loader = partial(_Quick, served=served, serve=serve, beforehand=beforehand or {})

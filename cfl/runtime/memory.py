@@ -31,7 +31,7 @@ def free_memory() -> int:
 
 
 def _of_files() -> int:
-    """Bytes that the container's memory holds of files that were read, and gives back when they are needed."""
+    """Bytes of files in the container's memory, which the system frees when memory is needed."""
     try:
         held = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
         return int(held["active_file"]) + int(held["inactive_file"])
@@ -56,7 +56,7 @@ def require_memory(key: str, value: Any, needed: float, valid: str) -> None:
 
 
 def lack_of_memory(error: BaseException) -> MemoryError | None:
-    """A MemoryError of one line if the error is a lack of memory, else None."""
+    """A MemoryError with a message of one line if the error is a lack of memory, else None."""
     text = str(error).partition("\n")[0]
     lacking = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text
     if not lacking:
@@ -66,13 +66,13 @@ def lack_of_memory(error: BaseException) -> MemoryError | None:
 
 
 class WithinMemory(TorchFunctionMode):
-    """Within the context, tensors that together take more memory than was free before are refused.
+    """Within the context, refuse new tensors that together would take more memory than is free.
 
     Args:
         key: of the option that decides their sizes.
-        value: its value; None names the tensor that is too much.
+        value: its value; with None, the error names the tensor that is too large.
         valid: what would be valid, as a phrase.
-        copies: how often they will be there in the end.
+        copies: number of copies of all tensors that there will be in the end.
 
     Raises:
         ConfigError: before the tensor is allocated.
@@ -86,13 +86,13 @@ class WithinMemory(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call the function, after a look at what it would allocate."""
+        """Call the function, after a check of the memory that it would allocate."""
         kwargs = kwargs or {}
         if func in _MAKING:
             given = kwargs["size"] if "size" in kwargs else args[0] if isinstance(args[0], Sequence) else args
             try:
                 size: float = func(*args, **{**kwargs, "device": "meta"}).nbytes
-            except RuntimeError as error:  # what else is wrong the call itself will say
+            except RuntimeError as error:  # the call itself will report any other error
                 size = math.inf if "overflow" in str(error) else 0
             self._taken += size
             if size > _SMALL:

@@ -1,4 +1,4 @@
-"""Copies from the CPU to an accelerator that Python does not wait for."""
+"""Copies tensors from the CPU to an accelerator without waiting for it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor of the CPU on ``device``, without waiting until an accelerator has done what it was asked before.
+    """Copy a tensor from the CPU to ``device`` without waiting for earlier work of an accelerator.
 
     The tensor may be changed or freed afterwards: CUDA copies memory that is not pinned to a buffer of its own before
-    it returns. If the copy is large, it may wait nevertheless. Copies to MPS, which does not do so, and to the CPU are
-    always waited for, as Lightning does.
+    the call returns. A large copy may wait nevertheless. Copies to MPS, which has no such buffer, and to the CPU always
+    wait, as in Lightning.
     """
     kind = torch.device(device).type
     return tensor.to(device, non_blocking=tensor.device.type == "cpu" and kind not in ("cpu", "mps"))

@@ -11,10 +11,10 @@ _SIOCGIFADDR = 0x8915
 
 
 def interface_towards(host: str, port: int) -> str | None:
-    """The name of the interface whose IPv4 address this machine has for messages to another one; nothing is sent.
+    """The name of the interface by which this machine would send messages to an IPv4 host; nothing is sent.
 
     Returns:
-        The name; None if the host is unknown, cannot be reached, is found on the loopback interface, or if the system
+        The name; None if the host is unknown, cannot be reached, is reached by the loopback interface, or if the system
         does not say which addresses its interfaces have.
     """
     try:
@@ -32,6 +32,6 @@ def _address_of(interface: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()))
-        except OSError:  # it has none, or this is not Linux
+        except OSError:  # the interface has no address, or this is not Linux
             return None
     return socket.inet_ntoa(answer[20:24])

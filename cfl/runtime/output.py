@@ -1,4 +1,4 @@
-"""Standard output as a file like any other: if its disk is full, or its reader has ended, the error names it."""
+"""Makes errors of standard output name its file, for example if the disk is full or the reader has ended."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Output(io.TextIOWrapper):
 
 
 def name_output() -> None:
-    """From now on errors of standard output name it."""
+    """Replace ``sys.stdout``, so that its errors name standard output."""
     output = sys.stdout
     if type(output) is io.TextIOWrapper:
         options = (output.encoding, output.errors, None, output.line_buffering)

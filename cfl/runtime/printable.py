@@ -36,7 +36,7 @@ _LATEX_ACCENTS = {
 _BREAKS_AFTER = frozenset("_/.,:;=+|)]}")
 _UNBROKEN = 12  # characters that LaTeX holds together
 LATEX_BREAK = r"\penalty1000{}"
-"""Where :func:`in_latex` lets a line end that can end nowhere else."""
+"""Text that :func:`in_latex` inserts where a line may end if it can end nowhere else."""
 
 
 def printable(text: str) -> str:
@@ -49,7 +49,7 @@ def printable(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Spell out what of a text UTF-8 does not have: bytes of a file's name in another encoding."""
+    """Spell out characters that UTF-8 does not have, such as bytes of a file's name in another encoding."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -59,13 +59,13 @@ def on_one_line(text: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """A text as one line of Markdown that shows it: no HTML, no link, no picture comes of it."""
+    """Format a text as one line of Markdown that shows it as it is, without HTML, links or pictures."""
     plain = _ENTITY.sub("&amp;", on_one_line(text)).replace("<", "&lt;")
     return plain.replace("](", "]\\(").replace("|", "\\|")
 
 
 def in_latex(text: str) -> str:
-    """A text as one line of LaTeX that shows it, in any encoding of fonts, and may be broken within long words.
+    """Format a text as one line of LaTeX that shows it in any font encoding, and may be broken within long words.
 
     Characters beyond Latin letters with accents are spelled out, such as ``U+4E2D``.
     """

@@ -1,7 +1,8 @@
-"""Lets commands do without torch._dynamo, a third of the time that ``import lightning`` takes, if they do not compile.
+"""Spares commands that do not compile the import of torch._dynamo, a third of the time of ``import lightning``.
 
-Lightning takes a class from it, only to ask whether a model is compiled. It and torch's optimizers mark what is not to
-be compiled. These names are served alone; whatever else is asked of the package, as by ``torch.compile``, completes it.
+Lightning imports a class from it, only to check whether a model is compiled. Lightning and torch's optimizers mark
+functions that must not be compiled. Only the names for this are served; any other name, as ``torch.compile`` uses,
+completes the package.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _PACKAGE = "torch._dynamo"
 
 
 class _AsTheRealOne(type):
-    """Answers whether something is a compiled module: nothing is before torch._dynamo's own code has run."""
+    """Checks whether something is a compiled module; nothing is before torch._dynamo's own code has run."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _real())
@@ -33,11 +34,11 @@ def _real() -> type | tuple[()]:
 
 
 class OptimizedModule(metaclass=_AsTheRealOne):
-    """In place of ``torch._dynamo.OptimizedModule`` for those who import it early."""
+    """Stand-in for ``torch._dynamo.OptimizedModule`` in modules that import it early."""
 
 
 def _disable(function: Callable[..., Any] | None = None, *arguments: Any, **options: Any) -> Callable[..., Any]:
-    """In place of ``torch._dynamo.disable``: nothing is compiled before torch._dynamo's own code has run."""
+    """Stand-in for ``torch._dynamo.disable``: nothing is compiled before torch._dynamo's own code has run."""
     if function is None:
         return functools.partial(_disable, *arguments, **options)
     if not inspect.isroutine(function):  # a module or a class, which must stay one
@@ -57,7 +58,7 @@ def _disable(function: Callable[..., Any] | None = None, *arguments: Any, **opti
 
 
 def _graph_break(*_: Any, **__: Any) -> None:
-    """In place of ``torch._dynamo.graph_break``, which ends a trace."""
+    """Stand-in for ``torch._dynamo.graph_break``, which ends a trace."""
 
 
 def serve_when_imported() -> None:

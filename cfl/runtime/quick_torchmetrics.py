@@ -1,8 +1,8 @@
 """Lets ``import lightning`` do without most of torchmetrics, which halves the time until a command begins to work.
 
 Lightning imports torchmetrics for its version and two classes. The package then imports all its domains, and with them
-scipy and torchvision. Here those three names are served alone; whatever else is asked of the package completes it.
-The two classes import how metrics are drawn, and with it matplotlib; they are served what they have without matplotlib.
+scipy and torchvision. Here only those three names are served; any other name completes the package. The two classes
+import the module that draws metrics, and with it matplotlib. Stand-ins for its names are served without matplotlib.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PLOT = f"{_PACKAGE}.utilities.plot"
 
 
 def _served(name: str) -> Any:
-    importlib.import_module(f"{_PACKAGE}.utilities")  # it and the module of Metric import each other
+    importlib.import_module(f"{_PACKAGE}.utilities")  # first, because it and the module of Metric import each other
     return getattr(importlib.import_module(_SERVED[name]), name)
 
 
 def _plot(*arguments: Any, **options: Any) -> Any:
-    """In place of ``plot_single_or_multi_val``, which it calls."""
+    """Stand-in for ``plot_single_or_multi_val`` that completes its module and calls it."""
     return incomplete_package.completed(_PLOT).plot_single_or_multi_val(*arguments, **options)
 
 

@@ -49,11 +49,11 @@ def client_matrix_file(measure: str, client: int) -> str:
 
 
 def folders_below(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """The folder and all below it, by name, also those that links lead to; each once, whatever leads to it.
+    """Walk a folder and all folders below it, sorted by name; links are followed, and each folder is visited once.
 
     Yields:
-        A folder, the names of the folders in it, and those of the files. Folders that are taken from their list are
-        not looked into.
+        A folder, the names of the folders in it, and the names of the files. Folders whose names the caller removes
+        from the list are not visited.
     """
     known = set()
     for place, inside, names in os.walk(root, followlinks=True):

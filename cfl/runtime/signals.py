@@ -16,14 +16,14 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "JSM_
 
 
 class Stopped(BaseException):
-    """A signal asks the program to end now.
+    """Raised when a signal asks the program to end.
 
     Args:
         number: of the signal.
 
     Attributes:
         status: exit status of the program.
-        advice: what the user may do then.
+        advice: text on what the user may do then, printed after the message.
     """
 
     def __init__(self, number: int) -> None:
@@ -33,11 +33,11 @@ class Stopped(BaseException):
 
 
 class _Program:
-    """What the handler has to know.
+    """State that the handler needs.
 
     Attributes:
         runs: whether the handler is installed.
-        holds: whether there is something to put away, so that the program ends by an exception.
+        holds: whether the program has something to clean up, so that a signal must end it by an exception.
         terminals: descriptors of the output that goes to a terminal.
     """
 
@@ -62,15 +62,16 @@ def ended_by_signals(main: Callable[[], int]) -> int:
 
 
 def hold() -> None:
-    """From now on a signal ends the program by :class:`Stopped`, so that what it holds is put away.
+    """Let signals end the program by :class:`Stopped` from now on, so that it cleans up.
 
-    Before that it ends without ado: while modules are imported, an exception may be swallowed.
+    Before this call, a signal ends the process directly, because an exception may be swallowed while modules are
+    imported.
     """
     _Program.holds = True
 
 
 def stop(number: int, frame: FrameType | None = None) -> None:
-    """Handle a signal: end the program. Another one ends it at once, whatever it does.
+    """Handle a signal by ending the program. A second signal ends it at once.
 
     Raises:
         Stopped: after :func:`hold`.
@@ -86,7 +87,7 @@ def stop(number: int, frame: FrameType | None = None) -> None:
 
 
 def leave_terminal(number: int) -> None:
-    """After SIGHUP, write no more to a terminal, which is gone: every output would be an error."""
+    """After SIGHUP, discard output to the terminal: it is gone, and every output would be an error."""
     if number == signal.SIGHUP and _Program.terminals:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in _Program.terminals:
@@ -95,18 +96,18 @@ def leave_terminal(number: int) -> None:
 
 
 def at_once(number: int) -> Any:
-    """The handler with which a signal ends the process at once, in the program or, say, in a notebook."""
+    """The handler that ends the process at once. Elsewhere than in the program, SIGINT raises KeyboardInterrupt."""
     ends = _Program.runs or number != signal.SIGINT
     return signal.SIG_DFL if ends else signal.default_int_handler
 
 
 def is_ignored(number: int) -> bool:
-    """Whether a signal is ignored from the start, as nohup has it."""
+    """Whether a signal is ignored, for example because the program was started by nohup."""
     return signal.getsignal(number) == signal.SIG_IGN
 
 
 def take_over() -> None:
-    """Handle signals by :func:`stop` again, if this is the program and a library has set handlers of its own."""
+    """In the program, handle signals by :func:`stop` again, after a library may have set its own handlers."""
     if _Program.runs:
         for number in NUMBERS:
             _set(number, stop)
@@ -139,5 +140,5 @@ def _set(number: int, handler: Any) -> None:
 
 
 def is_first_process() -> bool:
-    """Whether this is the only process, or the first of several, by what launchers put into the environment."""
+    """Whether this is the only process, or the first of several, according to launchers' environment variables."""
     return all(os.environ.get(name, "0") == "0" for name in _RANKS)

@@ -36,7 +36,7 @@ class BadYAML(yaml.YAMLError):
 
 
 class BrokenYAML(BadYAML):
-    """A text that no reader of YAML takes."""
+    """A text that is not valid YAML."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -56,7 +56,7 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         OSError: the file cannot be read.
-        BadYAML: it is a pipe or a device, is too large, or see :func:`parse_yaml`.
+        BadYAML: it is a pipe or a device, is too large, or is refused by :func:`parse_yaml`.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a pipe would have to be waited for
@@ -69,12 +69,12 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(text: str | bytes) -> Any:
     """Return what a YAML text holds: mappings, lists, texts, numbers, true, false and null.
 
-    Anchors, aliases and merge keys are allowed as long as they add little to what is written.
+    Anchors, aliases and merge keys are allowed as long as aliases repeat at most 100,000 characters and values.
 
     Raises:
         BadYAML: the text is no YAML in UTF-8; a mapping has a key twice, or one that is neither text nor a number; a
-            number is another one in YAML 1.1 than elsewhere (``010``, ``1:30``); a value has a tag; or nesting or
-            aliases are out of all proportion.
+            number has another value in YAML 1.1 than in other versions (``010``, ``1:30``); a value has a tag; or there
+            are too many values, levels of nesting or repetitions by aliases.
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -92,7 +92,7 @@ def parse_yaml(text: str | bytes) -> Any:
 
 
 def ambiguous(text: str) -> str | None:
-    """What to write instead of a number that is another one in YAML 1.1 than elsewhere; None for any other text."""
+    """What to write instead of a number that has another value in YAML 1.1; None for any other text."""
     if zero := _LEADING_ZERO.fullmatch(text):
         return f"{zero[1].removeprefix('+')}{zero[2]}, or '{text}' in quotes for text"
     if _COLONS.fullmatch(text):
@@ -117,7 +117,7 @@ class _Collection:
     at_key: bool = True
 
     def begin(self, event: yaml.NodeEvent, line: int) -> None:
-        """Note what its next part is; refuse a key that a mapping has, or that is neither text nor a number."""
+        """Note the start of its next part; refuse a key that it already has, or that is neither text nor a number."""
         if self.keys is None:
             return
         self.at_key = not self.at_key
@@ -133,7 +133,7 @@ class _Collection:
 
 
 def _check(text: str) -> None:
-    """Refuse what :func:`parse_yaml` refuses, before anything is made of it."""
+    """Refuse what :func:`parse_yaml` refuses, before any value is built."""
     open_ones: list[_Collection] = []
     sizes: dict[str | None, int] = {}
     repeated = 0
@@ -174,7 +174,7 @@ def _check(text: str) -> None:
 
 
 def _reason(error: yaml.YAMLError) -> str:
-    """What PyYAML says, with the line."""
+    """PyYAML's reason for an error, with the line."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"{error.reason} at byte {error.position}"
     mark = getattr(error, "problem_mark", None)

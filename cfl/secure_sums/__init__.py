@@ -1,1 +1,1 @@
-"""Sums of clients' messages as integers: codecs, the protocol that hides single messages, and its model."""
+"""Sums of clients' messages as integers: codecs, the protocol that hides single messages, and sums without it."""

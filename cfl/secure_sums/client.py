@@ -18,20 +18,21 @@ from cfl.secure_sums.traffic import ENVELOPE, PUBLIC, SHARE, TAG
 from cfl.secure_sums.wire import framed, listed, unlisted
 
 OF_KEY, OF_MASK = b"k", b"m"
-"""Which secret of a client the server asks a share of: its masking key, or the seed of its own mask."""
+"""The secret of a client of which the server asks for a share: its masking key, or the seed of its own mask."""
 
 
 class SumClient:
     """One client in one sum. Its functions are called once each, in the order of the stages.
 
-    A client's message is its vector plus a mask of its own and one mask for each neighbour, which the neighbour
-    subtracts. Shares of the seed of its own mask and of its masking key are with its neighbours. Of a client whose
-    message came they give the shares of the seed, of another one those of the key, never both: together they show the
-    message. The server could ask different clients for different ones. So they first compare, by tags under the keys of
-    each pair, the list of those whose messages came.
+    A client's message is its vector plus a mask of its own, plus or minus one mask for each neighbour. Of two
+    neighbours, one adds their common mask and the other subtracts it. A client's neighbours and the client itself hold
+    shares of two secrets: the seed of its own mask, and its masking key. If the client's message came, they reveal the
+    shares of the seed, else those of the key. They never reveal both, because both together show the message. As the
+    server could ask some of them for the seed and others for the key, clients first compare the list of clients whose
+    messages came, by tags under the keys of each pair.
 
     Args:
-        number: of the client.
+        number: number of the client.
         identity: its signing key.
         session: name of the sum, never used before.
         threshold: as for :func:`cfl.secure_sums.graph.shares_needed`.
@@ -96,7 +97,7 @@ class SumClient:
         return self._framed("message", total.tobytes())
 
     def check(self, came: bytes) -> bytes:
-        """Tags of the list of those whose messages came, for each neighbour in it."""
+        """Tags of the list of clients whose messages came, one for each neighbour in the list."""
         self._begin("check")
         self._came = frozenset(unlisted(came, 0, "the list of messages", lambda other: True))
         near = self._near(self._came)
@@ -113,7 +114,8 @@ class SumClient:
             asked: client -> :data:`OF_KEY` or :data:`OF_MASK`.
 
         Raises:
-            SumRefused: neighbours have got another list, or the server asks for a share that goes with the other case.
+            SumRefused: a neighbour got another list, too few neighbours confirm the list, or the server asks for shares
+                of a client's key although its message came, or of its own mask although it did not.
         """
         self._begin("unmasking")
         found = unlisted(tags, TAG, "tags of the list", lambda other: other in self._came and other in self._sealed)

@@ -18,13 +18,13 @@ from cfl.runtime.errors import ConfigError
 MODULI = (32, 64)
 """Bits of the integers that are sent."""
 MOST_BITS = 50
-"""Bits of one message's numbers at most: a float64 holds them with some bits behind the point."""
+"""Greatest number of bits of one message's numbers: a float64 holds so many, and some more behind the point."""
 _NOISES = 2.0**16
-"""Values of a random number. What is sent has the mean of the number up to 1/131072 of a step."""
+"""Number of values of a random number. The mean of a rounded number is exact up to 1/131072 of a step."""
 _PIECE = 2**14
-"""Numbers that are encoded together: with their scratch space half a MiB."""
+"""Numbers that are encoded together; with their scratch space they take half a MiB."""
 _SHIFT = 1.5 * 2.0**52
-"""Added to whole numbers below 2^51 it leaves them in the lowest bits of a float64."""
+"""Adding it to a whole number below 2^51 leaves this number in the lowest bits of the float64."""
 _SHIFT_BITS = np.float64(_SHIFT).view(np.int64)
 
 
@@ -32,15 +32,15 @@ _SHIFT_BITS = np.float64(_SHIFT).view(np.int64)
 class Codec:
     """How the numbers of a topic's messages become integers.
 
-    A number x of a message with the weight w is sent as ``x w / step``, rounded up or down at random such that it is
-    right in the mean, with ``step = weight range / 2^(bits - 1)``. Range and weight are powers of two, so that
+    A number x of a message with the weight w is sent as ``x w / step``, rounded up or down at random such that its
+    mean is right, with ``step = weight range / 2^(bits - 1)``. Range and weight are powers of two, so that
     multiples of the step, such as counts, are sent exactly. The step of tensors of integers is ``weight``.
 
     Attributes:
         range: numbers are below it in magnitude; a power of two.
-        bits: of one message's numbers, sign included.
+        bits: bits of one message's numbers, sign included.
         modulus: bits of the integers that are sent, 32 or 64; None for 32 if all sums fit, else 64.
-        weight: no message has a greater weight; a power of two.
+        weight: greatest weight that a message may have; a power of two.
     """
 
     range: float
@@ -49,19 +49,19 @@ class Codec:
     weight: float = 1.0
 
     def step(self, integers: bool = False) -> float:
-        """The difference of two neighbouring numbers, of messages with the greatest weight."""
+        """The difference between two neighbouring numbers in messages with the greatest weight."""
         return self.weight if integers else self.weight * self.range / 2 ** (self.bits - 1)
 
     @property
     def greatest(self) -> int:
-        """The greatest integer that a message may hold, and minus the least."""
+        """The greatest magnitude of the integers in a message."""
         return 2 ** (self.bits - 1) - 1
 
     def for_clients(self, topic: str, clients: int) -> Codec:
-        """The codec with its modulus, for a sum of this many messages at most.
+        """The codec with its modulus, for sums of at most ``clients`` messages.
 
         Raises:
-            ConfigError: the sum could exceed the modulus, or the weight the numbers.
+            ConfigError: the sum could exceed the modulus, or the weight exceeds the greatest integer of a message.
         """
         if self.weight > self.greatest:
             valid = f"at most {self.greatest}, or more bits: a weight is sent as one number"
@@ -93,9 +93,9 @@ def codec_of(topic: str, given: Mapping[str, Mapping[str, Any]], greatest_weight
     """The codec of a topic.
 
     Args:
-        topic: of the messages.
-        given: topic -> options that take the place of the default's.
-        greatest_weight: of the topic's messages, if no option says it; rounded up to a power of two.
+        topic: topic of the messages.
+        given: topic -> options that replace those of the default codec.
+        greatest_weight: greatest weight of the topic's messages, if no option sets it; rounded up to a power of two.
     """
     default = next(codec for pattern, codec in DEFAULTS.items() if fnmatchcase(topic, pattern))
     weight = 2.0 ** math.ceil(math.log2(max(1.0, greatest_weight)))
@@ -131,7 +131,7 @@ def encoded(values: Tensor, scales: Tensor, keys: Tensor) -> tuple[Tensor, Tenso
     Args:
         values: ``[k, d]``, finite.
         scales: ``[k, 1]`` or ``[k, d]`` float64.
-        keys: ``[k]`` int64, of the random numbers.
+        keys: ``[k]`` int64, keys of the random numbers.
 
     Returns:
         ``[k, d + 1]`` int64 with zeros in the last column, which is for the weight; ``[k]`` float64 the greatest
@@ -154,7 +154,7 @@ def _encoded(values: Tensor, scales: Tensor, random: Tensor) -> tuple[Tensor, Te
 
 
 def _encoded_on_cpu(values: Tensor, scales: Tensor, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by numpy, in pieces that stay in a core's cache: several times as fast."""
+    """Do the same as :func:`_encoded`, several times as fast: by numpy, in pieces that stay in a core's cache."""
     found = np.empty((len(values), values.shape[1] + 1), np.int64)
     found[:, -1] = 0
     largest, squares = np.zeros(len(values)), 0.0
@@ -184,5 +184,5 @@ def _encoded_on_cpu(values: Tensor, scales: Tensor, random: Tensor) -> tuple[Ten
 
 
 def centred(total: Tensor, modulus: int) -> Tensor:
-    """Sums modulo ``2^modulus`` (int64, the upper bits of any value) as the signed integers next to 0."""
+    """Sums modulo ``2^modulus`` (int64 with arbitrary upper bits) as signed integers of least magnitude."""
     return total if modulus == 64 else (total << (64 - modulus)) >> (64 - modulus)

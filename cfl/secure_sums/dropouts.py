@@ -9,9 +9,9 @@ from cfl.runtime.errors import SumRefused
 from cfl.secure_sums.graph import shares_needed
 
 STAGES = ("keys", "shares", "message", "check", "unmasking")
-"""The stages of a sum, each of which begins with a message from every client that is still there."""
+"""The stages of a sum, each of which begins with a message from every client that has not dropped out."""
 UNTIL_MESSAGE = STAGES[:3]
-"""Stages before which a client that drops out has not sent its masked message."""
+"""The first stages: a client that drops out before one of these has not sent its masked message."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Attendance:
     """Which clients of a sum have sent the message of each stage.
 
     Attributes:
-        keys: their keys.
-        shares: shares of their secrets.
-        message: their masked message, which is in the sum.
-        check: that the list of those whose messages came is the one that they got.
-        unmasking: their shares of others' secrets.
+        keys: clients that have sent their keys.
+        shares: clients that have sent shares of their secrets.
+        message: clients that have sent their masked message, which is in the sum.
+        check: clients that have sent tags of the list of clients whose messages came.
+        unmasking: clients that have sent the requested shares.
     """
 
     keys: frozenset[int]
@@ -34,7 +34,7 @@ class Attendance:
 
     @classmethod
     def of(cls, asked: Collection[int], gone: Collection[int], stage: str, came: Collection[int]) -> Attendance:
-        """Who attends, if ``gone`` drop out before ``stage``, and the messages of ``came`` alone are sent."""
+        """The attendance if ``gone`` drop out before ``stage``, and only ``came`` send a masked message."""
         left = frozenset(asked) - frozenset(gone)
         sets, still = [], frozenset(asked)
         for name in STAGES:
@@ -47,17 +47,17 @@ class Attendance:
 def check_recoverable(
     attendance: Attendance, neighbours: Mapping[int, Collection[int]], threshold: float, what: str
 ) -> None:
-    """Refuse a sum that the protocol could not give.
+    """Refuse a sum that the protocol cannot recover or must not show.
 
     Args:
-        attendance: of its clients.
+        attendance: the clients that have sent at each stage.
         neighbours: client that has sent keys -> its neighbours.
         threshold: as for :func:`cfl.secure_sums.graph.shares_needed`.
-        what: names the sum, in the message.
+        what: name of the sum, for the error message.
 
     Raises:
-        SumRefused: one message alone would be shown, the messages that came fall into groups that no mask connects, or
-            fewer holders of a client's shares are left than are needed.
+        SumRefused: fewer than two messages came, no mask connects some of the clients whose messages came with the
+            others, or fewer holders of a client's shares are left than are needed.
     """
     came = attendance.message
     if len(came) < 2:
@@ -71,11 +71,11 @@ def check_recoverable(
         )
     away = len(attendance.keys - attendance.unmasking)
     if all(len(near) + 1 - away >= shares_needed(threshold, len(near)) for near in neighbours.values()):
-        return  # even if they were all among the neighbours of one client
+        return  # enough holders, even if all clients that are away hold shares of the same client
     for client in sorted(attendance.shares):
         holders = {*neighbours[client], client}
         if client not in came and not came & holders:
-            continue  # nobody has masked a message with it
+            continue  # no message in the sum has a mask of this client
         needed, left = shares_needed(threshold, len(neighbours[client])), len(holders & attendance.unmasking)
         if left < needed:
             raise SumRefused(

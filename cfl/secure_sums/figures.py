@@ -1,4 +1,4 @@
-"""What the sums of integers of a run have cost, and how exact they are."""
+"""Figures of a run's sums of integers: seconds, counts and rounding errors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class SumFigures:
     """Figures of a run's sums, by topic.
 
     Attributes:
-        seconds: spent on integers, masks and the protocol, in this process.
-        topics: topic -> its codec and what was counted.
+        seconds: seconds spent on integers, masks and the protocol: in this process, after :meth:`synchronise` those of
+            the slowest process.
+        topics: topic -> its codec and counts.
     """
 
     def __init__(self) -> None:
@@ -32,11 +33,11 @@ class SumFigures:
         """Count messages.
 
         Args:
-            topic: of the messages.
-            codec: of the topic, with its modulus.
-            numbers: that they hold.
-            largest: greatest integer among them.
-            squares: sum of their squared rounding errors, in squares of the step.
+            topic: topic of the messages.
+            codec: codec of the topic, with its modulus.
+            numbers: how many numbers the messages hold.
+            largest: greatest magnitude of the messages' integers.
+            squares: sum of the squared rounding errors, in squares of the step.
         """
         known = self._of(topic)
         known |= {"range": codec.range, "bits": codec.bits, "weight": codec.weight, "step": codec.step()}
@@ -52,8 +53,11 @@ class SumFigures:
         known["messages"] += messages
 
     def summary(self) -> dict[str, Any]:
-        """Seconds, and by topic: the codec, the number of sums, of messages in them and of numbers in a message, the
-        root mean square error of a message's number, and the share of the range that the largest number took."""
+        """Return the seconds, and by topic the codec, the number of sums and of messages in them, and errors.
+
+        ``rounding_error`` is the root mean square error of a number in a message. ``largest_share_of_range`` is the
+        share of the codec's range that the largest number took.
+        """
         found = {}
         for topic, known in self.topics.items():
             found[topic] = {
@@ -78,7 +82,7 @@ class SumFigures:
         self._agreed = self.state_dict()["topics"]
 
     def synchronise(self) -> None:
-        """Add up what the processes' clients have sent. All processes must call this."""
+        """Combine the figures of all processes. All processes must call this."""
         if distributed.count() == 1:
             return
         everyones = distributed.gather(self.state_dict())

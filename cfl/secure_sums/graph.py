@@ -1,4 +1,4 @@
-"""Who masks with whom: a regular graph over the clients of a sum (Bell et al., 2020)."""
+"""Neighbours, pairs of clients that have a common mask: a regular graph over a sum's clients (Bell et al., 2020)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 def neighbours_of(clients: Sequence[int], degree: int | None, generator: np.random.Generator) -> dict[int, list[int]]:
-    """Client -> its neighbours, ascending: a circle in random order, in which each has as many on either side.
+    """Client -> its neighbours, ascending: the nearest ones, as many on either side, on a circle in random order.
 
     Args:
-        clients: in any order.
-        degree: neighbours of each, even; None, or at least as many as there are others, for all others.
+        clients: the sum's clients, in any order.
+        degree: number of neighbours of each client, even. None, or at least the number of other clients: all others.
         generator: draws the order.
     """
     ordered = sorted(clients)
@@ -27,10 +27,10 @@ def neighbours_of(clients: Sequence[int], degree: int | None, generator: np.rand
 
 
 def shares_needed(threshold: float, neighbours: int) -> int:
-    """How many of the holders of a client's shares, itself among them, recover its secrets.
+    """Number of shares that recover a client's secrets, held by its neighbours and by itself.
 
     Args:
-        threshold: share of the holders, more than which are needed.
-        neighbours: of the client.
+        threshold: more than this share of the holders is needed.
+        neighbours: number of the client's neighbours.
     """
     return int(threshold * (neighbours + 1)) + 1

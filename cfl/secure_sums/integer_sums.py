@@ -1,4 +1,4 @@
-"""Sums of clients' messages as integers: by the protocol, or as it would give them."""
+"""Sums of clients' messages as integers: by the protocol, or the same sums computed without it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Layout = list[tuple[str, tuple[int, ...], torch.dtype]]
 
 
 class RunningSum:
-    """One topic's sum while its messages come.
+    """The state of one topic's sum until the server reads it.
 
     Attributes:
         asked: clients of which the server wants a message, ascending.
-        gone: those among them that drop out.
-        codec: of the messages.
-        layout: of the messages.
+        gone: clients among ``asked`` that drop out.
+        codec: codec of the messages.
+        layout: layout of the messages.
         came: clients whose message is in the sum.
-        total: ``[d + 1]`` int64, the sum of the messages' integers, the weights' last; None before the first, and where
-            the protocol forms it.
-        protocol: forms the sum; None before the first message, and where its outcome is computed.
-        device: of the messages.
+        total: ``[d + 1]`` int64, the sum of the messages' integers, with the sum of weights last; None before the first
+            message, and if the protocol forms the sum.
+        protocol: forms the sum; None before the first message, and if the sum is computed without the protocol.
+        device: device of the messages.
     """
 
     def __init__(self, topic: str, round: int, asked: Sequence[int], gone: Collection[int], codec: Codec) -> None:
@@ -55,13 +55,14 @@ class IntegerSums:
     """Forms the sums of all topics.
 
     A client's message is one vector of integers, with its weight as the last one. Rounding is a hash of (seed, topic,
-    round, client), and integers add up in any order: so the sums do not depend on cohorts, devices and processes.
+    round, client), and the order of integer additions does not matter. The sums therefore do not depend on cohorts,
+    devices and processes.
 
     Args:
-        settings: of the run.
+        settings: settings of the run's sums.
 
     Attributes:
-        figures: for the summary.
+        figures: figures for the run's summary.
     """
 
     def __init__(self, settings: SumSettings) -> None:
@@ -87,7 +88,7 @@ class IntegerSums:
             asked: clients of which the server wants a message for this sum, the same for all of them.
             gone: clients that drop out of the round.
             payload: name -> ``[k, ...]``, finite.
-            weights: of the k messages, whole numbers above 0.
+            weights: weights of the k messages, whole numbers above 0.
             clients: the k ids.
 
         Raises:
@@ -168,7 +169,7 @@ class IntegerSums:
     # The protocol.
 
     def _mask(self, running: RunningSum, rows: Tensor, clients: Sequence[int]) -> None:
-        """Let clients send their masked messages."""
+        """Send the clients' integers ``[k, d + 1]`` as masked messages of the protocol."""
         settings, modulus = self.settings, running.codec.modulus or 64
         if running.protocol is None:
             running.protocol = ProtocolSum(
@@ -187,12 +188,12 @@ class IntegerSums:
     # The server reads.
 
     def read(self, topic: str, moment: tuple[int, int]) -> tuple[dict[str, Tensor], float, int, int]:
-        """A topic's weighted sums, their weight, and the bytes that its clients sent and received; empties the topic.
+        """Return and remove a topic's weighted sums, their weight, and the bytes that its clients sent and received.
 
         With several processes, all must call this. The bytes are those of all clients, in the first process only.
 
         Raises:
-            SumRefused: too few clients are left to recover it, or nobody has sent a message.
+            SumRefused: too few clients are left to recover the sum, or no client has sent a message.
         """
         started = time.perf_counter()
         what = f"round {moment[0]} (task {moment[1]}): no sum of {topic!r}"
@@ -226,7 +227,7 @@ class IntegerSums:
         return sums, float(total[-1]), up, down
 
     def summary(self) -> dict[str, Any]:
-        """For the run's summary: how sums were formed, seconds, and by topic the codec and its errors."""
+        """Figures for the run's summary: how sums were formed, seconds, and by topic the codec and its errors."""
         settings = self.settings
         how = {
             "aggregation": "secure" if settings.secure else "modelled",
@@ -259,7 +260,7 @@ def _joined(parts: Sequence[Tensor], codec: Codec) -> tuple[Tensor, Tensor]:
 
 
 def decoded(codec: Codec, total: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a sum of integers ``[d + 1]``, by name, in the types of plain sums."""
+    """The tensors of a sum of integers ``[d + 1]``, by name: in their own floating-point type, else in float64."""
     sizes = [math.prod(shape) for _, shape, _ in layout]
     parts = total[:-1].split(sizes)
     sums = {}

@@ -42,7 +42,7 @@ class AgreementKey:
 
 
 def encrypt(key: bytes, plain: bytes, context: bytes) -> bytes:
-    """AES-GCM under a key that encrypts one message per context: the context is the nonce, and authenticated."""
+    """Encrypt and authenticate by AES-GCM; the nonce is a hash of the context, so use a key only once per context."""
     return _gcm(key, context).encrypt(_nonce(context), plain, context)
 
 
@@ -50,7 +50,7 @@ def decrypt(key: bytes, sealed: bytes, context: bytes) -> bytes:
     """Undo :func:`encrypt`.
 
     Raises:
-        SumRefused: it was changed, or is of another session, sender or receiver.
+        SumRefused: the bytes were changed, or are of another session, sender or receiver.
     """
     from cryptography.exceptions import InvalidTag
 
@@ -71,12 +71,12 @@ def _nonce(context: bytes) -> bytes:
 
 
 def tag(key: bytes, content: bytes) -> bytes:
-    """32 bytes by which the other owner of a key knows who has written the content."""
+    """Authentication code of a content, 32 bytes (HMAC-SHA256), which owners of the key can verify."""
     return hmac.digest(key, content, hashlib.sha256)
 
 
 class Identity:
-    """A client's signing key (Ed25519), whose public half the server knows from before."""
+    """A client's signing key (Ed25519); the server knows the public key in advance."""
 
     def __init__(self) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -89,7 +89,7 @@ class Identity:
         return self._key.public_key().public_bytes_raw()
 
     def sign(self, content: bytes) -> bytes:
-        """64 bytes."""
+        """Signature of the content, 64 bytes."""
         return self._key.sign(content)
 
 
@@ -106,5 +106,5 @@ def is_signed(public: bytes, content: bytes, signature: bytes) -> bool:
 
 
 def as_bytes(number: int) -> bytes:
-    """A number of the field of shares."""
+    """A number of the field of shares as bytes."""
     return number.to_bytes(SHARE, "little")

@@ -1,4 +1,4 @@
-"""One sum by the protocol, all parties in this process: clients that drop out, and messages as they come."""
+"""Runs the protocol for one sum with all parties in this process, as messages arrive and clients drop out."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class ProtocolSum:
 
     Args:
         asked: clients of which the server wants a message.
-        gone: those among them that drop out.
-        stage: before which they do.
-        degree: neighbours of each client; None for all others.
-        generator: draws who is whose neighbour.
+        gone: clients among ``asked`` that drop out.
+        stage: stage before which they drop out.
+        degree: number of neighbours of each client; None for all others.
+        generator: draws the neighbours.
         threshold: as for :func:`cfl.secure_sums.graph.shares_needed`.
-        count: integers of a message.
-        modulus: their bits.
+        count: number of integers in a message.
+        modulus: bits of an integer.
 
     Attributes:
-        server: of the sum.
+        server: the sum's server.
         clients: number -> client.
     """
 
@@ -67,10 +67,10 @@ class ProtocolSum:
         return [c for c in sorted(clients) if STAGES.index(stage) < self._stage or c not in self._gone]
 
     def add(self, client: int, vector: np.ndarray) -> None:
-        """A client sends its message; arguments as for :meth:`cfl.secure_sums.client.SumClient.message`.
+        """Send a client's message; arguments as for :meth:`cfl.secure_sums.client.SumClient.message`.
 
         Raises:
-            SumRefused: it has dropped out, or too many of its neighbours have.
+            SumRefused: the client has dropped out, or too many of its neighbours have.
         """
         if client not in self._left("message", self._shares):
             raise SumRefused(f"a message of client {client}, which has dropped out")

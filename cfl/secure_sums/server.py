@@ -18,20 +18,20 @@ from cfl.secure_sums.wire import listed, numbers, unframed, unlisted
 
 
 class SumServer:
-    """The server of one sum. It is honest but curious: it follows the protocol, and tries to learn from what it sees.
+    """The server of one sum. It is honest but curious: it follows the protocol, but may learn from all that it gets.
 
     Args:
         session: name of the sum, never used before.
-        identities: client -> public signing key, of those that are asked.
-        graph: clients that have sent keys -> neighbours of each.
+        identities: client -> public signing key, for all clients that are asked for a message.
+        graph: takes the clients that have sent keys and returns client -> its neighbours.
         threshold: as for :func:`cfl.secure_sums.graph.shares_needed`.
-        count: integers of a message.
-        modulus: their bits.
+        count: number of integers in a message.
+        modulus: bits of an integer.
 
     Attributes:
         up: bytes received.
         down: bytes sent.
-        neighbours: client -> its neighbours, once keys are sent out.
+        neighbours: client -> its neighbours; empty before :meth:`keys`.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class SumServer:
         self._tags: dict[int, dict[int, bytes]] = {}
         self._shares: dict[int, dict[int, bytes]] = {}
 
-    # What clients send.
+    # Messages from clients.
 
     def receive_keys(self, message: bytes) -> None:
-        """A client's public keys."""
+        """Receive a client's public keys."""
         client, body = self._unframed(message, "keys", self._keys, self._identities)
         if len(body) != 2 * PUBLIC:
             raise SumRefused(f"keys of client {client} of {len(body)} bytes: truncated")
         self._keys[client] = body
 
     def receive_shares(self, message: bytes) -> None:
-        """A client's encrypted shares."""
+        """Receive a client's encrypted shares."""
         client, body = self._unframed(message, "shares", self._sealed, self._keys)
         near = self.neighbours[client]
         sealed = unlisted(body, ENVELOPE, f"shares of client {client}", lambda other: other in near)
@@ -73,7 +73,7 @@ class SumServer:
         self._sealed[client] = sealed
 
     def receive_message(self, message: bytes) -> None:
-        """A client's masked vector, which is added to the sum."""
+        """Receive a client's masked vector and add it to the sum."""
         client, body = self._unframed(message, "message", self._came, self._sealed)
         if len(body) != self._total.nbytes:
             raise SumRefused(f"a message of client {client} of {len(body)} bytes, not {self._total.nbytes}: truncated")
@@ -81,12 +81,12 @@ class SumServer:
         self._came.add(client)
 
     def receive_check(self, message: bytes) -> None:
-        """A client's tags."""
+        """Receive a client's tags of the list of clients whose messages came."""
         client, body = self._unframed(message, "check", self._tags, self._came)
         self._tags[client] = unlisted(body, TAG, f"tags of client {client}", lambda other: other in self._came)
 
     def receive_unmasking(self, message: bytes) -> None:
-        """A client's shares of others' secrets."""
+        """Receive the shares that a client was asked for."""
         client, body = self._unframed(message, "unmasking", self._shares, self._tags)
         asked = self._asked(client)
         given = unlisted(body, 1 + SHARE, f"shares from client {client}", lambda other: other in asked)
@@ -105,25 +105,25 @@ class SumServer:
         self.up += len(message)
         return client, body
 
-    # What it sends: client -> bytes.
+    # Messages to clients: client -> bytes.
 
     def keys(self) -> dict[int, bytes]:
-        """To each client the public keys of its neighbours."""
+        """Draw the neighbours; return client -> the public keys of its neighbours."""
         self.neighbours = self._graph(sorted(self._keys))
         return self._sent({c: listed({o: self._keys[o] for o in self.neighbours[c]}) for c in self._keys})
 
     def shares(self) -> dict[int, bytes]:
-        """To each client the shares that its neighbours have encrypted for it."""
+        """Client -> the shares that its neighbours have encrypted for it."""
         return self._sent(
             {c: listed({o: self._sealed[o][c] for o in self.neighbours[c] if o in self._sealed}) for c in self._sealed}
         )
 
     def came(self) -> dict[int, bytes]:
-        """To each client whose message came the list of these clients."""
+        """Client whose message came -> the list of these clients."""
         return self._sent(dict.fromkeys(self._came, numbers(self._came)))
 
     def requests(self) -> dict[int, tuple[bytes, bytes]]:
-        """To each client the tags of its neighbours, and the shares that it is asked for."""
+        """Client -> the tags of its neighbours, and the list of shares that it is asked for."""
         tags = {}
         for client in self._tags:
             near = [other for other in self.neighbours[client] if client in self._tags.get(other, ())]
@@ -146,10 +146,10 @@ class SumServer:
         """``[d]``, the sum of the vectors of all clients whose messages came, modulo ``2^modulus``.
 
         Args:
-            what: names the sum, in refusals.
+            what: name of the sum, for the error message.
 
         Raises:
-            SumRefused: too few shares have come.
+            SumRefused: too few messages or shares came, or shares are forged.
         """
         attendance = Attendance(
             frozenset(self._keys),
@@ -169,7 +169,7 @@ class SumServer:
         return total
 
     def _remove_masks(self, total: np.ndarray, client: int, near: Collection[int]) -> None:
-        """Take the masks that neighbours have added for a client whose own message did not come out of the sum."""
+        """Remove the masks that neighbours have in common with a client whose own message did not come."""
         pair = AgreementKey(self._recovered(client))
         if pair.public != self._keys[client][PUBLIC:]:
             raise SumRefused(f"the shares of client {client}'s key do not give it: forged")

@@ -13,7 +13,7 @@ INSTALL = "pip install 'continual-fl[secure]'"
 
 
 def is_installed() -> bool:
-    """Whether the library is there."""
+    """Whether this library is installed."""
     return find_spec("cryptography") is not None
 
 
@@ -22,13 +22,13 @@ class SumSettings:
     """How sums of integers are formed.
 
     Attributes:
-        secure: whether the protocol runs; else its outcome is computed.
-        seed: of the run.
-        neighbours: of each client, even; None for all others.
-        threshold: share of the holders of a client's secrets, more than which are needed to recover them.
-        codecs: topic -> options that take the place of its codec's defaults.
-        stage: before which clients that drop out do so.
-        greatest_weight: topic -> the greatest weight of its messages, where that is not 1.
+        secure: whether the protocol runs; else its outcome is computed without it.
+        seed: seed of the run.
+        neighbours: number of neighbours of each client, even; None for all others.
+        threshold: more than this share of the holders of a client's secrets is needed to recover them.
+        codecs: topic -> options that replace those of its default codec.
+        stage: stage before which clients drop out.
+        greatest_weight: takes a topic and returns the greatest weight of its messages.
     """
 
     secure: bool

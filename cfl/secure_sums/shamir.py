@@ -11,11 +11,11 @@ PRIME = 2**256 - 189
 
 
 def split(secret: int, places: Sequence[int], needed: int) -> list[int]:
-    """Shares of a secret, of which ``needed`` recover it and fewer tell nothing: values of a random polynomial.
+    """Split a secret into shares, of which ``needed`` recover it and fewer reveal nothing.
 
     Args:
         secret: from 0 to :data:`PRIME` - 1.
-        places: where the polynomial is evaluated, different numbers from 1 to :data:`PRIME` - 1.
+        places: where the random polynomial is evaluated, one share each: different numbers from 1 to :data:`PRIME` - 1.
         needed: from 1 to the number of places.
 
     Raises:
@@ -37,14 +37,14 @@ def _value(coefficients: Sequence[int], place: int) -> int:
 
 
 def recover(shares: Mapping[int, int]) -> int:
-    """The secret, from as many shares as are needed: place -> share. Fewer shares give any number."""
+    """Recover the secret from as many shares as are needed, place -> share. Fewer shares give a wrong number."""
     places = tuple(sorted(shares))
     return sum(factor * shares[place] for factor, place in zip(_factors(places), places, strict=True)) % PRIME
 
 
 @lru_cache(maxsize=64)
 def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
-    """What shares at these places are multiplied by (Lagrange's polynomials at 0)."""
+    """Factors of the shares at these places in the secret (Lagrange's polynomials at 0)."""
     found = []
     for place in places:
         above = below = 1

@@ -11,7 +11,7 @@ SESSION, NUMBER, PUBLIC, SHARE, TAG = 16, 4, 32, 32, 32
 HEADER = SESSION + 1 + NUMBER
 """Bytes in front of a client's message: session, stage, sender."""
 SIGNATURE = 64
-"""Bytes behind it."""
+"""Bytes of the signature at the end of a client's message."""
 ENVELOPE = 2 * SHARE + 16
 """Bytes of the two shares that one client sends another, encrypted."""
 
@@ -20,7 +20,7 @@ def traffic(attendance: Attendance, neighbours: Mapping[int, Collection[int]], v
     """Bytes that the clients of a sum send, and that they receive.
 
     Args:
-        attendance: who sends what.
+        attendance: the clients that send at each stage.
         neighbours: client that has sent keys -> its neighbours.
         vector: bytes of a masked message's numbers.
     """
@@ -37,7 +37,7 @@ def traffic(attendance: Attendance, neighbours: Mapping[int, Collection[int]], v
     down += len(a.message) * NUMBER * len(a.message)
     up += sum(frame + near(c, a.message) * (NUMBER + TAG) for c in a.check)
     down += sum(near(c, a.check) * (NUMBER + TAG) for c in a.check)
-    # The shares that are asked for: of the neighbours that have dealt some, and a client's own.
+    # The requested shares: of the neighbours that have sent shares, and of the client itself.
     down += sum((near(c, a.shares) + 1) * (NUMBER + 1) for c in a.check)
     up += sum(frame + (near(c, a.shares) + 1) * (NUMBER + 1 + SHARE) for c in a.unmasking)
     return up, down

@@ -1,4 +1,4 @@
-"""Messages of clients to the server as bytes: who, in which session, at which stage, signed."""
+"""Clients' messages to the server as bytes: session, stage, sender, body and signature."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cfl.secure_sums.traffic import HEADER, NUMBER, SESSION, SIGNATURE
 
 
 def framed(identity: Identity, session: bytes, stage: str, sender: int, body: bytes) -> bytes:
-    """A client's message."""
+    """A client's message with its header and signature."""
     content = session + struct.pack("<BI", STAGES.index(stage), sender) + body
     return content + identity.sign(content)
 
@@ -21,13 +21,13 @@ def unframed(message: bytes, session: bytes, stage: str, identities: Mapping[int
     """Sender and body of a message.
 
     Args:
-        message: as it came.
-        session: the one that is running.
-        stage: the one that is running.
+        message: the bytes that came.
+        session: name of the running sum.
+        stage: the current stage.
         identities: client -> public key.
 
     Raises:
-        SumRefused: it is truncated, of another session or stage, or not signed by whom it names.
+        SumRefused: the message is truncated, of another session or stage, or not signed by a client that was asked.
     """
     if len(message) < HEADER + SIGNATURE:
         raise SumRefused(f"a truncated message of {len(message)} bytes")
@@ -45,7 +45,7 @@ def unframed(message: bytes, session: bytes, stage: str, identities: Mapping[int
 
 
 def listed(entries: Mapping[int, bytes]) -> bytes:
-    """Client -> bytes of one length, as bytes."""
+    """Encode client -> entry as bytes; all entries have the same length."""
     return b"".join(struct.pack("<I", client) + entry for client, entry in sorted(entries.items()))
 
 
@@ -54,12 +54,12 @@ def unlisted(body: bytes, size: int, what: str, expected: Callable[[int], bool])
 
     Args:
         body: the bytes.
-        size: of an entry.
-        what: names the list, in the message.
-        expected: whether a client may be in it.
+        size: bytes of an entry, without the client's number.
+        what: name of the list, for the error message.
+        expected: whether a client may be in the list.
 
     Raises:
-        SumRefused: it is truncated, or has a client twice or one that is not expected.
+        SumRefused: the list is truncated, or has a client twice or one that is not expected.
     """
     each = NUMBER + size
     if len(body) % each:

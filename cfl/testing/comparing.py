@@ -17,20 +17,20 @@ def difference(found: Any, expected: Any, tolerance: float = 0.0, place: str = "
 
     Args:
         found: tensors, numbers and plain values in mappings and sequences.
-        expected: the same of another run.
+        expected: the values to compare with, nested in the same way.
         tolerance: allowed difference of floating-point numbers, relative to the greatest entry if that is above 1. At 0
             they must be the same bit for bit, including NaN.
         place: name of the two values in the text.
 
     Returns:
-        Such as ``head.weight differs by 0.012``.
+        A text such as ``head.weight differs by 0.012``, or None.
     """
     worst = max(_differences(found, expected, tolerance, place), default=None, key=lambda pair: pair[0])
     return None if worst is None else worst[1]
 
 
 def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Greatest difference of a weight that both models have; counters of batches are ignored."""
+    """Greatest difference of a tensor that both models have; BatchNorm's counters of batches are ignored."""
     common = [n for n in expected if n in found and "num_batches" not in n]
     return max((float((found[n] - expected[n]).abs().max()) for n in common), default=0.0)
 

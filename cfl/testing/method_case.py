@@ -85,7 +85,7 @@ class MethodCase:
         scenario: the scenario, if it does not follow from the stream.
         data: options of ``FederatedDataModule`` and, under ``schedule``, of ``Schedule``.
         federated: options of ``FederatedOrchestrator`` (``federated`` in a configuration).
-        rounds: of each task.
+        rounds: number of rounds of each task.
         beside: makes further methods, name -> method, which come after this one, and are used in the run of federated
             averaging as well.
         buffer: makes the settings of clients' buffers, for methods that replay.
@@ -96,7 +96,8 @@ class MethodCase:
             checked.
         tolerance: greatest difference between two computations in float64 that count as the same.
         rough_tolerance: the same in float32.
-        device_tolerance: the same in float64 on a GPU and on the CPU, whose kernels add up in other orders.
+        device_tolerance: the same in float64 on a GPU and on the CPU, because their kernels add up in different
+            orders.
         least_change: smallest change of a weight of the global model that counts as an effect of the method.
     """
 
@@ -152,11 +153,11 @@ class MethodCase:
         return "class" if "class" in scenarios else "density"
 
     def data_of(self, tasks: int = 2, width: int = 2, shares: Shares = "equal", **options: Any) -> FederatedDataModule:
-        """The federation's samples.
+        """The data module with the federation's samples.
 
         Args:
             tasks: number of tasks.
-            width: clients side by side.
+            width: number of clients trained side by side.
             shares: how samples are dealt.
             options: options of ``FederatedDataModule``, and ``stream``; they override the case's own.
         """
@@ -196,7 +197,7 @@ class MethodCase:
         federated: Mapping[str, Any] | None = None,
         **trainer: Any,
     ) -> Federation:
-        """Run all rounds, whatever is raised."""
+        """Run all rounds and return the federation; errors are passed on."""
         options = EngineOptions(engine, workers=2 if engine == "workers" else None)
         client = tiny_client(data, network or self.network, self.optimizer, methods, options)
         if self.buffer is not None:
@@ -216,18 +217,18 @@ class MethodCase:
         accelerator: str = "cpu",
         one_by_one: bool = False,
     ) -> Run:
-        """A whole run, computed once and cached.
+        """The results of a whole run, which is computed once and cached.
 
         Args:
             which: the method, its neutral options, or federated averaging.
             tasks: number of tasks.
-            width: clients side by side.
+            width: number of clients trained side by side.
             engine: what computes local steps.
-            in_double: with the network in float64.
+            in_double: whether the network is in float64.
             shares: how samples are dealt.
             network: network in place of the case's.
             accelerator: the Trainer's.
-            one_by_one: Lightning runs every local step by itself.
+            one_by_one: whether Lightning runs local steps one at a time.
 
         Raises:
             AssertionError: the run raised an error.
@@ -257,6 +258,6 @@ class MethodCase:
 
 
 def told(error: BaseException) -> str:
-    """An error as part of a sentence."""
+    """Text of an error within a sentence: its class, unless that is ConfigError, and its message."""
     kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return f"{kind}{error}"

@@ -1,4 +1,4 @@
-"""Checks of a method's declarations: what they exclude is refused, the rest works. Each raises AssertionError."""
+"""Checks of a method's declarations: excluded settings are refused, others work. Each raises AssertionError."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPTIMIZERS = {
 
 
 def scenarios_are_those_declared(case: MethodCase) -> None:
-    """A run in a declared scenario finishes; in any other scenario it is refused."""
+    """Require that runs in declared scenarios finish, and that runs in all other scenarios are refused."""
     declared = case.make().scenarios
     for scenario in get_args(Scenario):
         if scenario in declared or _can_be_tried(scenario):
@@ -42,7 +42,7 @@ def scenarios_are_those_declared(case: MethodCase) -> None:
 
 
 def _can_be_tried(scenario: Scenario) -> bool:
-    """Whether what tests need in a scenario is installed."""
+    """Whether the packages that a scenario's measure needs are installed."""
     try:
         measure_of(scenario).require()
     except ConfigError:
@@ -51,7 +51,7 @@ def _can_be_tried(scenario: Scenario) -> bool:
 
 
 def scenario_is_as_declared(case: MethodCase, scenario: Scenario) -> None:
-    """:func:`scenarios_are_those_declared` for one of them."""
+    """Check one scenario for :func:`scenarios_are_those_declared`."""
     density = scenario == "density"
     streams = {"domain": permuted, "density": black_and_white, "regression": brightness, "detection": squares}
     networks: dict[str, NetworkFactory] = {
@@ -72,8 +72,10 @@ def scenario_is_as_declared(case: MethodCase, scenario: Scenario) -> None:
 
 
 def refuses_what_it_excludes(case: MethodCase) -> None:
-    """Exposures, clocks, sequences and optimizers that the declarations exclude are refused; others work, or the
-    method itself refuses them."""
+    """Require that exposures, clocks, sequences and optimizers that the declarations exclude are refused.
+
+    Other exposures, clocks and sequences have to work, or the method itself refuses them by a ConfigError.
+    """
     method = case.make()
     for options, key, allowed in (
         ({"exposure": "asynchronous"}, "data.exposure", method.task_free),
@@ -104,9 +106,10 @@ def refuses_wrong_options(case: MethodCase) -> None:
 
 
 def server_sees_sums_only(case: MethodCase) -> None:
-    """Unless it declares ``individual_uplinks``, the server never reads the message of a single client of several.
+    """Require that the server never reads a single client's message, unless ``individual_uplinks`` is declared.
 
-    Data that a method takes from a cohort without the channel are detected by the check with several processes.
+    In a round with several clients, sums have to be read after all of these have sent. This check does not detect data
+    that a method takes from a cohort without the channel; the check with several processes does.
     """
     if case.make().individual_uplinks:
         return
@@ -128,9 +131,9 @@ def server_sees_sums_only(case: MethodCase) -> None:
 
 
 def boundaries_are_unknown(case: MethodCase) -> None:
-    """A ``task_free`` method cannot tell whether six rounds of the same data are one task or three.
+    """Require that a ``task_free`` method computes the same if six rounds on the same data are one task or three.
 
-    Only for domain-incremental tasks: if tasks add classes, the data show boundaries.
+    This is checked for domain-incremental tasks only, because new classes show the boundaries of tasks.
     """
     method = case.make()
     if not method.task_free or "domain" not in method.scenarios:
@@ -159,7 +162,7 @@ def boundaries_are_unknown(case: MethodCase) -> None:
 def reports_are_plain_values(case: MethodCase) -> None:
     """The figures and rows of ``report`` are plain values that JSON gives back; all rows have the same columns.
 
-    No figure has the name of one that every run has, whose value would stay.
+    No figure may have the name of a figure that every run has.
     """
     for tasks in (1, 3):
         run = case.run(tasks=tasks)
@@ -200,7 +203,7 @@ def storage_is_declared(case: MethodCase) -> None:
 
 
 def shapes_are_right(case: MethodCase) -> None:
-    """Returned tensors have the shapes of the arguments; a shape that broadcasts would otherwise go unnoticed."""
+    """Require that returned tensors have the shapes of the arguments; otherwise they could broadcast unnoticed."""
     methods = case.methods("tried")
     method: Any = methods[NAME]
     for name in ("transform_step", "model_for", "recall", "as_tested"):
@@ -231,7 +234,7 @@ def _same_shapes(
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The first of a chain of errors, each raised from the one before."""
+    """The first error of a chain in which each error was raised from the one before."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -312,7 +315,7 @@ def _require_refusal(
     value: object = None,
     named: str = "",
 ) -> None:
-    """Require a ConfigError with this beginning of the key, the value if given, a valid value, and ``named``."""
+    """Require a ConfigError whose key begins with ``key``, with ``value`` if given, a valid value, and ``named``."""
     try:
         run()
     except ConfigError as error:

@@ -31,7 +31,7 @@ def engines_agree(case: MethodCase) -> None:
     which = "with engine.kind workers instead of vmap"
     expected = case.run(in_double=True)
     require_equal(case, "engines", which, case.run(in_double=True, engine="workers"), expected, case.tolerance)
-    # In float32, too: with a chain of layers, workers keep no gradients if no method uses them.
+    # Also in float32, where workers keep no gradients of a chain of layers if no method uses them.
     for network in {case.network, *([mlp] if case.network is norm_net else [])}:
         found, expected = case.run(engine="workers", network=network), case.run(network=network)
         by = distance(found.models[-1], expected.models[-1])
@@ -43,9 +43,9 @@ def engines_agree(case: MethodCase) -> None:
 
 
 def blocks_agree(case: MethodCase) -> None:
-    """Local steps taken several in one go, or run one by one by Lightning: bit for bit the same, by either engine.
+    """Local steps computed in blocks, and steps that Lightning runs one by one, agree bit for bit, by either engine.
 
-    Not among :data:`NUMBERS`: what a method does has no bearing on it.
+    Not in :data:`NUMBERS`, because methods have no influence on it.
     """
     for engine in ("vmap", "workers"):
         found, expected = (case.run(engine=engine, shares="unequal", one_by_one=one) for one in (False, True))
@@ -62,7 +62,8 @@ def devices_agree(case: MethodCase) -> None:
 def resumed_equals_straight(case: MethodCase) -> None:
     """A run resumed from a checkpoint ends bit for bit like an uninterrupted one.
 
-    Interrupted in the middle of a task, at its end, and in the next one; checkpoints are read with ``weights_only``.
+    The run is interrupted after its first round, at the end of its first task, and after the next round. Checkpoints
+    are read with ``weights_only``.
     """
     with tempfile.TemporaryDirectory() as folder:
         stops = (1, case.rounds, case.rounds + 1)
@@ -125,7 +126,7 @@ def reduces_to_fedavg(case: MethodCase) -> None:
 
 
 def first_task(case: MethodCase) -> None:
-    """It equals federated averaging until the end of the first task, or not, as declared; for one and two tasks."""
+    """Until the first task ends, it equals federated averaging or not, as declared; in runs of one and two tasks."""
     if case.fedavg_in_first_task is None:
         return
     for tasks in (1, 2):
@@ -143,7 +144,7 @@ def first_task(case: MethodCase) -> None:
 
 
 def clients_may_lack_tasks(case: MethodCase) -> None:
-    """If each of three tasks is missing at a client, the run ends with finite weights."""
+    """A run of three tasks in which clients lack samples of tasks ends with finite weights."""
     run = case.run(tasks=3, shares="missing")
     wrong = sorted(n for n, v in run.models[-1].items() if v.is_floating_point() and not bool(v.isfinite().all()))
     if wrong:

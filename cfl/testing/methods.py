@@ -40,7 +40,8 @@ def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), proc
         make: makes the method, a fresh one with every call, with options under which it has an effect: a class or a
             ``functools.partial`` of it.
         skip: names of checks to leave out.
-        processes: above 1, also compare so many processes with one, which takes some seconds more (``processes``).
+        processes: number of processes; above 1 their results are also compared with those of one process (the check
+            ``processes``), which takes some seconds more.
         needs: settings that the method needs, and its expected properties: the attributes of
             :class:`cfl.testing.method_case.MethodCase`, such as ``network``, ``stream``, ``optimizer``, ``beside`` or
             ``reduces_to_fedavg``.

@@ -28,7 +28,7 @@ from cfl.testing.tiny_runs import fit, tiny_client, weights
 _SAMPLES = 5
 _TOLERANCE = 1e-8
 _SINGLE_TOLERANCE = 1e-3
-"""Of a short training in float32."""
+"""Allowed difference of weights after a short training in float32."""
 
 
 def check_network(make: NetworkFactory, input_shape: tuple[int, int, int] = (1, 8, 8), num_outputs: int = 4) -> None:
@@ -98,7 +98,10 @@ def _check_head(who: str, network: Network, x: Tensor) -> None:
 
 
 def _check_samples(who: str, network: Network, x: Tensor) -> None:
-    """Only for networks with running statistics: without them, the batch's statistics are intended."""
+    """Check the property ``samples``, unless a BatchNorm layer has no running statistics.
+
+    Such a layer uses the batch's statistics in evaluation by intention.
+    """
     layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if any(layer.running_mean is None for layer in layers):
         return
@@ -177,7 +180,7 @@ def _check_stacked(who: str, networks: list[Network], x: Tensor) -> None:
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Summed over networks: ``[K, B, O]`` logits, ``[B]`` labels."""
+    """Sum over networks of the cross-entropies of logits ``[K, B, O]`` with labels ``[B]``."""
     return torch.stack([cross_entropy(each, labels) for each in logits]).sum()
 
 
@@ -200,7 +203,7 @@ def _check_engines(who: str, make: NetworkFactory, input_shape: tuple[int, int, 
             raise AssertionError(f"engines: training moves no parameter of {who}")
         return trained
 
-    # In float64, in which autograd computes the steps; as they are, a worker may have steps of its own for them.
+    # In float64 autograd computes the steps. For the network as it is, workers may have hand-written steps.
     exact = double(make)
     expected = {of: train("vmap", 1, of) for of in (exact, make)}
     ways: tuple[tuple[Literal["vmap", "workers"], NetworkFactory, float], ...] = (

@@ -1,4 +1,4 @@
-"""Runs several connected processes as Lightning's launcher does, but forked, which saves seconds for each."""
+"""Runs several connected processes as Lightning's launcher does, but by forking, which saves seconds for each."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A free port."""
+    """Number of a free TCP port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def several(size: int = 2) -> dict[str, Any]:
-    """Options of ``tiny.fit`` for a process of a crew."""
+    """Options of :func:`cfl.testing.tiny_runs.fit` for a process of a crew of ``size``."""
     return {"strategy": ClientParallel(timeout_seconds=TIMEOUT), "devices": size}
 
 
@@ -127,7 +127,10 @@ class Crew:
 
 
 def arrays(tree: Any) -> Any:
-    """Nested dictionaries and lists with NumPy arrays in place of tensors, to be sent between processes."""
+    """Nested dictionaries and lists with NumPy arrays in place of tensors, to be sent between processes.
+
+    Entries whose keys end with ``seconds`` are left out.
+    """
     if isinstance(tree, Tensor):
         return tree.detach().cpu().numpy()
     if isinstance(tree, Mapping):
@@ -143,14 +146,14 @@ def processes_do_not_matter(case: MethodCase, processes: int = 2, crew: Crew | N
 
     Args:
         case: the method and its settings.
-        processes: how many are started.
-        crew: processes to use in place of new ones. It is of no more use after a process has failed.
+        processes: number of processes.
+        crew: processes to use in place of new ones. A crew cannot be used again after a process has failed.
 
     Raises:
         AssertionError: numbers differ, or a process fails.
         ValueError: the case cannot be pickled.
     """
-    bare = replace(case)  # without runs
+    bare = replace(case)  # a copy without cached runs
     try:
         pickle.dumps(bare)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -176,7 +179,7 @@ def processes_do_not_matter(case: MethodCase, processes: int = 2, crew: Crew | N
 
 
 def _with_one_thread(case: MethodCase) -> Any:
-    """The results in this process with as many threads as others have: float32 kernels may round by their number."""
+    """The results in this process with one thread, as in the others: rounding may depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -19,10 +19,11 @@ def check_source(source: Source, root: Path | None = None) -> None:
     The checks, by name:
 
     - ``transform``: ``mean``, ``std`` and ``scale`` fit the channels, and give finite network inputs;
-    - ``images``, ``labels``: uint8 ``[N, C, H, W]`` of the declared ``shape``, int64 from 0 below ``num_classes``,
-      or float32 ``[N, num_classes]`` if it announces ``numbers``, or ``[N, M, 5]`` with boxes within the images if it
-      announces ``boxes``; at least one sample in the training and in the test set;
-    - ``again``: loading again gives the same samples in the same order, also if the first ones were changed;
+    - ``images``: uint8, or finite float32, ``[N, C, H, W]`` of the declared ``shape``, at least one in the training and
+      in the test set;
+    - ``labels``: int64 from 0 below ``num_classes``; float32 ``[N, num_classes]`` if the source's ``targets`` are
+      ``numbers``; ``[N, M, 5]`` with boxes within the images if they are ``boxes``;
+    - ``again``: loading again gives the same samples in the same order;
     - ``apart``: training and test set share no memory, and not all test images are training images as well.
 
     Args:

@@ -66,7 +66,7 @@ class _Squares(DetectionSource):
         super().__init__([1, 32, 32], ["bright", "dark"], 3, None, None, None, None)
 
     def records(self, root: Path) -> tuple[list[Record], list[Record]]:
-        """None: nothing is read from files."""
+        """Return no records, because nothing is read from files."""
         return [], []
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
@@ -96,7 +96,7 @@ def squares(tasks: int = 2) -> Sequence:
 def tiny_data(
     stream: Stream | None = None, *, num_clients: int = 4, schedule: Mapping[str, Any] | None = None, **options: Any
 ) -> FederatedDataModule:
-    """A data module, by default with two permuted tasks of three rounds, with all of four clients in each.
+    """A data module, by default with two permuted tasks of three rounds, and all four clients in each round.
 
     Args:
         stream: the tasks.

@@ -38,7 +38,7 @@ norm_net: NetworkFactory = partial(ConvNet, norm=True)
 
 
 def double(make: NetworkFactory) -> NetworkFactory:
-    """The same network in float64, so that two computations can be compared to ten digits."""
+    """A factory of the same network in float64, so that two computations can be compared to ten digits."""
 
     def build(input_shape: tuple[int, int, int], num_outputs: int) -> Network:
         network = make(input_shape, num_outputs).double()

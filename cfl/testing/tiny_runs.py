@@ -50,7 +50,7 @@ def tiny_trainer(
     Args:
         data: the data module, which sets the number of rounds.
         federated: options of ``FederatedOrchestrator``.
-        callbacks: further callbacks, behind the orchestrator.
+        callbacks: further callbacks, after the orchestrator.
         options: of ``Trainer``.
     """
     settings: dict[str, Any] = {
@@ -106,10 +106,10 @@ def weights(federation: Federation | Context) -> dict[str, Tensor]:
 
 
 class OneStepAtATime(Callback):
-    """Has a hook of single local steps, so that these are not taken several in one go."""
+    """Makes Lightning run local steps one at a time instead of in blocks, by having a hook of single steps."""
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Rounds(Callback):
@@ -130,7 +130,7 @@ class Rounds(Callback):
 
 
 def figures_of_every_run(federation: Federation) -> set[str]:
-    """Names of figures in every run's summary, under which no method may report others."""
+    """Names of the figures in every run's summary, which methods must not use for their own figures."""
     return set(run_figures(federation, "", "", {}, torch.device("cpu")))
 
 

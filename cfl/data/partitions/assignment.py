@@ -107,10 +107,12 @@ def _deal(t: int, task: Task, partition: Partition, clients: np.ndarray, seed: i
 
 
 def _checked(parts: Sequence[np.ndarray], partition: Partition, num_clients: int, num_samples: int) -> Shares:
-    """The shares, if each client has one, of samples that there are, and no sample has two clients.
+    """Return the shares after checking that all clients have one and that no sample has two clients.
+
+    An instance of :class:`Shares` is returned unchecked.
 
     Raises:
-        ConfigError: ``data.partition``; its class gives something else.
+        ConfigError: ``data.partition``; its class returns something else.
     """
     if isinstance(parts, Shares):
         return parts

@@ -17,8 +17,8 @@ class Partition(Named, ABC):
     """A rule that deals one task's training samples to clients.
 
     Attributes:
-        name: short lower-case name for reports and run names, e.g. ``dirichlet-0.3``; the class's if it gives none.
-        by_owner: whether every client gets the samples that are its own in the data.
+        name: short lower-case name for reports and run names, e.g. ``dirichlet-0.3``; by default the class's name.
+        by_owner: whether every client gets the samples that it owns in the data set.
     """
 
     by_owner: ClassVar[bool] = False
@@ -57,11 +57,11 @@ class Partition(Named, ABC):
     def deal(
         self, labels: np.ndarray, owners: np.ndarray | None, clients: np.ndarray, rng: np.random.Generator
     ) -> Sequence[np.ndarray]:
-        """Deal a task's samples to some of the clients; :meth:`split`, unless the data say whose samples they are.
+        """Deal a task's samples to some of the clients, by default with :meth:`split`, which ignores owners.
 
         Args:
             labels: ``[N]`` integer class of each sample.
-            owners: ``[N]`` client of each sample as the data set has it, None if it has none.
+            owners: ``[N]`` client that owns each sample; None if the data set does not say.
             clients: ``[m]`` ids of the clients, ascending.
             rng: as for :meth:`split`.
 
@@ -71,7 +71,7 @@ class Partition(Named, ABC):
         return self.split(labels, len(clients), rng)
 
     def dropped(self, num_samples: int, num_clients: int) -> int:
-        """Number of samples that go to no client because the shares are equal; below the number of shares."""
+        """Number of samples that go to no client, so that shares have equal sizes; 0 by default."""
         return 0
 
 

@@ -34,7 +34,7 @@ class ClassesPerClient(Partition):
         self.name = f"classes-{num_classes}"
 
     def check(self, num_samples: int, num_classes: int, num_clients: int) -> None:
-        """See :meth:`Partition.check`; no client can hold more classes than there are, and no class may be left."""
+        """See :meth:`Partition.check`; no client can hold more classes than exist, and each class needs a client."""
         super().check(num_samples, num_classes, num_clients)
         if self.num_classes > num_classes:
             self._refuse(f"at most {num_classes}, the number of classes in the task")

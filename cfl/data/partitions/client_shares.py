@@ -14,7 +14,7 @@ class Shares(Sequence[np.ndarray]):
     Memory is 8 bytes per sample and 8 per share; an array object per share would add more than 100.
 
     Args:
-        samples: ``[M]`` int64, all shares one behind the other.
+        samples: ``[M]`` int64, all shares one after another.
         offsets: ``[C + 1]`` int64, not descending, from 0 to M: share ``i`` is ``samples[offsets[i]:offsets[i + 1]]``.
     """
 
@@ -58,7 +58,7 @@ class Shares(Sequence[np.ndarray]):
 
 
 class ClientShares(Mapping[int, np.ndarray]):
-    """Client id to a view of its samples, for the clients that hold one task.
+    """Maps client ids to views of the clients' samples, for the clients that hold one task.
 
     Args:
         clients: ``[m]`` int64 ids, ascending.

@@ -17,7 +17,7 @@ associated (Joag-Dev and Proschan, 1983). If a draw left m clients short on aver
 probability below exp(-m), and for m < 60 it would leave 200 short with probability below exp(-100).
 """
 _MOST_RETRIES = 100_000
-"""Draws that end within some ten seconds."""
+"""Greatest number of draws, which take about ten seconds."""
 
 
 class Dirichlet(Partition):
@@ -64,8 +64,8 @@ class Dirichlet(Partition):
         """See :meth:`Partition.split`.
 
         Raises:
-            ConfigError: ``data.partition.alpha`` when no draw gave every client ``min_samples``; the message tells
-                how close the best one came.
+            ConfigError: ``data.partition.alpha`` when no draw gave every client ``min_samples``; the message says how
+                many samples the smallest client had in the best draw.
         """
         class_sizes = np.unique_counts(labels).counts
         self.check(len(labels), len(class_sizes), num_clients)

@@ -15,14 +15,14 @@ from cfl.runtime.option_checks import check_integers
 class LabelBlocks(Partition):
     """Each client gets a few blocks of equal size; all samples of a block have one class.
 
-    The samples of each class, in random order, are cut into blocks; what does not fill a block is left out. Of all
-    blocks, ``C * blocks_per_client`` are drawn at random and dealt at random, so a client's blocks may be of one class.
-    All clients hold the same number of samples. Unlike :class:`~cfl.data.partitions.shards.Shards` no block straddles a
+    The samples of each class, in random order, are cut into blocks; the rest of a class is left out. Of all blocks,
+    ``C * blocks_per_client`` are drawn at random and dealt at random, so a client's blocks may be of one class. All
+    clients hold the same number of samples. Unlike :class:`~cfl.data.partitions.shards.Shards` no block straddles a
     border, whatever the class sizes.
 
     Source: FedCurv (Shoham et al., 2019), section 4: MNIST in 96 x 2 blocks of homogeneous labels, "discarding a small
-    amount of data". The paper does not give the block size. The greatest is 306: 193 blocks, of which one is left out,
-    and 612 samples per client.
+    amount of data". The paper does not give the block size. The greatest one is 306: it gives 193 blocks, of which one
+    is left out, and 612 samples per client.
 
     Args:
         blocks_per_client: blocks of each client, at least 1.
@@ -57,7 +57,7 @@ class LabelBlocks(Partition):
     def dropped(self, num_samples: int, num_clients: int) -> int:
         """Number of samples that go to no client.
 
-        Where ``block_size`` is null that depends on the class sizes: this is then the smallest number possible.
+        If ``block_size`` is null, the number depends on the class sizes. The result is then the smallest possible one.
         """
         needed = self.blocks_per_client * num_clients
         return num_samples % needed if self.block_size is None else num_samples - self.block_size * needed
@@ -94,6 +94,6 @@ class LabelBlocks(Partition):
 
 
 def greatest_block(class_sizes: np.ndarray, needed: int) -> int:
-    """The greatest size of which classes of ``class_sizes`` give at least ``needed`` blocks; 0 if none does."""
+    """The greatest block size with which classes of ``class_sizes`` give ``needed`` blocks; 0 if there is none."""
     sizes = range(1, int(class_sizes.max()) + 1)
     return bisect_left(sizes, True, key=lambda size: bool((class_sizes // size).sum() < needed))

@@ -1,4 +1,4 @@
-"""Every client has the samples that are its own in the data."""
+"""Every client has the samples that it owns in the data set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cfl.runtime.errors import ConfigError
 class Natural(Partition):
     """Each client holds the samples that the data set says are its own; nothing is drawn.
 
-    ``data.num_clients`` has to be the number of clients in the data. They are numbered by their names or numbers, from
-    0. Samples of clients that do not take part in a task are not used in it. With several data sets, client k of each
-    is the same client.
+    ``data.num_clients`` has to be the number of clients in the data. They are numbered from 0, in the order of their
+    names or numbers. Samples of clients that do not take part in a task are not used in it. With several data sets,
+    client k of each is the same client.
     """
 
     name = "natural"
@@ -37,7 +37,7 @@ class Natural(Partition):
         return group_by_owner(np.where(clients[place] == owners, place, -1), len(clients))
 
     def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Shares:
-        """See :meth:`Partition.split`; refuses samples of no client.
+        """Refuse to deal samples without owners; see :meth:`deal`.
 
         Raises:
             ConfigError: always.
@@ -46,10 +46,10 @@ class Natural(Partition):
 
 
 def check_owners(owners: Sequence[np.ndarray | None], num_clients: int) -> None:
-    """Refuse another number of clients than the data have.
+    """Refuse a number of clients that differs from that in the data.
 
     Args:
-        owners: ``[N]`` per task; None where the data tell nothing.
+        owners: per task, ``[N]`` the client of each sample; None if the data set does not say.
         num_clients: ``data.num_clients``.
 
     Raises:

@@ -11,7 +11,7 @@ from cfl.runtime.option_checks import check_integers
 
 
 class Shards(Partition):
-    """Each client gets a few shards of the label-sorted samples, hence few classes.
+    """Each client gets a few shards of the label-sorted samples, and so has few classes.
 
     The samples are sorted by class (in random order within a class) and cut into ``C * per_client`` shards of
     ``floor(N / (C * per_client))``; each client gets ``per_client`` different shards. A shard holds one class when the

@@ -26,16 +26,16 @@ from cfl.runtime.option_checks import check_integers, check_numbers
 
 _PARTS = ("train", "test")
 CLIENTS, NAMES = "train_clients", "class_names"
-"""Arrays that a file may hold besides."""
+"""Names of optional arrays of a file."""
 
 
 class Layout(NamedTuple):
-    """What the arrays of a file hold.
+    """The names, types and dimensions of the arrays of a file.
 
     Attributes:
-        kind: their names are ``train_<kind>`` and ``test_<kind>``.
-        about: the whole file in words.
-        has_type: whether samples may have a type.
+        kind: kind of the samples, whose arrays are named ``train_<kind>`` and ``test_<kind>``.
+        about: description of the whole file, for messages.
+        has_type: function that tells whether samples may have a given type.
         dimensions: numbers of dimensions that the arrays may have.
     """
 
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the arrays that have to be there."""
+        """Names of the arrays that a file must have."""
         return tuple(f"{part}_{kind}" for part in _PARTS for kind in (self.kind, "labels"))
 
 
@@ -64,7 +64,7 @@ def _damaged(path: Path, reason: object, layout: Layout) -> DataFilesMissing:
 
 
 def _claims(file: NpzFile, layout: Layout, numbers: bool = False) -> dict[str, Claim]:
-    """What the headers of all four arrays say, if they fit together."""
+    """Return the headers of all four arrays after checking that they fit together."""
     if lacking := sorted(set(layout.keys) - set(file.keys)):
         raise ValueError(f"it lacks {', '.join(lacking)}")
     found, kind = {key: file.claim(key) for key in layout.keys}, layout.kind
@@ -122,7 +122,7 @@ def npz_num_classes(path: Path, layout: Layout, numbers: bool = False) -> int:
 
 
 def _counted(path: Path, train: NDArray[np.int64], test: NDArray[np.int64], layout: Layout) -> int:
-    """Number of classes that labels show."""
+    """Return the highest label plus one; refuse labels up to it without a training sample."""
     count = 1 + max(int(train.max()), int(test.max()))
     if absent := first_absent(train, count):
         gaps = f"{absent[0]:,} of its labels 0 to {count - 1} have no training sample, the first is {absent[1]}"
@@ -184,7 +184,7 @@ def _channels_first(stored: NDArray[Any], channels: str) -> Tensor:
 
 
 class NpzSource(StandardSource):
-    """A source that reads one ``.npz`` file of some layout. Sizes that are not given are read when first asked for.
+    """A source that reads one ``.npz`` file of some layout. Sizes that are not given are read when first used.
 
     Args:
         path: of the file, relative to the data root or absolute.
@@ -197,7 +197,7 @@ class NpzSource(StandardSource):
         max_test: likewise.
 
     Attributes:
-        layout: of the file.
+        layout: layout of the file.
     """
 
     told_by: ClassVar[str | None] = "path"
@@ -267,7 +267,7 @@ class NpzSource(StandardSource):
 
     @property
     def _key(self) -> str:
-        """Names the file and how it is read."""
+        """Text that identifies the file and how it is read, for checkpoints."""
         return f"{type(self).__name__} {self.path} {self.targets}"
 
     def __getattr__(self, name: str) -> Any:
@@ -289,7 +289,7 @@ class NpzSource(StandardSource):
         return self.__dict__[name]
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets as stored."""
+        """Training and test set as stored."""
         file = self._file(root)
         if not os.path.isfile(file):
             raise DataFilesMissing(f"{file} is missing. Expected: {self.layout.about}. {where_else(self.path)}")
@@ -326,13 +326,13 @@ class NpzSource(StandardSource):
         return f"{KEY}.shape", list(given), f"{list(found)}, the shape stored in {file}"
 
     def names(self, root: Path) -> tuple[str, ...]:
-        """Those of the checkpoint's run; else of ``class_names`` in the file if it has them; else numbers."""
+        """Names of classes: those of the checkpoint's run, else ``class_names`` of the file, else numbers."""
         if self._facts:
             return tuple(self._facts["names"])
         file = self._file(root)
         return (os.path.isfile(file) and self._stored_names(file)) or super().names(root)
 
-    # What is asked of the file.
+    # Reading the file; CsvTable does this in its own way.
 
     def _stored_shape(self, file: Path) -> tuple[int, ...]:
         """Shape of the array of training samples."""
@@ -347,7 +347,7 @@ class NpzSource(StandardSource):
         return read_arrays(file, self.layout, self._convert, self._numbers)
 
     def _stored_names(self, file: Path) -> tuple[str, ...]:
-        """Names of the classes, if it has any."""
+        """Names of the classes, if the file has any."""
         try:
             with opened_npz(file) as held:
                 found = held.read(NAMES) if NAMES in held.keys else None
@@ -367,15 +367,15 @@ class Arrays(NpzSource):
     The file holds ``train_images`` and ``test_images``, uint8 ``[N, H, W]`` or ``[N, H, W, C]``, and
     ``train_labels`` and ``test_labels``, integers ``[N]`` from 0, or with ``numbers`` numbers ``[N]`` or ``[N, D]``. It
     may hold ``class_names``, texts ``[num_classes]``, and ``train_clients``, names or integers ``[N]``, for the
-    partition ``Natural``. ``shape`` and ``num_classes`` that are not given are read from the file when first asked for.
+    partition ``Natural``. ``shape`` and ``num_classes`` that are not given are read from the file when first used.
 
     Args:
         path: of the file, relative to the data root or absolute.
         shape: ``[C, H, W]`` of one image; null: as in the file.
-        num_classes: number of classes, some of which may have no sample; null: the highest label plus one, where every
-            label below it has a training sample.
+        num_classes: number of classes, some of which may have no sample; null: the highest label plus one;
+            every class must then have a training sample.
         channels: whether images with 4 dimensions are ``[N, H, W, C]`` (``last``) or ``[N, C, H, W]`` (``first``).
-            ``last`` is refused without ``shape`` where only the first of the three is a usual number, 1 or 3.
+            Without ``shape``, ``last`` is refused if the first of the three numbers is 1 or 3 and the last is not.
         scale: stored value that means 1.0, positive.
         mean: subtracted per channel, in units of ``stored / scale``; null: 0.
         std: divided by per channel, in the same units, positive; null: 1.
@@ -384,7 +384,7 @@ class Arrays(NpzSource):
         numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
 
     Raises:
-        ConfigError: a number that cannot work; when the file is looked at: its channels seem to be elsewhere.
+        ConfigError: a number that cannot work; or, when the file is read, its channels seem to come first.
     """
 
     layout = IMAGES

@@ -20,15 +20,15 @@ class Source(Named, ABC):
     """One data set. Everything except :meth:`load` is known without reading a file.
 
     Attributes:
-        name: short lower-case name used in reports and run names; the class's if it gives none.
+        name: short lower-case name used in reports and run names; by default the class's name.
         shape: ``(C, H, W)`` of the stored images.
-        num_classes: number of classes; of numbers to predict, D.
-        targets: what labels are: ``classes``, ``numbers`` to predict ``[N, D]``, or ``boxes`` ``[N, M, 5]``.
+        num_classes: number of classes, or number D of values to predict.
+        targets: kind of the labels: ``classes``, ``numbers`` to predict ``[N, D]``, or ``boxes`` ``[N, M, 5]``.
         mean: per channel, of ``stored / scale``.
         std: per channel, of ``stored / scale``.
         scale: stored value that means 1.0.
         superclasses: the data set's own groups of classes, each ascending; none for most data sets.
-        class_names: of all classes, in the order of their labels; empty where they have numbers, or only files tell.
+        class_names: names of all classes, in the order of their labels; empty if there are none, or only in files.
         told_by: for classes that read many data sets, the option that names the data set.
         unlike_published: after loading, how the files differ from the published data set; empty if they do not, or if
             the published one is not known.
@@ -47,7 +47,7 @@ class Source(Named, ABC):
     class_names: tuple[str, ...] = ()
 
     def kept(self, root: Path) -> dict[str, dict[str, Any]]:
-        """What only files tell, by a name of the data set, for a run's checkpoint; empty for most data sets."""
+        """Data set -> facts that were read from files, such as sizes, for checkpoints; empty for most data sets."""
         return {}
 
     @property
@@ -62,7 +62,7 @@ class Source(Named, ABC):
 
     @property
     def reads(self) -> str:
-        """How image files that are none of the data set's are read, in sentences; empty if they have to be like it."""
+        """How image files from outside the data set are read, in sentences; empty if they must have its format."""
         return ""
 
     def moments(self, root: Path) -> tuple[list[float], list[float]] | None:
@@ -82,12 +82,12 @@ class Source(Named, ABC):
         return PixelTransform(self.mean, self.std, self.scale)
 
     def names(self, root: Path) -> tuple[str, ...]:
-        """Names of all classes, as far as they are known or the files under ``root`` tell; else their numbers.
+        """Names of all classes, from the data set's class or files under ``root``; else their numbers.
 
-        Those of the D outputs, where labels are numbers."""
+        If labels are numbers, these are names of the D outputs."""
         return self.class_names or tuple(map(str, range(self.num_classes)))
 
-    # Images that are none of the data set's own.
+    # Images from outside the data set.
 
     def image_of_file(self, path: Path, root: Path) -> Tensor:
         """``[C, H, W]``: an image file as :meth:`load` would deliver it.
@@ -110,12 +110,12 @@ class Source(Named, ABC):
             root: folder with the data sets' files.
 
         Raises:
-            ValueError: an array of another type or shape; says which would be valid.
+            ValueError: an array of another type or shape; the message says which would be valid.
         """
         return images_of_array(stored, self.shape)
 
     def images_of_table(self, path: Path, root: Path) -> Tensor:
-        """``[N, C, H, W]``: rows of a CSV file as :meth:`load` would deliver them; only a table has them.
+        """``[N, C, H, W]``: rows of a CSV file as :meth:`load` would deliver them, for ``CsvTable`` only.
 
         Args:
             path: of the file.

@@ -19,11 +19,11 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices
 
 _NEITHER = 2
-"""Number, beside those of training and test set, of images that are in none."""
+"""Part number of images outside the training set (0) and the test set (1)."""
 
 
 class Binarised(Source):
-    """Another source's images with stored values above a threshold as 1 and all others as 0, or drawn at random.
+    """Another source's images in black and white: 1 above a threshold and 0 elsewhere, or drawn at random.
 
     Network input is 0 or 1, whatever the source's normalisation. CONFEDMADE (Paul et al., 2023) takes MNIST above 127.
     The binarised MNIST on which densities are usually compared was drawn once, with value / white as the probability of
@@ -32,12 +32,12 @@ class Binarised(Source):
     Args:
         source: the data set.
         threshold: largest stored value that becomes 0; null takes half of the value of white (127.5 of 255).
-        split: the ``source``'s own training and test set, or both ``merged`` and cut anew, of each class 5/7 for
-            training and 1/7 for tests, as CONFEDMADE does; its validation part is left out. The same cut in every run.
+        split: the ``source``'s own training and test set, or both ``merged`` and cut anew, with 5/7 of each class for
+            training and 1/7 for tests, as CONFEDMADE does; the rest is not used. The cut is the same in every run.
         drawn: a pixel is 1 with the probability value / white, drawn once, the same in every run.
 
     Raises:
-        ConfigError: a threshold at which all pixels would be black or white, one beside ``drawn``, or another split.
+        ConfigError: a threshold that would make all pixels equal or is given with ``drawn``, or another split.
     """
 
     def __init__(
@@ -88,6 +88,6 @@ class Binarised(Source):
             return (images > self.threshold).to(torch.uint8)
         generator = torch_generator(0, f"binarise {self.source.name}", part)
         bits = torch.empty(images.shape, dtype=torch.uint8)
-        for one, other in zip(bits.split(10_000), images.split(10_000), strict=True):  # a float takes four bytes
+        for one, other in zip(bits.split(10_000), images.split(10_000), strict=True):  # random floats take 4 bytes each
             one.copy_(torch.rand(other.shape, generator=generator) * self.source.scale < other)
         return bits

@@ -60,18 +60,19 @@ class BinarySet(StandardSource):
     Files, in ``<root>/binary/`` or ``<root>/``, the first of these that is there:
 
     - ``<set>.npz`` with ``train``, ``valid`` and ``test``, or ``train_data`` and so on: ``[N, D]``, 0 and 1;
-    - ``<set>.train.data``, ``<set>.valid.data``, ``<set>.test.data``, also within a folder ``<set>``: a row to the
-      line, separated by commas (as in the DEBD collection);
-    - ``<set>_train.amat`` and so on, separated by blanks (as the stochastically binarised MNIST is).
+    - ``<set>.train.data``, ``<set>.valid.data``, ``<set>.test.data``, also within a folder ``<set>``: one row on each
+      line, with commas between the values (as in the DEBD collection);
+    - ``<set>_train.amat`` and so on, with blanks between the values (as the stochastically binarised MNIST).
 
     Args:
         set: its name, one of :data:`VARIABLES` or another with ``variables``.
-        variables: D; null where the name tells.
-        pad_to: columns of zeros behind the others up to this number, so that sets of several sizes fit one network;
-            null: none.
+        variables: number of variables D; null for a set known by name.
+        pad_to: number of columns to which zeros are appended, so that sets of several sizes fit one network; null:
+            none are appended.
         split: the ``published`` training and test set, or all three parts ``merged`` and cut anew, 5/7 for training and
-            1/7 for tests, as CONFEDMADE does; the same cut in every run. Rows for validation are not used.
-        max_rows: merged only: the first rows to take; null: all. CONFEDMADE takes 48,000 of rcv1.
+            1/7 for tests, as CONFEDMADE does. The cut is the same in every run. The other rows are not used.
+        max_rows: with ``merged`` only: number of rows to take, the first ones; null: all. CONFEDMADE takes 48,000 of
+            rcv1.
         max_train: keep at most this many training samples, the same ones in every run; null: all.
         max_test: likewise for the test set.
 
@@ -114,7 +115,7 @@ class BinarySet(StandardSource):
         super().__init__(None, None, max_train, max_test)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets: 0 and 1."""
+        """Training and test set, with values 0 and 1."""
         parts = read_binary_parts(root, self.name)
         wanted = PARTS if self.split == "merged" else ("train", "test")
         lacking = [part for part in wanted if part not in parts]
@@ -138,7 +139,7 @@ class BinarySet(StandardSource):
 
 
 def read_binary_parts(root: Path, name: str) -> dict[str, np.ndarray]:
-    """The parts of a set that there are, ``[N, D]`` uint8 of 0 and 1.
+    """Read the parts of a set that have files: part -> ``[N, D]`` uint8 of 0 and 1.
 
     Args:
         root: of the data sets.
@@ -161,10 +162,10 @@ def read_binary_parts(root: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def read_binary_text(file: Path) -> np.ndarray:
-    """``[N, D]`` uint8 of a file with a row of 0 and 1 to the line, separated by commas or blanks.
+    """Read a file with one row of 0 and 1 on each line, separated by commas or blanks, as ``[N, D]`` uint8.
 
     Raises:
-        DataFilesMissing: anything else in it, or lines of several lengths.
+        DataFilesMissing: the file holds anything else, or its lines differ in length.
     """
     text = np.frombuffer(file.read_bytes(), dtype=np.uint8)
     digits = np.isin(text, np.frombuffer(_DIGITS, dtype=np.uint8))

@@ -28,9 +28,9 @@ class Record(NamedTuple):
 
     Attributes:
         file: of the image.
-        boxes: of each its class's name, left, top, right and bottom in pixels of the file.
-        client: whose image it is, from 0; None where nobody says so.
-        seconds: how long the image lasts in a recording; None where nobody says so.
+        boxes: for each box the name of its class, and left, top, right and bottom in pixels of the image file.
+        client: the client, from 0, that owns the image; None if unknown.
+        seconds: how long the image lasts in a recording; None if unknown.
     """
 
     file: Path
@@ -42,13 +42,13 @@ class Record(NamedTuple):
 class DetectionSource(StandardSource):
     """A data set of images with boxes. Subclasses define :meth:`records`.
 
-    Images are scaled to ``shape``, and boxes with them. Boxes are cut to their images. Those of classes that are not
-    named, and those less than a pixel wide or high after that, are left out. Images stay bytes.
+    Images are scaled to ``shape``, and boxes with them. Boxes are cut at the borders of their images. Boxes of other
+    classes, and boxes that are then less than a pixel wide or high, are left out. Images are stored as bytes.
 
     Args:
         shape: ``[C, H, W]`` of the network's input, C 1 or 3.
         classes: names of the classes to find, in the order of their labels.
-        most_boxes: boxes of an image, at least 1; of an image with more, the largest are kept.
+        most_boxes: most boxes of an image, at least 1; if an image has more, the largest are kept.
         mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
         std: divided by per channel, in the same units, positive; null: 0.25.
         max_train: keep at most this many training images, evenly spaced in their order; null: all.
@@ -90,7 +90,7 @@ class DetectionSource(StandardSource):
         """
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets, at most ``max_train`` and ``max_test`` images."""
+        """Training and test set, at most ``max_train`` and ``max_test`` images."""
         train, test = self.records(root)
         return self._whole("training", _spaced(train, self.max_train)), self._whole(
             "test", _spaced(test, self.max_test)
@@ -126,7 +126,7 @@ class DetectionSource(StandardSource):
         )
 
     def _scaled(self, record: Record, width: int, height: int) -> Tensor:
-        """``[n, 5]``, the largest first."""
+        """The boxes of a record in pixels of ``shape``, ``[n, 5]``, the largest first."""
         rows = [(self.class_names.index(name), *corners) for name, *corners in record.boxes if name in self.class_names]
         boxes = torch.tensor(rows, dtype=torch.float64).view(-1, 5)
         limits = torch.tensor([self.shape[2], self.shape[1]] * 2, dtype=torch.float64)
@@ -147,12 +147,12 @@ def corners_of(values: Any, where: str, sized: bool = False) -> tuple[float, flo
     """Left, top, right and bottom as finite numbers.
 
     Args:
-        values: four numbers or texts of such.
+        values: four numbers, or texts with numbers.
         where: file and place, for the message.
         sized: whether the last two are width and height.
 
     Raises:
-        DataFilesMissing: they are no such numbers, or right and bottom are before left and top.
+        DataFilesMissing: the values are no four finite numbers, or right is left of left, or bottom above top.
     """
     try:
         left, top, right, bottom = (float(value) for value in values)
@@ -166,10 +166,10 @@ def corners_of(values: Any, where: str, sized: bool = False) -> tuple[float, flo
 
 
 def below(folder: Path, name: Any, where: str) -> Path:
-    """A file below a folder by the name that another file has for it.
+    """Path of a file below a folder, from the name that another file gives.
 
     Raises:
-        DataFilesMissing: the name leads elsewhere.
+        DataFilesMissing: the name leads out of the folder.
     """
     if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise DataFilesMissing(f"{where}: {name!r:.80} is no name of a file below {folder}")
@@ -180,7 +180,7 @@ def entry(of: Any, key: str, where: str) -> Any:
     """An entry of an object that was read from a file.
 
     Raises:
-        DataFilesMissing: there is none.
+        DataFilesMissing: there is no such entry.
     """
     if not isinstance(of, Mapping) or key not in of:
         raise DataFilesMissing(f"{where}: there is no {key}")

@@ -1,4 +1,4 @@
-"""Boxes in the format of COCO, into which BDD100K and SODA10M are converted."""
+"""Boxes in the format of COCO, to which BDD100K and SODA10M can be converted."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from cfl.runtime.errors import DataFilesMissing
 
 
 class CocoBoxes(DetectionSource):
-    """Images with boxes in two JSON files as COCO's.
+    """Images with boxes, which two JSON files in COCO's format describe.
 
-    Each holds ``images`` (``id``, ``file_name``), ``categories`` (``id``, ``name``) and ``annotations`` (``image_id``,
-    ``category_id``, ``bbox``: left, top, width and height in pixels). Crowds (``iscrowd`` 1) are left out. Images are
-    in the order of the file.
+    Each file holds ``images`` (``id``, ``file_name``), ``categories`` (``id``, ``name``) and ``annotations``
+    (``image_id``, ``category_id``, ``bbox``: left, top, width and height in pixels). Crowds (``iscrowd`` 1) are left
+    out. Images are in the order of the file.
 
     Args:
         path: folder of the data set, relative to the data root or absolute.
-        train: JSON file of the training images, below the folder.
-        test: that of the test images.
-        train_images: folder of the training images, below it.
-        test_images: that of the test images; null: as ``train_images``.
+        train: JSON file of the training images, within ``path``.
+        test: JSON file of the test images, within ``path``.
+        train_images: folder of the training images, within ``path``.
+        test_images: folder of the test images, within ``path``; null: as ``train_images``.
         shape: ``[C, H, W]`` of the network's input.
         classes: names of the categories to find, in the order of their labels.
-        most_boxes: boxes of an image, at least 1; of an image with more, the largest are kept.
+        most_boxes: most boxes of an image, at least 1; if an image has more, the largest are kept.
         mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
         std: divided by per channel, in the same units, positive; null: 0.25.
         max_train: keep at most this many training images, evenly spaced in their order; null: all.

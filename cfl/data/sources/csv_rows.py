@@ -1,4 +1,4 @@
-"""Reads the columns of a CSV file: numbers of some, texts of others."""
+"""Reads the columns of a CSV file, some as numbers and others as texts."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class _Part(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """What a file holds: names of the features' columns and of the outputs, and its rows."""
+    """The content of a file: names of the features' columns and of the outputs, and its rows."""
 
     columns: tuple[str, ...]
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ class CsvTable(Features):
         path: of the file, relative to the data root or absolute.
         label: the column with the class, any text; with ``numbers`` the number to predict. Classes are sorted as
             numbers where all are whole numbers, else as texts.
-        client: the column that tells whose the row is, any text, for the partition ``Natural``; null: none does.
+        client: the column with the client that owns a row, any text, for the partition ``Natural``; null: none.
         part: the column that tells ``train`` from ``test``; null: ``test_share`` of the rows are drawn for tests.
         test_share: share of the rows that is held out for tests, between 0.01 and 0.99, the same of every class, and
             the same rows in every run; not used with ``part``.
@@ -103,10 +103,10 @@ class CsvTable(Features):
         self._known_names: tuple[Path, tuple[str, ...], tuple[str, ...]] | None = None
         super().__init__(path, None, None, standardise, max_train, max_test, numbers)
 
-    # What is asked of the file.
+    # The interface of a source.
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets, standardised by the training set if asked for."""
+        """Training and test set, standardised by the training set if ``standardise`` is set."""
         try:
             found = super().read(root)
             self._names_in(self._file(root))
@@ -140,7 +140,7 @@ class CsvTable(Features):
         return list(self._facts["columns"] if self._facts else self._names_in(self._file(root))[0])
 
     def _names_in(self, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the features' columns and of the outputs, which are kept when the rows no longer are."""
+        """Names of the features' columns and of the outputs; they stay cached after the rows are released."""
         if self._known_names is None or self._known_names[0] != file:
             columns, names, _, _ = self._table(file)
             self._known_names = file, columns, names
@@ -163,10 +163,10 @@ class CsvTable(Features):
             raise self._unusable(file, error) from error
         return ImageSet(features[0], train.labels, train.clients), ImageSet(features[1], test.labels)
 
-    # Reading it.
+    # Reading the file.
 
     def _table(self, file: Path) -> _Table:
-        """The file's content, which is kept until the samples are read."""
+        """The file's content, cached until the samples are read."""
         if self._held is None or self._held[0] != file:
             try:
                 self._held = file, self._read_table(file)
@@ -221,7 +221,7 @@ class CsvTable(Features):
 
 
 def _classes(texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """``[N]`` int64 from 0, and the classes' names."""
+    """Labels ``[N]`` int64 from 0, and the classes' names."""
     names = sorted(set(texts))
     if all(len(name) <= _WHOLE_NUMBERS and name.removeprefix("-").isdecimal() for name in names):
         names.sort(key=int)
@@ -230,7 +230,7 @@ def _classes(texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _numbers(texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """``[N, 1]`` float32, which have no names."""
+    """Labels ``[N, 1]`` float32, and no names."""
     try:
         found = np.array(texts, dtype=np.float64)
     except ValueError as error:

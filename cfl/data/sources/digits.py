@@ -50,14 +50,14 @@ class Digits(StandardSource):
         super().__init__(mean, std, max_train, max_test)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets; ``root`` is not used."""
+        """Training and test set; ``root`` is not used."""
         stored = torch.from_numpy(_stored())
         images, labels = stored[:, :-1].to(torch.uint8), stored[:, -1].to(torch.int64)
         return stratified_split(self.name, ImageSet(images.reshape(-1, *self.shape), labels), self.test_share)
 
 
 def _stored() -> np.ndarray:
-    """``[1797, 65]``, float64: pixels and label. From scikit-learn's file, as importing the package takes a second."""
+    """Pixels and labels, ``[1797, 65]`` float64; if possible without importing scikit-learn, which takes a second."""
     package = find_spec("sklearn")
     if package is not None and package.origin is not None:
         file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"

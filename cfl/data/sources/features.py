@@ -27,8 +27,8 @@ FEATURES = Layout(
 
 
 def feature_moments(features: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation ``[D]`` of every column of ``[N, D]``; its value and 1 for a constant one."""
-    # Sums round: the mean of equal numbers can differ from them, and their deviation from 0.
+    """Mean and standard deviation ``[D]`` of every column of ``[N, D]``; a constant column has its value and 1."""
+    # A constant column is treated apart: its rounded mean can differ from its value, and its deviation from 0.
     constant = features.min(0) == features.max(0)
     mean = np.where(constant, features[0], features.mean(0, dtype=np.float64))
     squares = np.zeros_like(mean)
@@ -48,8 +48,8 @@ class Features(NpzSource):
     Args:
         path: of the file, relative to the data root or absolute.
         dimensions: D; null: as in the file.
-        num_classes: number of classes, some of which may have no sample; null: the highest label plus one, where every
-            label below it has a training sample.
+        num_classes: number of classes, some of which may have no sample; null: the highest label plus one;
+            every class must then have a training sample.
         standardise: subtract each feature's mean over the whole training set, and divide by its standard deviation
             (population), both of training and of test samples; a constant feature becomes 0. false: as stored.
         max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
@@ -61,7 +61,7 @@ class Features(NpzSource):
     """
 
     layout = FEATURES
-    _tables = ""  # other files that hold such rows, as a refusal names them
+    _tables = ""  # further kinds of files with such rows, for error messages
     scale = 1.0
     mean = (0.0,)
     std = (1.0,)
@@ -104,7 +104,7 @@ class Features(NpzSource):
         return torch.from_numpy(found)[:, None, None]
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets, standardised by the training set if asked for."""
+        """Training and test set, standardised by the training set if ``standardise`` is set."""
         self._moments = self._moments_of_run()
         return super().read(root)
 
@@ -113,7 +113,7 @@ class Features(NpzSource):
     ) -> tuple[str, list[int] | int, str]:
         return f"{KEY}.dimensions", given[2], f"{found[2]}, the numbers per vector in {file}"
 
-    # Features that are none of the data set's own.
+    # Features from outside the data set.
 
     @property
     def _key(self) -> str:
@@ -125,7 +125,7 @@ class Features(NpzSource):
 
     @property
     def is_float(self) -> bool:
-        """True."""
+        """True: features are floating-point numbers."""
         return True
 
     @property
@@ -146,7 +146,7 @@ class Features(NpzSource):
         return self._moments[0].tolist(), self._moments[1].tolist()
 
     def _moments_of_run(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """Those of the run that a checkpoint is of; None of a new run, whose file tells."""
+        """Moments of the checkpoint's run; None for a new run, which computes them from the file."""
         if not self._facts or not self.standardise:
             return None
         mean, deviation = (np.array(values, dtype=np.float64) for values in self._facts["moments"])
@@ -158,7 +158,7 @@ class Features(NpzSource):
         raise DataFilesMissing(f"{path} cannot be used; expected: {expected}, as the run's data set holds them")
 
     def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
-        """See :meth:`Source.images_of_array`; of features ``[N, D]``."""
+        """See :meth:`Source.images_of_array`; the array holds features ``[N, D]``."""
         if not FEATURES.has_type(stored.dtype) or stored.shape[1:] != self.shape[2:]:
             raise ValueError(f"it is {stored.dtype} {list(stored.shape)}, not floating-point [N, {self.shape[2]}]")
         self.moments(root)

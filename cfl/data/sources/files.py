@@ -28,7 +28,7 @@ WHERE_ELSE = (
 
 
 def where_else(path: str) -> str:
-    """:data:`WHERE_ELSE` for files at a path of the user's, which no data root moves if it is absolute."""
+    """Advice where to put the files of ``path``; it mentions the data root only if the path is relative to it."""
     return "Put the files there." if Path(path).expanduser().is_absolute() else WHERE_ELSE
 
 
@@ -109,7 +109,7 @@ def fetch(title: str, files: Sequence[DataFile], attempt: Callable[[], _Loaded],
     try:
         with _no_leftovers(files), _patience(NETWORK_TIMEOUT), contextlib.redirect_stdout(io.StringIO()):
             return attempt()
-    except Exception as error:  # whatever network, archive or disk can raise
+    except Exception as error:  # networks, archives and disks raise exceptions of many classes
         reason = " ".join(str(error).split()) or type(error).__name__
         expected = "\n".join(file.how_to_get() for file in files)
         raise DataFilesMissing(

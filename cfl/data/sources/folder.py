@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def resized(image: Image.Image, shape: tuple[int, int, int], resize: Resize) -> Image.Image:
-    """An image in the size of ``shape`` ``(C, H, W)``, scaled bilinearly with antialiasing if it has another one.
+    """An image in the size of ``shape`` ``(C, H, W)``, scaled bilinearly with antialiasing if its size differs.
 
     Args:
         image: of any size.
@@ -52,8 +52,8 @@ def read_class_folders(
     """Read ``<folder>/<class>/.../<image>``; labels follow the sorted names of the class folders.
 
     Images are converted to grey (C = 1) or RGB (C = 3), and brought to ``H x W`` by :func:`resized`. If all images lie
-    in folders within those of the classes, ``<folder>/<class>/<client>/.../<image>``, these are the samples' clients,
-    numbered by their sorted names.
+    in folders within the class folders, ``<folder>/<class>/<client>/.../<image>``, these inner folders are the clients
+    that own the samples, numbered in the order of their names.
 
     Args:
         folder: holds one folder per class.
@@ -99,7 +99,7 @@ class ImageFolder(StandardSource):
     Args:
         path: of the folder, relative to the data root or absolute.
         shape: ``[C, H, W]`` to deliver, C 1 (grey) or 3 (RGB); other images are converted and scaled.
-        num_classes: number of class folders; null: counted when first asked for.
+        num_classes: number of class folders; null: counted when first used.
         mean: subtracted per channel, in units of ``stored / 255``; null: 0.
         std: divided by per channel, in the same units, positive; null: 1.
         max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
@@ -163,7 +163,7 @@ class ImageFolder(StandardSource):
         return self.num_classes
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets, every image decoded."""
+        """Training and test set, every image decoded."""
         folder = root / Path(self.path).expanduser()
         missing = [str(folder / part) for part in ("train", "test") if not os.path.isdir(folder / part)]
         if missing:
@@ -195,7 +195,7 @@ class ImageFolder(StandardSource):
         return f"{type(self).__name__} {self.path}"
 
     def names(self, root: Path) -> tuple[str, ...]:
-        """Those of the checkpoint's run; else of the folders of classes if these are there; else numbers."""
+        """Names of classes: those of the checkpoint's run, else of the class folders, else numbers."""
         if self._facts:
             return tuple(self._facts["names"])
         folder = root / Path(self.path).expanduser() / "train"
@@ -213,5 +213,5 @@ class ImageFolder(StandardSource):
         return f"Image files are converted to {MODES[channels]} and {how[self.resize]} (bilinear, with antialiasing)."
 
     def image_of_file(self, path: Path, root: Path) -> Tensor:
-        """See :meth:`Source.image_of_file`; like the images of the folders, it may have any size and channels."""
+        """See :meth:`Source.image_of_file`; the image may have any size and channels, as those of the folders."""
         return pixels_of(resized(read_image(path, MODES[self.shape[0]]), self.shape, self.resize))

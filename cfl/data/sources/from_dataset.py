@@ -28,16 +28,16 @@ class FromDataset(StandardSource):
     Python they are objects. Samples are read once, before training.
 
     An image is a picture of Pillow's, or uint8 or floating-point: ``[C, H, W]`` (torch), ``[H, W, C]`` (numpy),
-    ``[H, W]``, or ``[D]``, which becomes ``[1, 1, D]``. All have one shape and type. A label is an integer from 0,
-    or with ``numbers`` a number to predict, or a vector of them, as many for every sample.
+    ``[H, W]``, or ``[D]``, which becomes ``[1, 1, D]``. All images have the same shape and type. A label is an integer
+    from 0. With ``numbers`` it is a number to predict or a vector of numbers, of the same length for every sample.
     Names of classes are taken from an attribute ``classes``. A random transform is refused: ``data.augmentation``
     changes images.
 
     Args:
         train: the training set; in Python the object, or a function that makes it.
         test: the test set.
-        num_classes: number of classes, some of which may have no sample; null: that of ``classes``, or the highest
-            label plus one.
+        num_classes: number of classes, some of which may have no sample; null: the length of ``classes``, or the
+            highest label plus one.
         scale: value that means 1.0, positive; null: 255 for bytes, 1 for floating-point images.
         mean: subtracted per channel, in units of ``value / scale``; null: 0.
         std: divided by per channel, in the same units, positive; null: 1.
@@ -47,7 +47,7 @@ class FromDataset(StandardSource):
 
     Raises:
         ConfigError: a data set without length or items, or a number that cannot work.
-        DataFilesMissing: a data set cannot be made, or its first sample not be used.
+        DataFilesMissing: a data set cannot be made, or its first sample cannot be used.
     """
 
     told_by: ClassVar[str | None] = "train"
@@ -88,11 +88,11 @@ class FromDataset(StandardSource):
         super().__init__(mean, std, max_train, max_test)
 
     def sizes_known(self) -> bool:
-        """False: the samples are the user's own, and there is nothing to compare them with."""
+        """False: the samples are the user's own, whose sizes are known only from the samples themselves."""
         return False
 
     def __getattr__(self, name: str) -> Any:
-        """Count ``num_classes`` on first use, if nothing tells it."""
+        """Count ``num_classes`` on first use, if neither the option nor the data set gives it."""
         if name != "num_classes":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self._read = self._both()
@@ -100,7 +100,7 @@ class FromDataset(StandardSource):
         return self.num_classes
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets, every sample read; ``root`` is not used."""
+        """Training and test set, every sample read; ``root`` is not used."""
         found, self._read = self._read or self._both(), None
         return found
 
@@ -130,7 +130,7 @@ class FromDataset(StandardSource):
             raise DataFilesMissing(f"{self.name}: {name} is {found}, the first training image {first}")
         return image
 
-    # Images that are none of the data set's own.
+    # Images from outside the data set.
 
     @property
     def is_float(self) -> bool:
@@ -157,7 +157,7 @@ class FromDataset(StandardSource):
         image = read_image(path, MODES.get(self.shape[0], MODES[3]))
         try:
             found = _image(self._transform(image))
-        except Exception as error:  # of code that is not ours
+        except Exception as error:  # from code outside this package
             raise DataFilesMissing(f"{path} cannot be transformed: {_reason(error)}") from error
         return self._like_the_first(found, str(path))
 
@@ -171,12 +171,12 @@ class FromDataset(StandardSource):
 
 
 def _made(given: Any, part: str) -> Any:
-    """A data set, made if a function was given, and looked at."""
+    """Return the data set, made if a function was given; refuse one that is not map-style or is empty."""
     dataset = given
     if not hasattr(given, "__getitem__") and callable(given):
         try:
             dataset = given()
-        except Exception as error:  # of code that is not ours
+        except Exception as error:  # from code outside this package
             raise DataFilesMissing(f"{KEY}.{part} cannot be used: {_reason(error)}") from error
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -204,7 +204,7 @@ def _sample(dataset: Any, part: str, index: int, numbers: bool) -> tuple[Tensor,
             raise ValueError(f"it is a {type(sample).__name__}, not a pair (image, label)")
         image, label = sample
         return _image(image), _numbers(label) if numbers else _class(label)
-    except Exception as error:  # of code that is not ours
+    except Exception as error:  # from code outside this package
         name = type(dataset).__name__
         raise DataFilesMissing(f"{KEY}.{part}: {name}[{index}] cannot be used: {_reason(error)}") from error
 
@@ -224,7 +224,7 @@ def _numbers(label: Any) -> Tensor:
 
 
 def _image(image: Any) -> Tensor:
-    """``[C, H, W]`` uint8 or float32 of whatever a data set gives."""
+    """Convert an image of a data set to ``[C, H, W]`` uint8 or float32."""
     if hasattr(image, "getbands"):  # a picture of Pillow's
         if image.mode not in MODES.values():
             raise ValueError(f"its picture has Pillow's mode {image.mode}, not {' or '.join(MODES.values())}")

@@ -28,7 +28,7 @@ def read_image(path: Path, mode: str, fewer_channels: bool = True) -> Image.Imag
     Args:
         path: the file.
         mode: ``L`` for grey, ``RGB`` for colour; other images are converted.
-        fewer_channels: whether that may make one channel of three, or leave out one for transparency.
+        fewer_channels: whether the conversion may turn colour into grey, or drop a channel for transparency.
 
     Raises:
         DataFilesMissing: the file is absent, damaged, of another kind, has more pixels than Pillow decodes, has values
@@ -48,12 +48,12 @@ def read_image(path: Path, mode: str, fewer_channels: bool = True) -> Image.Imag
             if not fewer_channels and len(bands) > len(mode):
                 raise ValueError(f"it has {len(bands)} channels ({''.join(bands)}), not {len(mode)}")
             return stored.convert(mode)
-    except Exception as error:  # Pillow's decoders raise whatever they trip over
+    except Exception as error:  # Pillow's decoders raise exceptions of many classes
         raise DataFilesMissing(f"{path} cannot be read as an image: {' '.join(str(error).split())}") from error
 
 
 def stored_image(path: Path, shape: tuple[int, int, int], scale: float) -> Tensor:
-    """``[C, H, W]`` uint8: an image file for which nothing but the value of white is changed.
+    """Read an image file as ``[C, H, W]`` uint8, with only the value of white changed.
 
     Args:
         path: the file, in which white is 255.

@@ -1,4 +1,4 @@
-"""What checkpoints keep of data sets' files: the model of a run is used with what the files of that run said."""
+"""Facts read from data sets' files that checkpoints keep, so that a model is used with those of its own run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _known: dict[str, Mapping[str, Any]] = {}
 
 
 def remember(kept: Mapping[str, Mapping[str, Any]]) -> None:
-    """Data sets that are made from now on, until the next call, have these sizes, names and moments.
+    """Give these sizes, names and moments to the data sets that are made from now on, until the next call.
 
     Args:
         kept: :meth:`cfl.data.sources.base.Source.kept` of the data sets of a checkpoint's run; empty for a new run.
@@ -19,5 +19,5 @@ def remember(kept: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def known_of(name: str) -> Mapping[str, Any]:
-    """What the checkpoint that has been read says of a data set; empty if there is none."""
+    """Return the facts about a data set from the last :func:`remember`; empty if there are none."""
     return _known.get(name, {})

@@ -17,7 +17,7 @@ def checked_labels(stored: NDArray[Any], name: str) -> NDArray[np.int64]:
         name: of the array, for messages.
 
     Raises:
-        ValueError: they are no integers, or below 0, or too large for int64.
+        ValueError: labels are no integers, or below 0, or too large for int64.
     """
     if stored.ndim != 1 or not np.issubdtype(stored.dtype, np.integer):
         raise ValueError(f"{name} are {stored.dtype} {list(stored.shape)}, not integers [N]")
@@ -34,7 +34,7 @@ def checked_numbers(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
         name: of the array, for messages.
 
     Raises:
-        ValueError: they are no numbers, or not finite.
+        ValueError: labels are no numbers, or not finite.
     """
     if stored.ndim not in (1, 2) or stored.dtype.kind not in "iuf":
         raise ValueError(f"{name} are {stored.dtype} {list(stored.shape)}, not numbers [N] or [N, D]")
@@ -46,7 +46,7 @@ def checked_numbers(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
 
 
 def first_absent(labels: NDArray[np.int64] | Tensor, num_classes: int) -> tuple[int, int] | None:
-    """How many of ``num_classes`` classes have no sample, and the first of them; None if all have one.
+    """Number of the ``num_classes`` classes without a sample, and the first of them; None if there are none.
 
     Takes no more memory than the labels do, however many classes there are.
     """

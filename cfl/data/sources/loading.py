@@ -1,4 +1,4 @@
-"""Loading a data set for a stream: what its class announces and what it delivers have to agree."""
+"""Loads a data set for a stream, and checks that its samples agree with what its class announces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Flaw(NamedTuple):
 
     Attributes:
         part: of the data set: ``transform``, ``images`` or ``labels``.
-        found: as words that follow its class's name.
+        found: what was found, in words that follow the class's name in a message.
         valid: what would be valid.
     """
 
@@ -31,7 +31,7 @@ class Flaw(NamedTuple):
 
 
 def load_checked(source: Source, root: Path, key: str = "data.stream.source") -> tuple[ImageSet, ImageSet]:
-    """Training and test set of a data set that have all that it announces.
+    """Load a data set, and refuse samples that differ from what its class announces.
 
     Args:
         source: the data set.
@@ -39,7 +39,7 @@ def load_checked(source: Source, root: Path, key: str = "data.stream.source") ->
         key: of the data set in the configuration, for errors.
 
     Raises:
-        ConfigError: the data set's class is not right.
+        ConfigError: the data set's class announces something invalid, or its samples differ.
         DataFilesMissing: files are absent.
     """
     who = type(source).__name__
@@ -61,7 +61,7 @@ def load_checked(source: Source, root: Path, key: str = "data.stream.source") ->
 
 
 def flaw_of_class(source: Source) -> Flaw | None:
-    """The first thing that is wrong with how a data set is normalised; None for nothing."""
+    """The first flaw in how a data set is normalised; None if there is none."""
     channels = source.shape[0]
     for name, values in (("mean", source.mean), ("std", source.std)):
         if not isinstance(values, Sequence):
@@ -77,7 +77,7 @@ def flaw_of_class(source: Source) -> Flaw | None:
 
 
 def flaw_of_loaded(source: Source, loaded: object) -> Flaw | None:
-    """The first thing in which loaded samples differ from what a data set announces; None for nothing."""
+    """The first flaw by which loaded samples differ from what a data set announces; None if there is none."""
     if not (isinstance(loaded, tuple) and len(loaded) == 2 and all(isinstance(part, ImageSet) for part in loaded)):
         kinds = [type(part).__name__ for part in loaded] if isinstance(loaded, tuple) else type(loaded).__name__
         return Flaw("images", f"whose load gives {kinds}", "two cfl.data.types.ImageSet, for training and tests")

@@ -29,8 +29,9 @@ class MiniImageNet(StandardSource):
     3. ``<root>/mini-imagenet/images/<class>/``: all image files; a sixth of each class becomes the test set, the same
        in every run.
 
-    Image files of another size are scaled to 84x84. Layouts 2 and 3 number the classes, and 3 also divides them,
-    otherwise than FOT's files. Nothing is downloaded. Default normalisation: FOT's, that of the training pixels.
+    Image files of another size are scaled to 84x84. Layouts 2 and 3 number the classes differently from FOT's files.
+    Layout 3 also divides the images differently. Nothing is downloaded. Default normalisation: FOT's, that of the
+    training pixels.
 
     Args:
         mean: subtracted per channel, in units of ``stored / 255``; null: 0.4731, 0.4491, 0.4038.
@@ -50,7 +51,7 @@ class MiniImageNet(StandardSource):
     std = (0.27292014, 0.26559181, 0.27953038)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets, from the first layout found."""
+        """Training and test set, from the first layout found."""
         sets = self._read_found(root)
         for part, images in zip(("training", "test"), sets, strict=True):
             present = len(images.labels.unique())

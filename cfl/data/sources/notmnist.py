@@ -21,7 +21,7 @@ from cfl.runtime.errors import DataFilesMissing
 from cfl.runtime.option_checks import check_numbers
 
 _PUBLISHED = (18_724, 18_726)
-"""Samples of the archive: images that can be read, and the two more that FOT counts."""
+"""Numbers of samples that count as the published ones: the archive's readable images, or two more as in FOT."""
 _MOST_UNPACKED = 1 << 28
 _log = logging.getLogger(__name__)
 _FOLDER = "notMNIST_small"
@@ -53,7 +53,7 @@ def _read_part(images_file: Path, labels_file: Path) -> ImageSet:
 
 
 def _members(packed: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """What an archive holds, as long as that is not much more than what was published."""
+    """Yield an archive's members; refuse an archive that unpacks to much more than the published one."""
     unpacked = 0
     for member in packed:
         unpacked += tarfile.BLOCKSIZE + member.size
@@ -67,7 +67,7 @@ def _read_archive(archive: Path, shape: tuple[int, int, int]) -> ImageSet:
     with tempfile.TemporaryDirectory() as unpacked:
         try:
             with tarfile.open(archive) as packed:
-                # As Python's documentation has it for versions that may lack the filter, here before 3.11.4.
+                # Python's documentation recommends this for versions that may lack the filter, here before 3.11.4.
                 packed.extraction_filter = getattr(tarfile, "data_filter", None)
                 packed.extractall(unpacked, members=_members(packed))
         except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
@@ -126,7 +126,7 @@ class NotMNIST(StandardSource):
         super().__init__(mean, std, max_train, max_test)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets, from the first layout found."""
+        """Training and test set, from the first layout found."""
         train, test = self._read_found(root)
         if (samples := len(train) + len(test)) not in _PUBLISHED:
             self.unlike_published = (

@@ -43,15 +43,15 @@ def read_npy_images(title: str, images_file: Path, labels_file: Path, side: int)
 
 
 def read_array(file: Path) -> NDArray[Any]:
-    """The array of an ``.npy`` file, which is read as it is used.
+    """Open the array of an ``.npy`` file, whose values are read from the disk when they are used.
 
     Raises:
         DataFilesMissing: the file is damaged or of another kind.
     """
     try:
         stored: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # numpy raises whatever it trips over
-        if any(words in str(error) for words in ("Python objects", "pickled")):  # advice to load it unsafely follows
+    except Exception as error:  # numpy raises exceptions of many classes
+        if any(words in str(error) for words in ("Python objects", "pickled")):  # numpy advises unsafe loading
             why = "it is damaged or another kind of file, or holds Python objects, which are not read"
             raise DataFilesMissing(f"{file} cannot be used: {why}") from error
         raise DataFilesMissing(f"{file} is damaged: {' '.join(str(error).split()):.300}") from error
@@ -59,10 +59,10 @@ def read_array(file: Path) -> NDArray[Any]:
 
 
 def _bytes_of(images: NDArray[Any], file: Path) -> NDArray[np.uint8]:
-    """Stored values 0 .. 255, also where the file holds them divided by 255.
+    """Images as bytes 0 .. 255, from bytes or from floats that are bytes / 255.
 
     Raises:
-        DataFilesMissing: a value that is none of these, so that rounding would change the image.
+        DataFilesMissing: the array has another type, or a float is no multiple of 1/255 in 0..1.
     """
     if images.dtype == np.uint8:
         return images

@@ -1,4 +1,4 @@
-"""Reads the arrays of an ``.npz`` file, after holding what their headers claim against the file's size."""
+"""Reads the arrays of an ``.npz`` file, after comparing the sizes in their headers with the stored bytes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 _TIGHTEST = 200
-"""Bytes that one byte of a large archive may unpack to. Deflate gets to 1032 with zeros; no images are like that."""
+"""Bytes that one byte of a large array may unpack to. Deflate reaches 1032 for zeros; images stay far below."""
 _SMALL = 1 << 30
-"""Bytes of an array from which on that is asked."""
+"""Arrays of up to this many bytes may unpack by any factor."""
 
 
 class Claim(NamedTuple):
-    """What the header of a stored array says of it."""
+    """Shape and type of a stored array, as its header gives them."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -30,7 +30,7 @@ class NpzFile:
 
     Args:
         archive: the file.
-        size: its bytes.
+        size: size of the file in bytes.
     """
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
@@ -47,7 +47,7 @@ class NpzFile:
                 version = np.lib.format.read_magic(member)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(member)
-            except Exception as error:  # whatever a parser of Python's own can raise, MemoryError included
+            except Exception as error:  # numpy parses headers as Python, which can even raise MemoryError
                 raise ValueError(f"{key} has no header of numpy's: {error or type(error).__name__}") from error
             held = info.file_size - member.tell()
         if dtype.hasobject:
@@ -71,15 +71,15 @@ class NpzFile:
 
 @contextmanager
 def opened_npz(path: Path) -> Iterator[NpzFile]:
-    """Open an ``.npz`` file for the time of a ``with`` block, in which nothing but its arrays should be read.
+    """Open an ``.npz`` file for a ``with`` block, which should do nothing but read its arrays.
 
     Raises:
-        ValueError: whatever is wrong with the file, in one line without its name.
+        ValueError: in place of every exception of the block: what is wrong with the file, in one line without its name.
     """
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no .npz archive, or cut off")
         with zipfile.ZipFile(path) as archive:
             yield NpzFile(archive, path.stat().st_size)
-    except Exception as error:  # zipfile, zlib and numpy raise whatever they trip over
+    except Exception as error:  # zipfile, zlib and numpy raise exceptions of many classes
         raise ValueError(f"{' '.join(str(error).split()) or type(error).__name__:.300}") from error

@@ -25,22 +25,22 @@ class RecordedFrames(DetectionSource):
     in pixels; other columns are not read. Of each town's frames in their order, every ``test_every``-th block of
     ``block`` frames is the test set, so that tests are not the neighbours of training frames.
 
-    A frame lasts until the next one of its town, but no longer than most of them do: where a recording was interrupted
-    nobody drives. So a stream in time (``data.exposure: streaming``) goes by seconds also where towns were recorded at
-    different intervals.
+    A frame lasts until the next frame of its town, but at most as long as the town's median frame, because a gap in the
+    recording is no driving time. A stream in time (``data.exposure: streaming``) can therefore go by seconds, even if
+    towns were recorded at different intervals.
 
     Args:
         path: of the folder, relative to the data root or absolute.
-        towns: those to read; null: all.
+        towns: names of the towns to read; null: all.
         shape: ``[C, H, W]`` of the network's input.
         classes: names of the classes to find, in the order of their labels.
-        most_boxes: boxes of an image, at least 1; of an image with more, the largest are kept.
+        most_boxes: most boxes of an image, at least 1; if an image has more, the largest are kept.
         block: frames of a block, at least 1.
-        test_every: which of the blocks are for tests, at least 2.
-        rate: numbers of frames in a second, positive.
-        drivers: whose drives these are, for ``data.partition: Natural``: every town is cut into as many stretches of
-            equal time as there are entries, and the k-th entry is the number of the client that drives the k-th of
-            them. null: nobody's.
+        test_every: one of this many blocks is for tests, at least 2.
+        rate: by how much ``number`` grows in a second, positive.
+        drivers: clients that own the training frames, for ``data.partition: Natural``. Every town is cut into as many
+            stretches of equal time as there are entries, and the k-th entry is the number of the client that drives the
+            k-th stretch. null: frames have no owners.
         mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
         std: divided by per channel, in the same units, positive; null: 0.25.
         max_train: keep at most this many training images, evenly spaced in their order; null: all.

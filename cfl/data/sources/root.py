@@ -16,7 +16,7 @@ _given: ContextVar[str | None] = ContextVar("data.root", default=None)
 
 @contextmanager
 def data_root_given(option: str | None) -> Iterator[None]:
-    """Within the context, sources that open files while they are built look for them where ``data.root`` says."""
+    """Within the context, sources that open files while they are built look for them under ``data.root``."""
     token = _given.set(option)
     try:
         yield

@@ -15,19 +15,19 @@ from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import DataFilesMissing
 
 SHARES = "[0.01, 0.99]"
-"""Of samples that may go to the test set: neither part is empty."""
+"""Valid shares of samples for the test set; with 0 or 1 a part would be empty."""
 
 
 def stratified_split(name: str, whole: ImageSet, test_share: float) -> tuple[ImageSet, ImageSet]:
     """Split into training and test set with equal class shares; the same split in every run.
 
-    Both parts keep the order of ``whole``. They are those of scikit-learn's ``train_test_split`` with
-    ``stratify=labels`` and ``random_state=0``, whose import would take a second of every run.
+    Both parts keep the order of ``whole``. They equal those of scikit-learn's ``train_test_split`` with
+    ``stratify=labels`` and ``random_state=0``, whose import would add a second to every run.
 
     Args:
         name: of the data set, for messages.
         whole: ``[N, C, H, W]`` images with labels.
-        test_share: share of the samples that goes to the test set, one of :data:`SHARES`.
+        test_share: share of the samples that goes to the test set, within :data:`SHARES`.
 
     Raises:
         DataFilesMissing: too few samples for both parts to have all classes.
@@ -43,12 +43,12 @@ def stratified_rows(
     """Indices of training and test samples, ascending, see :func:`stratified_split`.
 
     Args:
-        name: as there.
+        name: as for :func:`stratified_split`.
         labels: ``[N]``.
-        test_share: as there.
+        test_share: as for :func:`stratified_split`.
 
     Raises:
-        DataFilesMissing: as there.
+        DataFilesMissing: as for :func:`stratified_split`.
     """
     _, counts = np.unique(labels, return_counts=True)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])

@@ -72,7 +72,7 @@ class Synthetic(StandardSource):
         super().__init__(mean, std, max_train, max_test)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets; ``root`` is not used."""
+        """Training and test set; ``root`` is not used."""
         prototypes = numpy_generator(self.seed, "synthetic prototypes").uniform(
             _DARKEST, _BRIGHTEST, (self.num_classes, *self.shape)
         )

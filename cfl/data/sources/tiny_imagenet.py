@@ -26,7 +26,7 @@ class TinyImageNet(StandardSource):
     """200 classes of ImageNet photographs, 500 + 50 of each, 64x64 in colour (Stanford CS231n).
 
     The published test set has no labels: the test set here is the published validation set. The first of these layouts
-    that is found is used; classes are numbered in the order of ``wnids.txt`` in both, which is mammoth's.
+    that is found is used. Both number the classes in the order of ``wnids.txt``, as mammoth does.
 
     1. ``<root>/TINYIMG/processed/{x,y}_{train,val}_{01..20}.npy``: images ``[n, 64, 64, 3]`` as unsigned bytes, or as
        floats that are bytes / 255, and integer labels ``[n]``; mammoth's files (aimagelab, data set ``seq-tinyimg``).
@@ -53,7 +53,7 @@ class TinyImageNet(StandardSource):
     std = (0.2770, 0.2691, 0.2821)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets, from the first layout found."""
+        """Training and test set, from the first layout found."""
         sets = self._read_found(root)
         for part, images in zip(("training", "test"), sets, strict=True):
             present = len(images.labels.unique())
@@ -128,7 +128,7 @@ def _text(file: Path) -> str:
 
 
 def _number(file: Path) -> tuple[int, str]:
-    """Files in the order of their numbers: ``n01443537_2.JPEG`` before ``n01443537_10.JPEG``."""
+    """Sort key of a file by its number: ``n01443537_2.JPEG`` comes before ``n01443537_10.JPEG``."""
     digits = file.stem.rpartition("_")[2]
     return (int(digits) if digits.isdigit() else -1, file.name)
 

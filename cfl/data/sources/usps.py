@@ -41,7 +41,7 @@ class USPS(TorchvisionSource):
         return [DataFile(root / name, md5, address) for address, name, md5 in listed]
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets: torchvision's files where both exist, else the ``.npz``, else downloaded."""
+        """Training and test set: from torchvision's files if both exist, else from the ``.npz``, else downloaded."""
         files = self._files(root)
         if (root / "usps.npz").is_file() and not all(file.path.is_file() for file in files):
             train, test = read_npz(root / "usps.npz")

@@ -37,8 +37,8 @@ class TorchvisionSource(StandardSource):
 
     Attributes:
         title: torchvision's name of the data set.
-        published: number of training and test samples of the published set; a different number is used
-            where torchvision accepts the files, with a warning.
+        published: number of training and test samples of the published set; files with other numbers are used
+            if torchvision accepts them, with a warning.
         hint: another way to get the data, for the error message.
     """
 
@@ -52,10 +52,10 @@ class TorchvisionSource(StandardSource):
 
     @abstractmethod
     def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
-        """Training or test set through torchvision."""
+        """Read the training or the test set with torchvision."""
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets: from files, else downloaded; see :meth:`load`."""
+        """Training and test set: from files, else downloaded; see :meth:`load`."""
 
         def both(download: bool) -> tuple[ImageSet, ImageSet]:
             return self._part(root, train=True, download=download), self._part(root, train=False, download=download)
@@ -63,7 +63,7 @@ class TorchvisionSource(StandardSource):
         files = self._files(root)
         try:
             sets = both(download=False)
-        except Exception as error:  # torchvision raises whatever its parsers trip over
+        except Exception as error:  # torchvision's parsers raise exceptions of many classes
             refuse_damaged(self.title, files)
             if all(file.path.is_file() for file in files):
                 names = ", ".join(str(file.path) for file in files)

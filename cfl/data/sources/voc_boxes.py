@@ -11,7 +11,7 @@ from cfl.runtime.errors import DataFilesMissing
 
 
 class VocBoxes(DetectionSource):
-    """Images with an XML file of boxes each, in the folders of Pascal VOC.
+    """Images in the folders of Pascal VOC, with an XML file of boxes for each image.
 
     The folder holds ``JPEGImages``, ``Annotations/<name>.xml`` and ``ImageSets/Main/<set>.txt`` with a name in every
     line. An annotation names its image (``filename``) and has an ``object`` for every box, with ``name`` and ``bndbox``
@@ -21,9 +21,9 @@ class VocBoxes(DetectionSource):
         path: of the folder, relative to the data root or absolute.
         shape: ``[C, H, W]`` of the network's input.
         classes: names of the classes to find, in the order of their labels.
-        train: the set of the training images.
-        test: that of the test images.
-        most_boxes: boxes of an image, at least 1; of an image with more, the largest are kept.
+        train: name of the set of training images.
+        test: name of the set of test images.
+        most_boxes: most boxes of an image, at least 1; if an image has more, the largest are kept.
         mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
         std: divided by per channel, in the same units, positive; null: 0.25.
         max_train: keep at most this many training images, evenly spaced in their order; null: all.

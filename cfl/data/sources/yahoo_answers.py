@@ -28,9 +28,9 @@ class YahooAnswers(StandardSource):
     """Questions in 10 topics, 140,000 + 6,000 of each (Zhang, Zhao, LeCun, NeurIPS 2015), as encoded sentences.
 
     ``python -m cfl.data.embed`` writes ``<root>/yahoo_answers_csv/{train,test}.<encoder>.npz`` from the published CSV
-    files. A sample is an "image" ``[1, 1, D]``: every number of the vector, less its mean and divided by its standard
-    deviation over the training set, cut off at 4 and stored in one of 255 steps of 0.031, a byte each. A linear head
-    on them (``MLP`` with ``hidden: []``) is then a linear head on the encoder.
+    files. A sample is an "image" ``[1, 1, D]`` of bytes. Every number of the vector is standardised by its mean and
+    standard deviation over the training set, clipped to -4 .. 4 and stored as one of 255 steps of 0.031. A linear head
+    on the bytes (``MLP`` with ``hidden: []``) is then a linear head on the encoder.
 
     Fed-A-GEM (Dai et al., 2024) takes a DistilBERT, whose features it neither normalises nor rounds.
 
@@ -70,7 +70,7 @@ class YahooAnswers(StandardSource):
         super().__init__(mean, std, max_train, max_test)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets, scaled by the training set."""
+        """Training and test set, scaled by the training set."""
         files = [features_file(root, part, self.encoder) for part in ("train", "test")]
         absent = [file for file in files if not os.path.isfile(file)]
         if absent:

@@ -15,7 +15,7 @@ from cfl.runtime.option_checks import check_integers
 
 
 def check_number_of_tasks(num_tasks: int) -> None:
-    """Refuse a number of tasks below 1, or so many that no matrix of theirs fits into memory.
+    """Refuse a number of tasks below 1, or so many that their accuracy matrix does not fit into memory.
 
     Raises:
         ConfigError: ``data.stream.num_tasks``.
@@ -27,7 +27,7 @@ def check_number_of_tasks(num_tasks: int) -> None:
 
 
 def require_classes(source: Source, stream: str) -> None:
-    """Refuse a data set whose labels are numbers, for a stream that divides classes among tasks.
+    """Refuse a data set whose labels are not classes, for a stream that divides classes among tasks.
 
     Raises:
         ConfigError: ``data.stream``.
@@ -52,7 +52,7 @@ class Stream(Named, ABC):
     """A sequence of tasks. Everything except :meth:`tasks` is known without reading a file.
 
     Attributes:
-        name: short lower-case name for reports and run names, e.g. ``permuted-digits``; the class's if it gives none.
+        name: short lower-case name for reports and run names, e.g. ``permuted-digits``; by default the class's name.
         num_tasks: number of tasks.
         classes_per_task: number of classes of each task, ``num_tasks`` entries.
         shape: ``(C, H, W)`` of the network's input, the same for every task.
@@ -77,7 +77,7 @@ class Stream(Named, ABC):
         """
 
     def source_of(self, task: int) -> Source | None:
-        """The data set of a task, None if the stream does not tell."""
+        """The data set of a task; None if unknown."""
         found = getattr(self, "source", None)
         return found if isinstance(found, Source) else None
 
@@ -95,7 +95,7 @@ class Stream(Named, ABC):
 
     @property
     def targets(self) -> Targets:
-        """What labels are (:attr:`cfl.data.sources.base.Source.targets`).
+        """The kind of the labels (:attr:`cfl.data.sources.base.Source.targets`).
 
         Raises:
             ConfigError: ``data.stream``: not the same in all tasks.

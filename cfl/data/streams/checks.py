@@ -1,4 +1,4 @@
-"""A stream's class and its tasks: what it announces and what it delivers have to agree."""
+"""Checks that a stream's class announces valid sizes, and that its tasks have these sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cfl.runtime.errors import ConfigError
 
 
 def check_stream(stream: Stream) -> None:
-    """Refuse a stream that does not announce what runs are set up with. No file is read.
+    """Refuse a stream with missing or invalid ``num_tasks``, ``shape``, classes or ``shared_labels``; read no file.
 
     Raises:
         ConfigError: ``data.stream``.
@@ -50,7 +50,7 @@ def check_tasks(stream: Stream, tasks: object) -> None:
 
 
 def _flaw(stream: Stream, samples: ImageSet, classes: int) -> tuple[str, str] | None:
-    """What is wrong with a task's samples, and what would be valid; None for nothing."""
+    """What is wrong with a task's samples, and what would be valid; None if nothing is wrong."""
     shape = tuple(samples.images.shape[1:])
     if shape != tuple(stream.shape):
         return f"images have the shape {list(shape)}", f"the announced {list(stream.shape)}"
@@ -63,7 +63,7 @@ def _flaw(stream: Stream, samples: ImageSet, classes: int) -> tuple[str, str] | 
 
 
 def _counts(values: object) -> int | None:
-    """How many they are, if they are integers of at least 1; else None."""
+    """Number of ``values``, if all are integers of at least 1; else None."""
     if not isinstance(values, Sequence) or not all(type(value) is int and value >= 1 for value in values):
         return None
     return len(values)

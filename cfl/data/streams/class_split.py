@@ -32,8 +32,8 @@ class ClassSplit(Stream):
         class_order: ``natural`` takes the classes as the source numbers them; ``seeded`` shuffles them with the
             run's seed first; ``superclass`` makes a task of each of the data set's own groups of classes, as
             Overlapped-CIFAR-100 (FedWeIT) does with CIFAR-100's 20.
-        task_order: order of the tasks, whose classes stay together: ``given`` by the classes, ``seeded`` shuffles them
-            with the run's seed, a list names all of them, from 0.
+        task_order: order of the tasks: ``given`` by the order of the classes; ``seeded`` shuffles the tasks with the
+            run's seed; or a list of all tasks, from 0. The classes of a task stay together.
 
     Raises:
         ConfigError: ``data.stream.num_tasks``, ``data.stream.classes_per_task`` or ``data.stream.class_order`` when
@@ -119,7 +119,7 @@ def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int 
     available = source.num_classes
     if classes_per_task is None:
         if available % num_tasks:
-            # Listed while they can be read.
+            # Only divisors up to 1000, so that the message stays readable.
             divisors = ", ".join(str(d) for d in range(1, min(available, 1000) + 1) if available % d == 0)
             raise ConfigError(
                 "data.stream.num_tasks",
@@ -160,7 +160,7 @@ def _superclass_size(source: Source, num_tasks: int, classes_per_task: int | Non
 
 
 def select_classes(images: ImageSet, group: list[int], num_classes: int) -> ImageSet:
-    """The samples of some of ``num_classes`` classes, copied, relabelled by their place in ``group``."""
+    """The samples of some of ``num_classes`` classes, copied, relabelled by the place of their class in ``group``."""
     local = torch.full((num_classes,), -1)
     local[torch.tensor(group)] = torch.arange(len(group))
     labels = local[images.labels]

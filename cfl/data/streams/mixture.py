@@ -17,20 +17,20 @@ from cfl.runtime.option_checks import check_integers
 
 
 class Mixture(Stream):
-    """Tasks of ``classes_per_task`` classes out of several data sets, all of one data set before those of the next.
+    """Tasks of ``classes_per_task`` classes from several data sets, all tasks of one data set before the next.
 
     Images are brought to a common size and number of channels as in :class:`cfl.data.streams.sequence.Sequence`; each
     source keeps its own normalisation. Within a source the classes are shuffled once for all runs (``class_seed``),
-    then cut into groups; what is left over is not used. A task's name is the source's with the group's number, as in
-    NonIID-50 of FedWeIT (Yoon et al., 2021), appendix B, whose shuffles were drawn by another generator.
+    then cut into groups; classes that do not fill a group are not used. A task's name is the source's with the group's
+    number, as in NonIID-50 of FedWeIT (Yoon et al., 2021), appendix B. FedWeIT's shuffles came from another generator.
 
     Args:
         sources: the data sets.
-        tasks_per_source: how many tasks to keep of each, the first ones; null: as many as its classes give.
+        tasks_per_source: number of tasks to keep of each source, the first ones; null: as many as its classes give.
         classes_per_task: classes in each task.
         class_seed: keys the shuffles; independent of the run's seed, so that tasks are the same in all runs.
         max_train: keep at most this many training samples of each task, class-balanced, the same ones in every run;
-            null: all. For data sets of very different sizes.
+            null: all. Meant for data sets of very different sizes.
 
     Raises:
         ConfigError: no sources, one that has too few classes, fewer samples than classes, or numbers of channels that
@@ -90,7 +90,7 @@ class Mixture(Stream):
         return order[: kept * size].reshape(kept, size).tolist()
 
     def class_names(self, root: Path, seed: int) -> list[tuple[str, ...]]:
-        """See :meth:`Stream.class_names`; each with its data set's name before it."""
+        """See :meth:`Stream.class_names`; each name begins with that of its data set."""
         found = []
         for number, source in enumerate(self.sources):
             names = source.names(root)

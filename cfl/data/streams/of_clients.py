@@ -1,4 +1,4 @@
-"""A stream in which every client's tasks are tasks of their own."""
+"""A stream in which every task of every client is a separate task."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from cfl.data.types import Task
 
 
 def stream_of_clients(stream: Stream, order: np.ndarray) -> Stream:
-    """The stream whose task ``c T + t`` is client c's t-th; tasks that two clients learn are there twice.
+    """Return the stream whose task ``c T + t`` is client c's t-th; it repeats tasks that several clients learn.
 
     Args:
-        stream: whose tasks the clients learn.
+        stream: the stream whose tasks the clients learn.
         order: ``[C, T]`` int64, the number in ``stream`` of each client's t-th task.
     """
     return _OfClients(stream, order)
 
 
 class _OfClients(Stream):
-    """See :func:`stream_of_clients`. Tasks that two clients learn share their images."""
+    """See :func:`stream_of_clients`. Repeated tasks share their images."""
 
     def __init__(self, stream: Stream, order: np.ndarray) -> None:
         self._stream, self._drawn = stream, order.ravel().tolist()

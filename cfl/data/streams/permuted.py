@@ -1,4 +1,4 @@
-"""One data set under another pixel permutation per task."""
+"""One data set with a different pixel permutation for each task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One data set under another rotation per task."""
+"""One data set with a different rotation for each task."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Sequence(Stream):
         return self.sources[task]
 
     def class_names(self, root: Path, seed: int) -> list[tuple[str, ...]]:
-        """See :meth:`Stream.class_names`; each with its data set's name before it."""
+        """See :meth:`Stream.class_names`; each name begins with that of its data set."""
         return [tuple(f"{source.name} {name}" for name in source.names(root)) for source in self.sources]
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
@@ -85,7 +85,7 @@ def enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
 
 
 def repeat_channels(transform: PixelTransform, channels: int) -> PixelTransform:
-    """The normalisation of grey images for images whose channels repeat them."""
+    """Repeat the normalisation of grey images for images with several equal channels."""
     if len(transform.mean) == channels:
         return transform
     return PixelTransform(transform.mean * channels, transform.std * channels, transform.scale, transform.pixel_map)

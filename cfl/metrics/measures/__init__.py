@@ -1,1 +1,1 @@
-"""The measures, one in a file each. They do without torchmetrics, so that comparisons do not wait for it."""
+"""The measures, one per file. They do not import torchmetrics, so that comparisons start fast."""

@@ -51,7 +51,7 @@ class Accuracy(Measure):
     is_accuracy = True
 
     def scenario_in_words(self, scenario: str) -> str:
-        """Such as ``class-incremental``."""
+        """Return words such as ``class-incremental``."""
         return f"{scenario}-incremental"
 
     def matrix(self, num_tasks: int, num_clients: int | None, num_outputs: int) -> AccuracyMatrix:

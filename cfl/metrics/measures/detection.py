@@ -57,11 +57,11 @@ class Detection(Measure):
         self._grid = boxes.grid_size(*shape[1:])
 
     def on(self, shape: tuple[int, int, int]) -> Detection:
-        """See :meth:`Measure.on`: with the grid over such images."""
+        """See :meth:`Measure.on`: return the measure with the grid over such images."""
         return Detection(shape)
 
     def num_outputs(self, shape: tuple[int, int, int], classes: Sequence[int]) -> int:
-        """See :meth:`Measure.num_outputs`: the grid's numbers."""
+        """See :meth:`Measure.num_outputs`: the numbers of all cells of the grid."""
         return boxes.num_outputs(shape, classes[0])
 
     def require(self) -> None:
@@ -83,11 +83,11 @@ class Detection(Measure):
         return DetectionMatrix(num_tasks, num_clients)
 
     def start(self, network: nn.Module, targets: Callable[[], Tensor]) -> None:
-        """See :meth:`Measure.start`: the network's anchors are sizes of the boxes."""
+        """See :meth:`Measure.start`: initialise the network's anchors from the sizes of the boxes."""
         network.start_from(targets())  # type: ignore[operator]
 
     def losses(self, outputs: Tensor, y: Tensor, allowed: Tensor | None, x: Tensor | None) -> Tensor:
-        """:func:`cfl.metrics.boxes.detection_losses`."""
+        """Return :func:`cfl.metrics.boxes.detection_losses`."""
         return boxes.detection_losses(outputs, y, *self._grid)
 
     def check_head(self, network: nn.Module) -> None:

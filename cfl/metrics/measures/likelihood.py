@@ -20,7 +20,7 @@ def negative_log_likelihoods(logits: Tensor, x: Tensor) -> Tensor:
 
     Args:
         logits: ``[B, D]``.
-        x: ``[B, ...]``, D numbers each.
+        x: the samples, ``[B, ...]`` with D numbers each.
     """
     return F.binary_cross_entropy_with_logits(logits, x.flatten(1).to(logits.dtype), reduction="none").sum(1)
 
@@ -61,7 +61,7 @@ class Likelihood(Measure):
     predicts = "density"
     network = "a network that estimates densities, such as MADE, in this scenario"
     by_outputs = False
-    tells_tasks = False  # of whose task a sample is, nobody says where densities are estimated
+    tells_tasks = False  # the task of a test sample is unknown
     answers = "log-likelihoods, in nats"
     answers_shape = "[N]"
     heading = "Densities"
@@ -87,7 +87,7 @@ class Likelihood(Measure):
         return negative_log_likelihoods(outputs, x)
 
     def check_head(self, network: nn.Module) -> None:
-        """Nothing: no output belongs to a task."""
+        """Accept any network, because no output belongs to a task."""
 
 
 NLL = Likelihood()

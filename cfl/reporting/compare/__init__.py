@@ -1,5 +1,5 @@
 """Comparing runs: reading run folders, statistics over seeds, tables, and one self-contained page.
 
-Read are the CSV files, the resolved configuration and the summary of each run; nothing is trained or evaluated, and
-neither Lightning nor a model is imported.
+A comparison reads the CSV files, the resolved configuration and the summary of each run. It trains and evaluates
+nothing, and imports neither Lightning nor a model.
 """

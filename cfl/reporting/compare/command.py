@@ -43,14 +43,13 @@ def write_report(
     """Write ``report.html``, ``comparison.md``, ``comparison.tex``, ``runs.csv``, ``means.csv``, ``differences.csv``.
 
     Args:
-        folder: made if absent; files of an earlier comparison are replaced, its pictures removed, and no others.
+        folder: made if absent. Files of an earlier comparison are replaced, and its pictures removed; others are kept.
         compared: the tables, each with the row against which differences are taken.
         left_out: folders that are not compared.
         warnings: lines about parts of runs that could not be read.
-        pictures: formats in which to draw ``accuracy_curve``, ``accuracy_heatmaps`` and, where there are learning
-            curves, ``accuracy_rounds``: the first table's, as :mod:`cfl.reporting.compare.pictures` says, which has the
-            names of densities' as well.
-        columns: of ``comparison.tex``, as for :func:`cfl.reporting.compare.latex.latex_report`.
+        pictures: formats in which pictures are drawn; empty draws none. Their names are described in
+            :func:`cfl.reporting.compare.pictures.write_pictures`.
+        columns: columns of ``comparison.tex``, as for :func:`cfl.reporting.compare.latex.latex_report`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -77,7 +76,7 @@ def write_report(
 
 
 def text_tables(compared: Compared) -> list[TextTable]:
-    """Each comparison's means and, where runs can be paired, its differences."""
+    """Return each comparison's table of means and, if runs can be paired, its table of differences."""
     found = []
     for comparison, baseline in compared:
         found.append(means_table(comparison))
@@ -88,7 +87,7 @@ def text_tables(compared: Compared) -> list[TextTable]:
 
 
 def with_baselines(comparisons: Sequence[Comparison], name: str | None) -> list[tuple[Comparison, Row | None]]:
-    """Each table with its baseline, and a note where it is not clear which that is.
+    """Return each table with its baseline, adding the notes of :meth:`Comparison.about_baseline`.
 
     Raises:
         ConfigError: no table has a row of that name.
@@ -167,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None and options.out.exists() and not options.out.is_dir():
             raise ConfigError("--out", str(options.out), "a folder, which is made where there is none: this is a file")
         if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)  # before anything is computed, lest it cannot be made
+            options.out.mkdir(parents=True, exist_ok=True)  # fail early if the folder cannot be made
         folders, nothing = find_runs(options.runs)
         readings, left_out, warnings = read_all(folders)
         left_out = [*nothing, *left_out]

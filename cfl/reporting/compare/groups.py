@@ -1,4 +1,4 @@
-"""Which runs stand in one table, which are averaged in one row, and what keeps them from being comparable."""
+"""Arrange runs in tables, average them in rows, and note what makes rows less comparable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cfl.runtime.errors import ConfigError
 T = TypeVar("T")
 
 OF_A_TABLE = ("benchmark", "partition", "scenario")
-"""Keys that say what problem is solved: runs that differ in one stand in tables of their own."""
+"""Keys that say what problem is solved. Runs that differ in one of them are in different tables."""
 DEFAULT_KEYS = (*OF_A_TABLE, "method")
 _OF_A_RUN = (*DEFAULT_KEYS, "participation", "tasks", "clients", "rounds")
 _OVER_TASKS = frozenset(figure.key for measure in MEASURES for figure in measure.columns)
@@ -38,8 +38,8 @@ class Row:
     """Runs that differ in the seed only, or in what ``--group-by`` leaves out.
 
     Attributes:
-        label: no two of a table are alike; a row of the same settings has the same label in every table.
-        method: the runs' method, as the configuration names it, joined by ``|`` where they have several.
+        label: unique in its table; rows with the same settings have the same label in every table.
+        method: the runs' method, as the configuration names it; several methods are joined by ``|``.
         readings: the runs, at least one.
     """
 
@@ -48,7 +48,7 @@ class Row:
     readings: Sequence[Reading]
 
     def _of_seeds(self, value: Callable[[Reading], T | None]) -> dict[int, list[T]]:
-        """Seed -> what its runs have, seeds ascending; absent where none of them has it."""
+        """Return seed -> the values of its runs, seeds ascending, without seeds that have no value."""
         found: dict[int, list[T]] = {}
         for reading in self.readings:
             if (one := value(reading)) is not None:
@@ -56,7 +56,7 @@ class Row:
         return dict(sorted(found.items()))
 
     def by_seed(self, value: Callable[[Reading], float | None]) -> dict[int, float]:
-        """Seed -> value, seeds ascending; the mean where a seed has several runs, absent where it has none."""
+        """Return seed -> mean value of its runs, seeds ascending, without seeds that have no value."""
         return {seed: sum(values) / len(values) for seed, values in self._of_seeds(value).items()}
 
     def figure(self, figure: Figure) -> dict[int, float]:
@@ -64,7 +64,7 @@ class Row:
         return self.by_seed(lambda reading: figure_of(reading, figure.key))
 
     def matrices(self, measure: str) -> list[np.ndarray]:
-        """A matrix ``[T, T]`` for each seed that has one, the mean where it has several; none where T differs."""
+        """Return for each seed the mean matrix ``[T, T]`` of its runs; empty if there is none or T differs."""
         return self._means(lambda reading: reading.matrices.get(measure))
 
     def seen(self, measure: str) -> list[np.ndarray]:
@@ -78,7 +78,7 @@ class Row:
         return [np.mean(several, axis=0) for several in found]
 
     def of_measure(self, measure: str) -> Row | None:
-        """The runs whose own measure it is, by its name; None where there are none."""
+        """Return the row with only the runs that have this measure, given by name; None if there are none."""
         readings = [reading for reading in self.readings if reading.run.measure == measure]
         return Row(self.label, self.method, readings) if readings else None
 
@@ -87,8 +87,10 @@ class Row:
         return [reading.run for reading in self.readings if reading.run.curve and reading.run.measure == measure]
 
     def curves(self, measure: str) -> np.ndarray:
-        """Learning curves ``[seeds, rounds]`` to the end of the shortest, NaN without an evaluation; of a seed with
-        several runs their mean."""
+        """Return learning curves ``[seeds, rounds]``, cut to the shortest, NaN for rounds without an evaluation.
+
+        A seed with several runs has the mean of their curves.
+        """
         runs = self.with_curves(measure)
         found = self._of_seeds(lambda reading: reading.run.curve if reading.run in runs else None).values()
         shortest = min((len(curve) for several in found for curve in several), default=0)
@@ -107,7 +109,7 @@ class Comparison:
 
     Attributes:
         title: what problem is solved.
-        rows: in order of appearance.
+        rows: the rows, in order of appearance.
         notes: a line for each thing that makes rows less comparable than they look.
     """
 
@@ -119,11 +121,11 @@ class Comparison:
         """The row against which differences are taken.
 
         Args:
-            name: its label or method; None takes ``fedavg``, or without it the first label in alphabetical order. Of
-                several rows of a method it is the first of those that have most seeds in common with others.
+            name: label or method of the row. None takes ``fedavg``, or without such a row the first label in
+                alphabetical order. Of several rows of a method, the one with most seeds in common with others is taken.
 
         Returns:
-            None where there is no such row, or no other one.
+            None if there is no such row, or only one row in the table.
         """
         found = self._called(name)
         if found:
@@ -131,7 +133,7 @@ class Comparison:
         return min(self.rows, key=lambda row: row.label) if name is None and len(self.rows) > 1 else None
 
     def about_baseline(self, name: str | None) -> list[str]:
-        """A line for what :meth:`baseline` had to choose, and one if no differences can be taken to what it chose."""
+        """Return notes: the other rows that :meth:`baseline` could have chosen, and a lack of common seeds."""
         row, lines = self.baseline(name), []
         if row is None:
             return []
@@ -150,7 +152,7 @@ class Comparison:
         return [row for row in self.rows if row.label == wanted] or [row for row in self.rows if row.method == wanted]
 
     def _seeds_in_common(self, row: Row) -> int:
-        """How many paired differences to a row there are, over all others: none where but one seed is in common."""
+        """Return the number of paired differences to a row over all others; a single common seed does not count."""
         common = [len({*row.seeds} & {*other.seeds}) for other in self.rows if other is not row]
         return sum(number for number in common if number > 1)
 
@@ -160,14 +162,15 @@ Compared = Sequence[tuple[Comparison, Row | None]]
 
 
 def styles_of(comparisons: Iterable[Comparison]) -> dict[str, LineStyle]:
-    """How each label is drawn, in all tables and pictures alike."""
+    """Return label -> style, the same in all tables and pictures."""
     return line_styles({row.label: row.method for comparison in comparisons for row in comparison.rows})
 
 
 def figure_of(reading: Reading, key: str) -> float | None:
-    """A run's figure by its name in ``summary.json``; where a measure's mean is not there, what its matrix says.
+    """Return a run's figure by its key in ``summary.json``, None if undefined.
 
-    A run that stopped before its last task has no figures over all tasks.
+    For a measure other than accuracy, a missing mean, FGT, BWT or FWT is computed from the matrix. A run that stopped
+    before its last task has no figures over all tasks.
     """
     if key in _OVER_TASKS and _lacks_tasks(reading.run):
         return None
@@ -187,15 +190,15 @@ def _lacks_tasks(run: Run) -> bool:
 
 
 def _lacks_rounds(run: Run) -> bool:
-    """Whether a run ended within its last task, and not because it had reached all its target accuracies."""
+    """Return whether a run ended early in its last task without having reached all its target accuracies."""
     aims = run.rounds_to_accuracy.values()
     return run.stopped_early and not _lacks_tasks(run) and (not aims or None in aims)
 
 
 def _transfers(run: Run) -> dict[str, float]:
-    """FGT, BWT and FWT of a measure whose summaries lack them, under their keys, such as ``nll_bwt``, where defined.
+    """Compute FGT, BWT and FWT of a run without accuracies from its matrix, under keys such as ``nll_bwt``.
 
-    They follow from the matrix unless clients have matrices of their own.
+    Undefined ones are left out. The result is empty if clients have matrices of their own.
     """
     measure = called(run.measure)
     if measure.is_accuracy or "clients_evaluated" in run.others:
@@ -233,7 +236,7 @@ def check_keys(keys: Sequence[str], readings: Sequence[Reading]) -> None:
     """Refuse a grouping key that no run has.
 
     Raises:
-        ConfigError: naming the key and those that are close to it.
+        ConfigError: names the key and similar ones.
     """
     for key in keys:
         if key not in _OF_A_RUN and not any(key in reading.settings for reading in readings):
@@ -248,9 +251,9 @@ def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> l
 
     Args:
         readings: finished runs.
-        keys: runs that agree in them are averaged over their seeds. Those of :data:`OF_A_TABLE` make tables, others
-            rows. None takes :data:`DEFAULT_KEYS` and goes on telling apart what a mean would hide: tables of different
-            numbers of tasks or clients, and rows of one method whose settings differ.
+        keys: runs that agree in all keys are averaged over their seeds. Keys of :data:`OF_A_TABLE` make tables, others
+            rows. None takes :data:`DEFAULT_KEYS`, and also separates tables by the numbers of tasks and clients, and
+            rows of one method by their settings.
 
     Raises:
         ConfigError: a key that no run has.
@@ -288,7 +291,7 @@ def _split(readings: Iterable[Reading], key: Callable[[Reading], Any]) -> list[l
 
 
 def _printed_names(readings: Sequence[Reading]) -> dict[str, str]:
-    """Method -> its name as papers print it, or its own where another method has that name too."""
+    """Return method -> its printed name, or the configuration's name if another method is printed alike."""
     found: dict[str, set[str]] = {}
     for reading in readings:
         method = reading.run.method
@@ -319,7 +322,8 @@ def _rows(
         differ = list(differing([reading.settings for reading in members]))
         several_methods = len({reading.run.method for reading in members}) > 1
         if not differ and not several_methods and _repeats_a_seed(members):
-            # Runs of before and after an option existed: two of one seed say that it is not at its default.
+            # Two runs of one seed differ only in options that some runs lack, because those are from before the option
+            # existed. Then these options tell the runs apart.
             differ = _held_by_some([reading.settings for reading in members])
         if tell_apart and differ:
             rows += _variants(label, method, members, differ)
@@ -343,13 +347,16 @@ def _held_by_some(several: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def samples_of(reading: Reading) -> str:
-    """What identifies the samples of a run's tasks; empty where its summary does not say."""
+    """Return a text that identifies the samples of a run's tasks, empty if its summary has none."""
     digests = reading.run.others.get("data_digests")
     return json.dumps(digests, sort_keys=True) if digests else ""
 
 
 def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], list[str]]:
-    """One run of each experiment, the one of which more is known: a repetition is no further sample."""
+    """Return one run of each experiment, the one of which more is known, and notes on the runs left out.
+
+    A repetition of an experiment with the same seed would not be an independent sample.
+    """
     kept: dict[tuple[str, int], list[Reading]] = {}
     notes = []
     for reading in readings:
@@ -366,12 +373,12 @@ def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], li
 
 
 def _known_of(reading: Reading) -> tuple[bool, int, bool]:
-    """Whether its configuration could be read, how many targets it had, whether it has a learning curve."""
+    """Return whether the configuration could be read, the number of targets, and whether there is a curve."""
     return bool(reading.settings), len(reading.run.rounds_to_accuracy), bool(reading.run.curve)
 
 
 def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequence[str]) -> list[Row]:
-    """A row for each combination of settings in which runs of one method differ, named after them."""
+    """Return a row for each combination of settings in which runs of one method differ, named after the settings."""
     names = short_names(keys)
     named = _telling_apart([reading.settings for reading in readings], keys)
     rows: list[Row] = []
@@ -385,7 +392,7 @@ def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequen
 
 
 def _telling_apart(several: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """At most ``_NAMED_AT_MOST`` keys, in their order: first those that tell most settings apart, then any."""
+    """Return at most ``_NAMED_AT_MOST`` keys in their order, chosen to tell as many settings apart as possible."""
 
     def kinds(chosen: Sequence[str]) -> int:
         return len({tuple(shown(settings.get(key)) for key in chosen) for settings in several})
@@ -431,7 +438,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _seeds_unlike(readings: Sequence[Reading], identity: Callable[[Reading], str]) -> list[int]:
-    """The seeds whose runs differ in something, ascending; runs that do not say (an empty text) differ from none."""
+    """Return the seeds, ascending, whose runs have different identities; an empty text equals any identity."""
     found: dict[int, set[str]] = {}
     for reading in readings:
         found.setdefault(reading.run.seed, set()).add(identity(reading))

@@ -1,4 +1,4 @@
-"""A comparison as LaTeX: tables that fit a column of an article, or both."""
+"""A comparison as LaTeX tables that fit one column of an article or both."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from cfl.runtime.printable import in_latex, on_one_line
 _PAPER_TABLES = tuple(measure.of_papers for measure in MEASURES)
 _SEEDS, _RANK, _ROUNDS_TO = "seeds", "rank", "rounds_to_"
 _ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
-_SEEDS_NAMED = 6  # more are counted
+_SEEDS_NAMED = 6  # a caption lists at most so many seeds
 _HEAD = r"""% Tables written by cfl compare. The preamble needs \usepackage{booktabs,array}
 % table* spans both columns of an article in two columns.
 """
 
 
 def latex_report(compared: Compared, columns: Sequence[str] = ()) -> str:
-    """Every table of means and of differences, as a file for ``\\input``.
+    """Return the text of a file for ``\\input`` with all tables of means and of differences.
 
     Args:
         compared: the tables, each with the row against which its differences are taken.
-        columns: as :func:`check_columns` allows; empty: those of papers, such as ACC, FGT and BWT.
+        columns: keys that :func:`check_columns` allows; empty: the usual ones of papers, such as ACC, FGT and BWT.
     """
     text, labels = _HEAD, set[str]()
     for comparison, baseline in compared:
@@ -56,7 +56,7 @@ def latex_report(compared: Compared, columns: Sequence[str] = ()) -> str:
 
 
 def valid_columns(comparisons: Iterable[Comparison]) -> list[str]:
-    """The columns that any of some tables can have."""
+    """Return the keys of all columns that at least one of the tables can have."""
     comparisons = list(comparisons)
     figures = {figure.key for comparison in comparisons for figure in figures_of(comparison)}
     aims = sorted({name for comparison in comparisons for name in targets(comparison)}, key=float)
@@ -67,7 +67,7 @@ def check_columns(columns: Sequence[str], comparisons: Sequence[Comparison]) -> 
     """Refuse a column that no table has.
 
     Raises:
-        ConfigError: naming it, and those that there are.
+        ConfigError: names the column, and the valid ones.
     """
     valid = valid_columns(comparisons)
     for key in columns:
@@ -88,11 +88,11 @@ def _figure(key: str) -> Figure:
 
 @dataclass(frozen=True)
 class _Table:
-    """Cells by row.
+    """A table before it is laid out.
 
     Attributes:
-        names: of the rows, as plain text.
-        columns: of numbers.
+        names: names of the rows, as plain text.
+        columns: the columns of numbers.
     """
 
     names: Sequence[str]
@@ -129,7 +129,7 @@ def _figure_column(rows: Sequence[Row], figure: Figure) -> Column:
 
 
 def _best_of(spreads: Sequence[Spread | None], figure: Figure) -> set[int]:
-    """The places of the best means as they are shown, all of those that are equal; none where all are."""
+    """Return the places of the best mean after rounding, several if equal; empty if all rounded means are equal."""
     shown = {
         k: float(rounded(spread.mean / figure.divisor, figure.decimals)) for k, spread in enumerate(spreads) if spread
     }
@@ -172,7 +172,7 @@ def _interval(found: Difference | None, figure: Figure) -> str:
 
 
 def _cell(text: str, bold: bool = False) -> str:
-    """A number with whatever belongs to it, in maths."""
+    """Return a number in maths mode with its deviation, and after it the count of seeds, if any."""
     if not any(character.isdigit() for character in text):
         return "--"
     number, of, tail = text.partition(" (")
@@ -230,7 +230,7 @@ def _unused(label: str, labels: set[str]) -> str:
 
 
 def _floats(table: _Table, about: str, label: str) -> Iterator[str]:
-    """The table as one float, or as several where it has more rows than a page."""
+    """Yield the lines of a table as one float, or as several if its rows do not fit on a page."""
     found = layouts(table.names, table.columns)
     parts = list(parts_of(table.names, table.columns, found))
     for number, places in enumerate(parts):

@@ -1,4 +1,4 @@
-"""How wide LaTeX tables are, and how they are divided to fit any article, in one column or two."""
+"""Estimate the width of LaTeX tables, and divide them so that they fit an article in one column or two."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from cfl.runtime.printable import LATEX_BREAK, in_latex
 
 SIZE = r"\fontsize{8pt}{9.5pt}\selectfont\setlength{\tabcolsep}{3pt}"
-"""Of tables; not ``\\footnotesize``, which is larger in articles of 11 and 12 points."""
+"""Size of letters and gaps in tables. ``\\footnotesize`` would be larger in articles of 11 and 12 points."""
 SMALL = r"\scriptsize"
-"""Of what stands below a number."""
+"""Size of the letters below a number."""
 
-# In points. Two columns of an article on A4 have 221 each, one column has 345.
+# Usable widths in points. On A4, a column has 221 points in two-column articles and 345 in one-column articles.
 _COLUMN, _PAGE = 218.0, 340.0
 HEADING = "method"
-"""Of the column of names."""
+"""Heading of the column of names."""
 _GAP = 6.0  # between two columns of a table
 _NAMES_AT_LEAST = 55.0
-_LINES = 46  # of a table on one page, beside its caption
+_LINES = 46  # lines of a table on one page, without its caption
 
 # Widths of letters of Computer Modern at 8 points, rounded up.
 _LETTERS = {
@@ -52,7 +52,7 @@ class Column:
     Attributes:
         heading: LaTeX.
         cells: LaTeX, one per row.
-        below: what stands in a second line of each row; empty where there is none.
+        below: LaTeX of a second line in each row; empty without second lines.
     """
 
     heading: str
@@ -62,11 +62,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the tabulars of a table, beneath each other.
+    """One of the tabulars of a table, which are placed beneath each other.
 
     Attributes:
-        columns: places of its columns.
-        names: width in points in which names of rows are broken; None where they stand on one line.
+        columns: indices of its columns.
+        names: width in points at which names of rows are broken into lines; None if each fits on one line.
         wide: whether it needs both columns of an article.
     """
 
@@ -76,12 +76,12 @@ class Layout:
 
     @property
     def name_column(self) -> str:
-        """For the argument of ``tabular``."""
+        """Specification of the column of names in the argument of ``tabular``."""
         return "l" if self.names is None else rf">{{\raggedright\arraybackslash}}p{{{self.names}pt}}"
 
 
 def width(latex: str) -> float:
-    """About how many points a text takes at 8 points, rather too many."""
+    """Estimate the width in points of a text in letters of 8 points; the estimate is rather too large."""
     plain = re.sub(r"\$.*?\$", lambda maths: maths[0].replace(" ", ""), latex.replace(LATEX_BREAK, ""))
     plain = re.sub(r"(?<=[${])-", "+", plain)  # a minus sign is as wide as a plus sign
     tokens = re.findall(r"\\[A-Za-z]+|\\.|.", plain)
@@ -91,11 +91,11 @@ def width(latex: str) -> float:
 
 
 def layouts(names: Sequence[str], columns: Sequence[Column]) -> list[Layout]:
-    """One tabular in a column of an article, or in both, or several where all columns fit neither.
+    """Return one tabular that fits a column of an article or both, or several if one would be too wide.
 
     Args:
-        names: of the rows, plain text.
-        columns: the others.
+        names: names of the rows, as plain text.
+        columns: the columns of numbers.
     """
     needed = [_GAP + max(map(width, (column.heading, *column.cells, *column.below))) for column in columns]
     for wide in (False, True):
@@ -112,7 +112,7 @@ def layouts(names: Sequence[str], columns: Sequence[Column]) -> list[Layout]:
 
 
 def _least(names: Sequence[str]) -> float:
-    """Width that a column of names needs if they are broken."""
+    """Return the least width of the column of names, with names broken into lines."""
     widest = _widest(names)
     pieces = (piece for name in names for piece in in_latex(name).replace(LATEX_BREAK, " ").split())
     return min(widest, max(_NAMES_AT_LEAST, *map(width, pieces)))
@@ -127,12 +127,12 @@ def _widest(names: Sequence[str]) -> float:
 
 
 def parts_of(names: Sequence[str], columns: Sequence[Column], found: Sequence[Layout]) -> Iterator[list[int]]:
-    """The places of rows that fit on a page together.
+    """Yield, for each page, the indices of the rows on it.
 
     Args:
-        names: of the rows.
-        columns: the others.
-        found: the tabulars of each part.
+        names: names of the rows.
+        columns: the columns of numbers.
+        found: the tabulars that each page holds.
     """
     lines = len(found) * (2 if any(column.below for column in columns) else 1)
     part: list[int] = []

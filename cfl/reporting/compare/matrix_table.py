@@ -15,15 +15,15 @@ from cfl.reporting.rounding import rounded
 
 
 def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[float] | None = None) -> Table:
-    """One accuracy matrix for the terminal: cells coloured by accuracy, ACC over the tasks seen in the last column.
+    """Return an accuracy matrix for the terminal, with cells coloured by accuracy and ACC in the last column.
 
-    Cells of tasks not learned yet are lighter; what was not evaluated is left empty. Accuracies have one decimal,
-    beyond ten tasks none.
+    Cells of tasks not learned yet are lighter; cells that were not evaluated are empty. Accuracies have one decimal,
+    with more than ten tasks none.
 
     Args:
         matrix: ``[T, T]`` in percent.
         measure: what the values are.
-        means: ACC after each task, NaN where unknown, if it is not that of the matrix
+        means: ACC after each task, NaN where unknown; None computes it from the matrix
             (:func:`cfl.federation.matrix_rows.means`).
 
     Raises:

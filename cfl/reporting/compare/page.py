@@ -19,7 +19,7 @@ licence (``plotly-LICENSE.txt`` beside it). To renew it, put the new file there 
 
 
 SIZE_LIMIT = 5_000_000
-"""Bytes that a page may have. It is the drawing library's 1.5 MB, and data."""
+"""Largest size of a page in bytes. The drawing library takes 1.5 MB of it, the rest is data."""
 
 
 def page_of(
@@ -27,7 +27,9 @@ def page_of(
     left_out: Sequence[LeftOut] = (),
     warnings: Sequence[str] = (),
 ) -> str:
-    """The page of a comparison, its curves and matrices thinned as far as :data:`SIZE_LIMIT` asks for.
+    """Return the page of a comparison, with curves and matrices thinned until it fits :data:`SIZE_LIMIT`.
+
+    The amount of data is halved at most five times. A page that is still larger is returned as it is.
 
     Args:
         comparisons: the tables, each with the row against which its differences are taken.
@@ -52,7 +54,7 @@ def page(data: Mapping[str, Any]) -> str:
     # Inside a script element a name like </script> or <!-- would end or change it; in JSON < only stands in strings.
     parts = {"DATA": text.replace("<", "\\u003c"), "STYLE": _asset("page.css"), "PROGRAM": _asset("page.js")}
     parts["PLOTLY"] = _asset(PLOTLY)
-    # In one pass: what is put in is not searched for further places.
+    # In one pass, so that inserted text is not searched for placeholders.
     return re.sub(r"/\*(DATA|STYLE|PROGRAM|PLOTLY)\*/", lambda place: parts[place[1]], _asset("page.html"))
 
 

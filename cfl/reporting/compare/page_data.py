@@ -1,4 +1,4 @@
-"""What the page of a comparison shows, as plain JSON, thinned where there would be too much."""
+"""The content of a comparison's page as plain JSON, thinned if there is too much."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def page_data(
         comparisons: the tables, each with the row against which its differences are taken.
         left_out: folders that are not compared.
         warnings: lines about parts of runs that could not be read.
-        share: of the numbers that a page usually has room for, how many this one may have.
+        share: fraction of the usual limits on numbers that this page may use.
 
     Returns:
-        Dictionaries, lists, texts and finite numbers; null is an undefined value.
+        Dictionaries, lists, texts and finite numbers; None is an undefined value.
     """
     rows = [row for comparison, _ in comparisons for row in comparison.rows]
     labels = list(dict.fromkeys(row.label for row in rows))
@@ -103,7 +103,7 @@ def page_data(
 
 
 def _exact(value: float | None) -> float | None:
-    """The digits that :func:`cfl.reporting.rounding.rounded` looks at: fewer would be rounded twice."""
+    """Round to the digits that :func:`cfl.reporting.rounding.rounded` uses; with fewer the page would round twice."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.12g}")
 
 
@@ -116,8 +116,11 @@ def _thinned(values: Sequence[float], most: int) -> list[float | None]:
 
 
 def _figures(comparison: Comparison, baseline: Row | None) -> list[dict[str, dict[str, list[float | int | None]]]]:
-    """Of each row ``figures``: key -> mean, standard deviation, number of seeds, mean rank; and ``differences``:
-    key -> mean difference to the baseline, lower and upper end of its interval, number of seeds."""
+    """Return ``figures`` and ``differences`` of each row.
+
+    ``figures`` is key -> mean, standard deviation, number of seeds, mean rank. ``differences`` is key -> mean
+    difference to the baseline, lower and upper end of its interval, number of seeds.
+    """
     found: list[dict[str, dict[str, list[float | int | None]]]]
     found = [{"figures": {}, "differences": {}} for _ in comparison.rows]
     for row, figure, spread, rank, difference in numbers_of(comparison, baseline):
@@ -145,7 +148,7 @@ def _runs(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _mean_and_std(values: np.ndarray) -> tuple[list[float | None], list[float | None] | None]:
-    """Over the first axis; no deviation for a single value."""
+    """Return mean and standard deviation over the first axis; no deviation for a single value."""
     return _all(values.mean(0)), _all(values.std(0, ddof=1)) if len(values) > 1 else None
 
 
@@ -172,9 +175,10 @@ def _measured(row: Row, measure: RunMatrix, side: int, points: int) -> dict[str,
 
 
 def _rounds(row: Row, points: int) -> dict[str, Any] | None:
-    """The learning curve: where all seeds that have one were evaluated, up to the end of the shortest.
+    """Return the mean learning curve at the rounds in which all seeds with a curve were evaluated, None without any.
 
-    Its values stand under the measure's figure, such as ``acc``; of a row with runs of several it is that of the first.
+    The values are under the key of the measure's figure, such as ``acc``. If the runs of a row have several measures,
+    only the first one with a curve is used.
     """
     measure = next((measure for measure in CURVES if row.with_curves(measure)), ACCURACY.name)
     curves = row.curves(measure)
@@ -193,7 +197,7 @@ def _rounds(row: Row, points: int) -> dict[str, Any] | None:
 
 
 def _space(row: Row, points: int) -> dict[str, dict[str, Any]]:
-    """Layer -> tasks and mean percent used after them."""
+    """Return layer -> tasks, and the mean percent of used space after each."""
     found: dict[str, dict[int, list[float]]] = {}
     for reading in row.readings:
         for layer, used in reading.space.items():
@@ -221,7 +225,7 @@ def _settings(comparison: Comparison) -> dict[str, Any]:
 
 
 def _partition(comparison: Comparison, cells: int) -> dict[str, Any] | None:
-    """Of the first run that has a readable table."""
+    """Return the partition of the first run with a readable table, None if there is none."""
     for row in comparison.rows:
         for reading in row.readings:
             if not reading.partition:
@@ -244,11 +248,11 @@ def _partition(comparison: Comparison, cells: int) -> dict[str, Any] | None:
 
 
 def _samples(comparison: Comparison, room: int) -> dict[str, Any]:
-    """Pictures of samples, of each row's first run that has one, in the rows' order while there is room for them.
+    """Return pictures of samples, from the first run of each row that has one, as long as there is room.
 
     Args:
         comparison: the table.
-        room: bytes.
+        room: bytes for all pictures together, in base64.
     """
     shown, left_out = [], 0
     for k, row in enumerate(comparison.rows):

@@ -1,4 +1,4 @@
-"""The table of who holds what, read back."""
+"""Read ``partition.csv``, the number of samples of each class that each client holds in each task."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cfl.reporting.csv_file import RunFolderError, index_in, read_csv
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who holds how much of each class.
+    """Number of samples of each class that each client holds in each task.
 
     Attributes:
         tasks: the tasks shown.
         counts: samples ``[tasks, classes, clients]``; -1 in the columns of clients that take no part in a task.
-        total_clients: how many clients there are; more than are shown where the table was cut.
-        total_tasks: likewise.
+        total_clients: number of all clients, also of those that were left out.
+        total_tasks: number of all tasks, also of those that were left out.
     """
 
     tasks: Sequence[int]
@@ -33,7 +33,7 @@ def read_partition(path: Path) -> Partition:
     """Read ``partition.csv``, thinned to the first clients and to evenly spaced tasks, as in the run's own picture.
 
     Raises:
-        RunFolderError: not such a table.
+        RunFolderError: the file is not such a table.
     """
     header, lines = read_csv(path)
     classes = [k for k, name in enumerate(header) if name.startswith("class_")]

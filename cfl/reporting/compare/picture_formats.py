@@ -9,12 +9,12 @@ FORMATS = ("png", "pdf", "svg")
 
 
 def add_pictures(parser: argparse.ArgumentParser, condition: str = "", hint: str = "") -> None:
-    """Add the option, whose value is a sequence of formats, empty without it.
+    """Add the option ``--pictures``, whose value is a sequence of formats, empty by default.
 
     Args:
-        parser: of the command.
-        condition: what the option needs, for its help.
-        hint: added to what is valid.
+        parser: the command's parser.
+        condition: begins the help of the option, such as another option that it needs.
+        hint: ends the error message.
     """
     parser.add_argument(
         "--pictures",

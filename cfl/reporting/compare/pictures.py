@@ -1,4 +1,4 @@
-"""A comparison's curves and heatmaps as files for texts; the page draws its own."""
+"""Draw a comparison's curves and heatmaps into picture files, for use in texts; the page draws its own."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from cfl.reporting.figures import (
 from cfl.reporting.line_styles import LineStyle
 
 ROWS_AT_MOST = 32
-"""More rows than these make no picture that anybody can read."""
-_ROWS_OF_A_COLUMN = 8  # lines of more rows are drawn as wide as a page
+"""Largest number of rows in a picture; more would be unreadable."""
+_ROWS_OF_A_COLUMN = 8  # pictures of more rows are as wide as a page
 _DOTS_PER_INCH = 300
 
 
 def write_pictures(folder: Path, comparisons: Sequence[Comparison], formats: Sequence[str] = ("png",)) -> list[str]:
-    """Draw every table's rows, means over seeds; curves with a band of one standard deviation.
+    """Draw the means over seeds of every table's rows; curves have a band of one standard deviation.
 
     Args:
-        folder: where ``accuracy_curve.png`` and ``accuracy_heatmaps.png`` go and, of runs that were evaluated between
-            task ends, ``accuracy_rounds.png``; of runs that estimate a density ``nll_curve.png`` and so on; beyond the
-            first table with its number, ``accuracy_curve_2.png``.
-        comparisons: the tables; of each the first :data:`ROWS_AT_MOST` rows of a measure.
+        folder: gets ``accuracy_curve.png`` and ``accuracy_heatmaps.png``, and ``accuracy_rounds.png`` if runs were
+            evaluated between task ends. Files of another measure begin with its name, such as ``nll_curve.png``. From
+            the second table on, the table's number follows, as in ``accuracy_curve_2.png``.
+        comparisons: the tables; for each measure the first :data:`ROWS_AT_MOST` rows of a table are drawn.
         formats: endings of the files, such as ``pdf``.
 
     Returns:
@@ -54,7 +54,7 @@ def write_pictures(folder: Path, comparisons: Sequence[Comparison], formats: Seq
 
 
 def _drawn(comparison: Comparison, measure: Measure, styles: Mapping[str, LineStyle]) -> dict[str, Figure]:
-    """The pictures of one table and of the runs whose own measure it is, by kind."""
+    """Return the pictures of one table by kind, for the runs with a given measure."""
     rows = [own for row in comparison.rows if (own := row.of_measure(measure.name))][:ROWS_AT_MOST]
     width = COLUMN_WIDTH if len(rows) <= _ROWS_OF_A_COLUMN else PAGE_WIDTH
     pictures: dict[str, Figure] = {}

@@ -1,4 +1,4 @@
-"""Run folders as a comparison reads them: what is there is read, what is broken or unfinished is named."""
+"""Find and read the run folders of a comparison, and report those that are broken or unfinished."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A finished run and what else its folder tells.
+    """A finished run and the optional parts of its folder.
 
     Attributes:
         run: its figures and accuracy matrix.
-        settings: as :func:`cfl.reporting.compare.settings.settings_of`; empty where the configuration could not be
-            read.
-        matrices: name of a measure -> its matrix ``[T, T]``, NaN where not evaluated, of those that the run has.
+        settings: as :func:`cfl.reporting.compare.settings.settings_of` returns them; empty if the configuration could
+            not be read.
+        matrices: name of a measure -> the run's matrix ``[T, T]`` of it, NaN where not evaluated.
         space: ``method.layer`` -> task -> percent of the layer's input space that is used up after it.
-        clients: each client's mean at the end, such as ACC in percent, of a run whose clients are evaluated one by
-            one.
-        partition: identifies ``partition.csv``: equal where all clients hold the same samples; empty without one.
-        samples: the picture of what was drawn from a density, as the bytes of a PNG; empty without one.
+        clients: each client's mean at the end, such as ACC in percent; empty unless clients are evaluated one by one.
+        partition: digest of ``partition.csv``, equal if all clients hold the same samples; empty without the file.
+        samples: the run's picture of samples, such as those drawn from a density, as a PNG; empty without one.
     """
 
     run: Run
@@ -58,8 +57,8 @@ class LeftOut:
 
     Attributes:
         folder: where it is.
-        reason: why not, in one line.
-        unfinished: whether it is only that the run is not over yet.
+        reason: why it is not compared, in one line.
+        unfinished: whether the only reason is that the run has not finished.
     """
 
     folder: Path
@@ -68,13 +67,13 @@ class LeftOut:
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
-    """The run folders among some paths, and below those that are none themselves.
+    """Find the run folders among some paths, and below the paths that are not run folders themselves.
 
     Args:
         paths: run folders, or folders that hold run folders at any depth.
 
     Returns:
-        Run folders, each once, in the order of ``paths`` and below one by name; and the paths where there is no run.
+        Run folders, each once, in the order of ``paths``, those below a path by name; and the paths without a run.
     """
     found: dict[Path, Path] = {}
     nothing = []
@@ -92,12 +91,12 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, finished or not."""
+    """Return whether a folder is a run folder, of a finished run or not."""
     return path.is_dir() and _is_run(set(os.listdir(path)))
 
 
 def _is_run(names: set[str]) -> bool:
-    # The table of who holds what is written before the first round, and that of rounds after it.
+    # partition.csv is written before the first round, rounds.csv after it.
     return SUMMARY in names or (CONFIG in names and not names.isdisjoint((ROUNDS, PARTITION)))
 
 
@@ -112,7 +111,7 @@ def read_all(folders: Iterable[Path]) -> tuple[list[Reading], list[LeftOut], lis
     """Read run folders.
 
     Returns:
-        The finished runs, those left out with the reason, and a line for each part of a run that could not be read.
+        The finished runs, the folders left out, and a line for each part of a run that could not be read.
     """
     readings: list[Reading] = []
     left_out: list[LeftOut] = []
@@ -152,7 +151,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     _check_agreement(run)
 
     def part(path: Path, read_part: Callable[[Path], T], consequence: str, optional: bool = False) -> T | None:
-        """A part of the run; None, and a warning, where it is absent (unless it may be) or broken."""
+        """Read a part of the run; return None if it is absent or broken, with a warning unless it may be absent."""
         try:
             check_unchanged(folder, str(path.relative_to(folder)))
             return None if optional and not path.exists() else read_part(path)
@@ -183,7 +182,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
 
 
 def _read_config(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """A run's configuration, and :func:`settings_of` it."""
+    """Read a run's configuration, and compute its :func:`settings_of`."""
     try:
         config = read_yaml(path)
     except FileNotFoundError:
@@ -199,8 +198,8 @@ def _read_config(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def _check_agreement(run: Run) -> None:
-    """Refuse a run whose summary and tables do not say the same, since one of them is damaged or of another run."""
-    if run.stopped_early:  # in the middle of a task, whose row is not whole
+    """Refuse a run whose summary and tables disagree: one of them is damaged or of another run."""
+    if run.stopped_early:  # possibly within a task, whose row is then incomplete
         return
     name = CURVES[run.measure]
     figure = {"acc": run.acc, **run.others}.get(name)
@@ -221,7 +220,7 @@ def _read_matrix(path: Path) -> np.ndarray:
 def _bytes(path: Path) -> bytes:
     if not path.exists():
         return b""
-    open_file(path).close()  # refuses what is no file
+    open_file(path).close()  # refuses a path that is not a file
     return path.read_bytes()
 
 
@@ -231,17 +230,18 @@ def _methods(config: Mapping[str, Any]) -> Sequence[str]:
 
 
 def read_space(path: Path, tasks: int) -> dict[str, dict[int, float]]:
-    """Read the used space off a method's table.
+    """Read the used space from a method's table.
 
     Args:
-        path: a table with the columns ``task``, ``layer`` and ``used_space`` in percent; others are not read.
-        tasks: of the run; the table has rows of all but the last, or of all (FOT's ``last_extraction``).
+        path: a table with the columns ``task``, ``layer`` and ``used_space`` in percent; other columns are not read.
+        tasks: number of the run's tasks. The table has rows for all but the last task, or for all (FOT's
+            ``last_extraction``).
 
     Returns:
         Layer -> task -> percent; empty where the table lacks one of the columns.
 
     Raises:
-        RunFolderError: a value that cannot be, or a task that is missing; the message names the file and the line.
+        RunFolderError: an invalid value, or a missing task; the message names the file and the line.
     """
     found: dict[str, dict[int, float]] = {}
     header, lines = read_csv(path)
@@ -264,7 +264,7 @@ def read_space(path: Path, tasks: int) -> dict[str, dict[int, float]]:
 
 
 def _client_means(folder: Path, measure: str) -> list[float]:
-    """Of each client the mean over the tasks that it was evaluated on in the last row there is, if there is any."""
+    """Return each client's mean over the tasks seen, in the last evaluated row of its matrix file, if there is one."""
     means = []
     for path in sorted(folder.glob(f"{measure}_matrix_*.csv")):
         matrix = read_matrix_csv(path)[0].numpy()

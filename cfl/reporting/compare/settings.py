@@ -1,4 +1,4 @@
-"""The settings of a run as flat keys, as one types them."""
+"""The settings of a run under flat keys, as on the command line."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NO_CAUSE = tuple(f"{section}.{key}." for section, key in ONLY_WHERE_OR_HOW_FAST
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides a run's results, the seed apart, as ``{"methods.fot.threshold": 0.96}``.
+    """Return the settings that decide a run's results, without the seed, as ``{"methods.fot.threshold": 0.96}``.
 
-    Keys are those of the command line: ``init_args`` is left out, and a class stands under its own key by its short
+    Keys are those of the command line: ``init_args`` is left out, and the value of a class's own key is its short
     name, ``{"data.partition": "Shards", "data.partition.per_client": 2}``. Unlike
-    :func:`cfl.reporting.experiment.experiment_of` this imports no method, since a comparison needs no training code; so
-    it has the ``buffer`` also where no method replays from it.
+    :func:`cfl.reporting.experiment.experiment_of` this function imports no method, since a comparison needs no training
+    code. It therefore includes ``buffer`` even if no method replays from it.
 
     Args:
         config: a resolved configuration as plain dictionaries, lists and values.
@@ -59,13 +59,13 @@ def _flatten(key: str, node: Any, into: dict[str, Any]) -> None:
 
 
 def differing(several: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The keys in which settings differ, with the values there are, in order of appearance, as text.
+    """Return the keys in which settings differ -> their values as text, in order of appearance.
 
-    A key that some lack is compared among those that have it: a run from before an option existed does not differ from
-    one that has it, and options of another class say no more than that the class is another.
+    A key is compared only among the settings that have it. A run from before an option existed thus does not differ
+    from a newer one, and options that only one of two classes has are not counted as differences.
 
     Args:
-        several: each as :func:`settings_of` gives them.
+        several: settings as :func:`settings_of` returns them.
     """
     found: dict[str, dict[str, None]] = {}
     for settings in several:
@@ -80,6 +80,6 @@ def shown(value: Any) -> str:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """A name for each key, its last part where no two are alike: ``methods.fot.threshold`` is ``threshold``."""
+    """Return a name for each key: its last part, such as ``threshold``, or the whole key if that is ambiguous."""
     ends = [key.rpartition(".")[2] for key in keys]
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cfl.reporting.rounding import rounded
 
 LEVEL = 0.95
-"""Of the confidence intervals."""
+"""Level of the confidence intervals."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """Of finite values; None where there is none."""
+        """Return mean and spread of finite values; None without values."""
         if not values:
             return None
         mean, count = math.fsum(values) / len(values), len(values)
@@ -38,12 +38,12 @@ class Spread:
         return cls(mean, math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (count - 1)), count)
 
     def shown(self, decimals: int, style: str = "", divisor: float = 1.0) -> str:
-        """``81.25 ± 0.40``, without deviation for a single value.
+        """Return mean and deviation as text, ``81.25 ± 0.40``, without deviation for a single value.
 
         Args:
             decimals: digits behind the point.
-            style: of the mean, as in :func:`cfl.reporting.rounding.rounded`.
-            divisor: of both before they are shown, 1e6 for bytes in MB.
+            style: style of the mean, as in :func:`cfl.reporting.rounding.rounded`.
+            divisor: both numbers are divided by it, 1e6 for bytes in MB.
         """
         mean = rounded(self.mean / divisor, decimals, style)
         return mean if self.std is None else f"{mean} ± {rounded(self.std / divisor, decimals, style.lstrip('+'))}"
@@ -54,7 +54,7 @@ class Difference:
     """How much larger one row is than another, seed by seed.
 
     Attributes:
-        mean: of the differences on common seeds.
+        mean: mean of the differences on common seeds.
         low: lower end of the confidence interval of the mean difference; None for a single seed.
         high: its upper end.
         count: number of common seeds, at least 1.
@@ -71,16 +71,16 @@ def paired_difference(
 ) -> Difference | None:
     """Mean of ``d_s = ours_s - theirs_s`` over the seeds s that both have, with Student's t interval.
 
-    The interval ``d +- t_{(1 + level) / 2, n - 1} std(d) / sqrt(n)`` holds for normal differences; that runs of one
-    seed share data, partition and sampled clients is what makes it narrower than one of unpaired runs.
+    The interval ``d +- t_{(1 + level) / 2, n - 1} std(d) / sqrt(n)`` assumes normal differences. Runs of one seed share
+    data, partition and sampled clients, so the interval is usually narrower than for unpaired runs.
 
     Args:
         ours: seed -> value.
         theirs: seed -> value.
-        level: of the interval, between 0 and 1.
+        level: level of the interval, between 0 and 1.
 
     Returns:
-        None where no seed is common.
+        None if there is no common seed.
     """
     common = sorted(ours.keys() & theirs.keys())
     spread = Spread.of([ours[seed] - theirs[seed] for seed in common])
@@ -88,7 +88,7 @@ def paired_difference(
         return None
     if spread.std is None:
         return Difference(spread.mean, None, None, 1)
-    from scipy.special import stdtrit  # a second of import time that a comparison of single runs is spared
+    from scipy.special import stdtrit  # takes a second to import; single runs do not need it
 
     half = float(stdtrit(spread.count - 1, (1 + level) / 2)) * spread.std / math.sqrt(spread.count)
     return Difference(spread.mean, spread.mean - half, spread.mean + half, spread.count)
@@ -98,7 +98,7 @@ def mean_ranks(rows: Sequence[Mapping[int, float]], higher_is_better: bool) -> l
     """Each row's rank, 1 the best, averaged over the seeds that all rows have; equal values share their mean rank.
 
     Args:
-        rows: of each row seed -> value.
+        rows: for each row, seed -> value.
         higher_is_better: whether rank 1 belongs to the highest value.
 
     Returns:

@@ -15,7 +15,7 @@ MISSING = "-"
 
 
 def caption(tables: Sequence[TextTable] | None = None) -> str:
-    """What the columns of tables mean, or of any table there may be."""
+    """Return a caption that explains the columns of the tables; None explains all possible columns."""
     shown = None if tables is None else {heading for table in tables for heading in table.headings}
     figures = [figure for figure in PRINTED if shown is None or figure.heading in shown]
     said = "; ".join(f"{figure.heading}: {figure.meaning}" for figure in figures)
@@ -23,14 +23,14 @@ def caption(tables: Sequence[TextTable] | None = None) -> str:
 
 
 class Numbers(NamedTuple):
-    """What the seeds of one row say of one figure.
+    """Statistics of one figure over the seeds of one row.
 
     Attributes:
-        row: the row's place.
+        row: index of the row.
         figure: the figure.
         spread: mean and deviation.
-        rank: mean rank among the rows; None where there is nothing to rank by.
-        difference: to the baseline, seed by seed; None for the baseline itself, and without common seeds.
+        rank: mean rank among the rows; None where :func:`ranks` is None.
+        difference: paired difference to the baseline; None for the baseline itself, and without common seeds.
     """
 
     row: int
@@ -55,7 +55,7 @@ def numbers_of(comparison: Comparison, baseline: Row | None = None) -> list[Numb
 
 
 def figures_of(comparison: Comparison, among: Sequence[Figure] = FIGURES) -> list[Figure]:
-    """Those figures that any row of a table has."""
+    """Return the figures that at least one row of a table has."""
     return [figure for figure in among if any(row.figure(figure) for row in comparison.rows)]
 
 
@@ -66,18 +66,18 @@ def mean_text(values: Sequence[float], figure: Figure) -> str:
 
 
 def figure_text(row: Row, figure: Figure) -> str:
-    """A row's figure as :func:`mean_text`; how many of its seeds have it, where not all."""
+    """Return a row's figure as :func:`mean_text`, followed by the number of seeds with it if not all have it."""
     values = [*row.figure(figure).values()]
     return mean_text(values, figure) + of_seeds(len(values), len(row.seeds))
 
 
 def of_seeds(count: int, seeds: int) -> str:
-    """`` (2 of 4)`` behind a number that not all seeds have."""
+    """Return `` (2 of 4)``, to follow a number that not all seeds have; empty if all or none have it."""
     return "" if count in (0, seeds) else f" ({count} of {seeds})"
 
 
 def difference_text(difference: Difference | None, figure: Figure) -> str:
-    """``+3.10 [+1.20, +5.00]``, without interval for a single seed."""
+    """Return a difference as text, ``+3.10 [+1.20, +5.00]``, without interval for a single seed."""
     if difference is None:
         return MISSING
     numbers = [value for value in (difference.mean, difference.low, difference.high) if value is not None]
@@ -92,7 +92,10 @@ def targets(comparison: Comparison) -> list[str]:
 
 
 def rounds_text(row: Row, target: str) -> str:
-    """Rounds until ACC first reached a target; how many seeds did, where not all."""
+    """Return the mean rounds until ACC first reached a target, with the number of seeds that did if not all did.
+
+    If none did, it is ``> R`` with the rounds R of the longest run.
+    """
     reached = row.by_seed(lambda reading: reading.run.rounds_to(target))
     curves = row.with_curves("accuracy")
     tried = [r.run for r in row.readings if r.run in curves or target in r.run.rounds_to_accuracy]
@@ -108,7 +111,7 @@ _MEAN_ROUNDS = Figure("rounds", "rounds", "", "lower", 1)
 
 
 def ranks(comparison: Comparison, figure: Figure) -> list[float] | None:
-    """Each row's mean rank; None where there is nothing to rank by."""
+    """Return each row's mean rank; None for a figure without a better side, a single row, or no common seed."""
     if figure.better is None or len(comparison.rows) < 2:
         return None
     return mean_ranks([row.figure(figure) for row in comparison.rows], figure.better == "higher")
@@ -120,8 +123,10 @@ def rank_text(rank: float) -> str:
 
 
 def means_table(comparison: Comparison) -> TextTable:
-    """A line per row: number of seeds, figures as mean and deviation (of how many seeds, where not of all), rank by the
-    first of them."""
+    """Return the table of means: a line per row with number of seeds, figures, rounds to targets and rank.
+
+    A figure is mean and deviation, with the number of seeds if not all have it. The rank is by the first figure.
+    """
     figures = figures_of(comparison, PRINTED)
     aims, by_accuracy = targets(comparison), ranks(comparison, figures[0]) if figures else None
     several = any(len(row.seeds) > 1 for row in comparison.rows)
@@ -138,11 +143,10 @@ def means_table(comparison: Comparison) -> TextTable:
 
 
 def differences_table(comparison: Comparison, baseline: Row | None) -> TextTable | None:
-    """A line per row but the baseline's: paired differences to it with their confidence interval.
+    """Return the table of differences: for every other row, paired differences to the baseline with their interval.
 
     Returns:
-        None without a baseline, or where no row has two seeds in common with it: there is no interval then, and the
-        difference of two numbers is seen in the table of means.
+        None without a baseline, or if no row has two seeds in common with it, because there is no interval then.
     """
     if baseline is None:
         return None

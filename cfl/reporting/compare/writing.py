@@ -1,4 +1,4 @@
-"""What a comparison writes beside its page: a report in Markdown, and its numbers as CSV."""
+"""Write a comparison as a report in Markdown and its numbers as CSV files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cfl.runtime.printable import in_markdown
 def markdown_report(
     tables: Sequence[TextTable], left_out: Sequence[LeftOut], warnings: Sequence[str], pictures: Sequence[str] = ()
 ) -> str:
-    """All tables with their explanation, what is left out, and pictures by file names relative to the text."""
+    """Return a report of all tables, their caption, what was not compared, and links to picture files."""
     parts = [
         "# Comparison of runs\n",
         *("\n".join(table.markdown()) + "\n" for table in tables),
@@ -30,7 +30,7 @@ def markdown_report(
     if told:
         parts.append("\n".join(["## Not compared", "", *(f"- {in_markdown(line)}" for line in told)]) + "\n")
     for stem, files in _by_stem(pictures).items():
-        shown = next((file for file in files if file.endswith((".png", ".svg"))), None)  # no page shows a PDF in a text
+        shown = next((file for file in files if file.endswith((".png", ".svg"))), None)  # Markdown does not show PDFs
         parts.append(f"{'!' if shown else ''}[{stem.replace('_', ' ')}]({shown or files[0]})\n")
     return "\n".join(parts)
 
@@ -43,7 +43,7 @@ def _by_stem(files: Sequence[str]) -> dict[str, list[str]]:
 
 
 def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
-    """A line per run with every figure unrounded, bytes as bytes; an empty cell is an undefined value."""
+    """Write a line per run with every figure unrounded, bytes as bytes; an empty cell is an undefined value."""
     aims = sorted({name for comparison in comparisons for name in targets(comparison)}, key=float)
     extra = [figure.key for figure in FIGURES if figure.key not in SUMMARY_KEYS]
     keys = [*SUMMARY_KEYS, *extra]
@@ -62,8 +62,10 @@ def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
 
 
 def write_means_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
-    """A line per table, row and figure: mean, sample standard deviation, number of seeds, mean rank; and the mean and
-    deviation as all tables show them, rounded and in the figure's unit."""
+    """Write a line per table, row and figure: mean, sample standard deviation, number of seeds, mean rank.
+
+    The column ``shown`` has mean and deviation as in tables, rounded and in the figure's unit.
+    """
     header = ["table", "row", "figure", "mean", "std", "seeds", "rank", "shown"]
     rows = []
     for table in comparisons:
@@ -75,8 +77,10 @@ def write_means_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
 
 
 def write_differences_csv(path: Path, comparisons: Compared) -> None:
-    """A line per table, row and figure: mean paired difference to the baseline, its interval, number of seeds; and the
-    difference and interval as all tables show them."""
+    """Write a line per table, row and figure: mean paired difference to the baseline, its interval, number of seeds.
+
+    The column ``shown`` has difference and interval as in tables.
+    """
     header = ["table", "row", "baseline", "figure", "difference", "low", "high", "seeds", "shown"]
     rows: list[list[Any]] = []
     for table, baseline in comparisons:

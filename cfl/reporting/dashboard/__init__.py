@@ -1,1 +1,1 @@
-"""Panels at wandb that compare runs: a workspace and a report, as a program instead of by hand."""
+"""Create a workspace and a report at wandb whose panels compare runs."""

@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError("cfl dashboard", f"without {', '.join(missing)}", f"after pip install {' '.join(names)}")
     _check(options)
     if options.base_url is not None:
-        # The library asks wandb for the address, and wandb its environment.
+        # wandb_workspaces takes the address from wandb, and wandb from this variable.
         os.environ["WANDB_BASE_URL"] = options.base_url.rstrip("/")
     project = options.project or os.environ.get("WANDB_PROJECT") or "cfl"
     entity = options.entity or os.environ.get("WANDB_ENTITY") or ""
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> None:
         for address in publish(*made):
             print(address)
     except Exception as error:
-        # Whatever the library makes of a server that is away or refuses: requests' errors, wandb's, plain ones.
+        # If the server is unreachable or refuses, the library raises errors of requests or wandb, or a bare Exception.
         server = os.environ.get("WANDB_BASE_URL", "the address that wandb is set to")
         reason = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, wandb.errors.Error | OSError | ValueError) and type(error) is not Exception:

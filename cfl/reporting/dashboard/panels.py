@@ -1,4 +1,4 @@
-"""What is compared: sections of panels, by the names under which ``cfl.callbacks.DashboardLog`` logs figures."""
+"""Sections of panels that compare runs, by the names under which ``cfl.callbacks.DashboardLog`` logs figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 from cfl.metrics.measure import MEASURES, Measure
 
 AXIS = "round"
-"""What lines run over."""
+"""Key of the horizontal axis of lines."""
 
 GROUPING = ("benchmark", "partition", "method", "setting")
-"""Keys of a run's configuration: runs that agree in them are shown as one, as mean and standard deviation. ``setting``
-is a hash of all that decides results but the seed."""
+"""Keys of a run's configuration. Runs that agree in them are shown together, as mean and standard deviation.
+``setting`` is a hash of all options that decide results, without the seed."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Panel:
     Attributes:
         kind: ``lines`` over rounds, ``bars`` of the last values, ``pictures``, ``table``, or ``points``, the last value
             of the second key over that of the first.
-        title: above it.
-        keys: what it shows; of ``lines`` of every task, one regular expression.
+        title: text above the panel.
+        keys: names of the figures that it shows; for ``lines`` of every task, one regular expression.
         pattern: whether the key is a regular expression.
     """
 
@@ -49,7 +49,7 @@ class Section:
 
 
 def _section(measure: Measure) -> Section:
-    """What takes the place of accuracies where runs have another measure."""
+    """Return the section for runs with a measure other than accuracy."""
     name, figure, unit = measure.mean_label, measure.figure, measure.unit
     headings = {column.key: column.heading for column in measure.columns}
     known = f"{figure}{measure.known}"
@@ -119,4 +119,4 @@ SECTIONS = (
         (Panel("pictures", "Partition", ("data/partition",)),),
     ),
 )
-"""Everything that is shown, in its order."""
+"""All sections, in the order in which they are shown."""

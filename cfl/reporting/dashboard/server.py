@@ -1,4 +1,4 @@
-"""Workspace and report on a wandb server: made, or put in the place of those of the same name."""
+"""Save workspace and report on a wandb server, replacing those of the same name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import wandb
 import wandb_workspaces.workspaces as workspaces
 
 VIEW = "cflcompare"
-"""Name of the workspace's view in its address (``?nw=``): the same each time, so that it is found again."""
+"""Name of the workspace's view in its address (``?nw=``). It is fixed, so that a later call finds the workspace."""
 
 
 def publish(workspace: Any, report: Any) -> tuple[str, str]:
-    """Save both; the addresses of workspace and report.
+    """Save workspace and report, and return their addresses.
 
-    The report goes first, because saving it makes a project that is not there yet. A report is the same one if it has
-    the same title.
+    The report is saved first, because this creates a missing project. It replaces a report with the same title.
 
     Raises:
         wandb.errors.Error: nobody is logged in, or the server refuses.
@@ -32,7 +31,7 @@ def publish(workspace: Any, report: Any) -> tuple[str, str]:
 
 
 def default_entity() -> str:
-    """Whose project it is where nobody is named: the server knows who is logged in."""
+    """Return the server's default entity (user or team) for the account that is logged in."""
     found: str = wandb.Api().default_entity or ""
     return found
 
@@ -52,5 +51,5 @@ def _view(entity: str, project: str) -> Any:
     server = urlsplit(wandb.Api().settings["base_url"])
     try:
         return workspaces.Workspace.from_url(f"{server.scheme}://{server.netloc}/{entity}/{project}?nw={VIEW}")
-    except ValueError:  # what the library raises where there is none
+    except ValueError:  # the library raises it if there is no such workspace
         return None

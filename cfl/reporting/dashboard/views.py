@@ -1,4 +1,4 @@
-"""The sections as a workspace and a report of wandb's library, and these two as plain values."""
+"""Build a workspace and a report of wandb's library from the sections, and convert both to plain values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from wandb_workspaces import expr
 from cfl.reporting.dashboard.panels import AXIS, GROUPING, SECTIONS, Panel
 from cfl.reporting.method_names import plain
 
-_COLUMNS, _HEIGHT = 24, 8  # of a report's grid; panels stand three in a row
+_COLUMNS, _HEIGHT = 24, 8  # size of a report's grid and height of a panel; three panels per row
 _PINNED = ("summary:final/acc", "summary:final/fgt", "summary:final/bwt")
 
 
 def workspace_of(entity: str, project: str, title: str, benchmarks: Sequence[str] = ()) -> Any:
-    """A workspace: one list of runs, grouped by benchmark, partition, method and setting, and our sections of panels.
+    """Build a workspace: runs grouped by benchmark, partition, method and setting, and the sections of panels.
 
     Args:
         entity: user or team.
@@ -52,20 +52,20 @@ def workspace_of(entity: str, project: str, title: str, benchmarks: Sequence[str
 
 
 def report_of(entity: str, project: str, title: str, benchmarks: Sequence[str] = ()) -> Any:
-    """A report: for each section a heading, a sentence, and its panels over a run set for each benchmark.
+    """Build a report: for each section a heading, a sentence, and its panels for each benchmark.
 
     Args:
         entity: user or team.
         project: where the runs are.
-        title: of the report.
-        benchmarks: a run set for each; one of all runs if empty.
+        title: title of the report.
+        benchmarks: each gets a run set; if empty, there is one run set of all runs.
     """
     blocks: list[Any] = [reports.TableOfContents()]
     for section in SECTIONS:
         blocks += [reports.H1(section.name), reports.P(section.about)]
         for benchmark in benchmarks or (None,):
             name = benchmark or "all runs"
-            # Without a project of its own it is the report's; the library would ask a server for another's number.
+            # Without a project, a run set uses the report's. With one, the library would ask a server for its number.
             runs = reports.Runset(
                 name=name,
                 filters=_of_benchmarks([benchmark] if benchmark else []),
@@ -85,7 +85,7 @@ def report_of(entity: str, project: str, title: str, benchmarks: Sequence[str] =
 
 
 def as_plain(workspace: Any, report: Any) -> dict[str, Any]:
-    """Both as what a server would be sent: title and specification, in dictionaries, lists and plain values."""
+    """Return titles and specifications of both, as a server would get them, in dictionaries and plain values."""
     view, written = workspace._to_model(), report._to_model()
     return {
         "entity": workspace.entity,
@@ -119,6 +119,6 @@ def _panel(panel: Panel) -> Any:
 
 
 def _named(made: Any, name: str) -> Any:
-    """Give a panel or run set an identifier that is the same each time; the library would draw one."""
+    """Give a panel or run set a fixed identifier instead of the library's random one."""
     made._id = plain(name)
     return made

@@ -4,8 +4,8 @@ Widths and letters are those of an article: a column is 3.3 inches wide, a page 
 
 Colours are told apart by readers with any form of colour blindness and in grey: the scale is cividis, lines have
 markers and dashes beside their colours (:mod:`cfl.reporting.line_styles`). Every matrix is ``[T, T]`` in percent with
-``a[t, i]`` the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics.transfer`); or
-whatever else a :class:`cfl.metrics.measure.Measure` says.
+``a[t, i]`` the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics.transfer`). With
+another :class:`cfl.metrics.measure.Measure` it holds the values of that measure.
 """
 
 from cfl.reporting.figures.attention import attention_bound, attention_heatmap, attention_scale, draw_attention

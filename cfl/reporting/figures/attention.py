@@ -1,4 +1,4 @@
-"""FedWeIT's attention as pictures: how much clients borrow of each other."""
+"""Pictures of FedWeIT's attention: how much clients borrow from each other."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _COLOURS = "PuOr"
 
 
 def attention_heatmap(rows: Iterable[Mapping[str, Any]], layer: str) -> Figure:
-    """How much clients borrow of each other in one layer: FedWeIT's attention to the knowledge base (its Figure 5b).
+    """Draw how much clients borrow from each other in one layer, FedWeIT's attention (Figure 5b of its paper).
 
     A panel per task, on one colour scale; see :func:`draw_attention`.
 
     Args:
-        rows: those of a run's ``fedweit.csv`` (:func:`cfl.reporting.attention.read_attention`).
-        layer: the layer's name there, such as the first fully connected one.
+        rows: the rows of a run's ``fedweit.csv`` (:func:`cfl.reporting.attention.read_attention`).
+        layer: the layer's name in these rows, for example that of the first fully connected layer.
 
     Raises:
-        ValueError: nobody borrows anything in that layer; the message names the layers in which somebody does.
+        ValueError: no attention is known in that layer; the message names the layers with attention.
     """
     found = read_attention(rows)
     if layer not in found:
@@ -52,15 +52,15 @@ def attention_heatmap(rows: Iterable[Mapping[str, Any]], layer: str) -> Figure:
 
 
 def attention_bound(values: Sequence[Sequence[float | None]]) -> float:
-    """The largest magnitude, for a colour scale that is symmetric about 0."""
+    """Return the largest magnitude of the values, the bound of a colour scale that is symmetric about 0."""
     return max([abs(value) for row in values for value in row if value is not None], default=0.0) or 1e-12
 
 
 def attention_scale(most: float) -> ScalarMappable:
-    """Attention to colours, white at 0.
+    """Return the colour scale of attention, white at 0.
 
     Args:
-        most: magnitude at the ends.
+        most: magnitude at both ends of the scale.
     """
     return ScalarMappable(Normalize(-most, most), colormaps[_COLOURS])
 
@@ -72,12 +72,12 @@ def draw_attention(
     lenders: Sequence[str],
     most: float,
 ) -> None:
-    """Attention as colours: a row per borrowing client, a column per client and task whose knowledge is borrowed.
+    """Draw attention as colours: a row per borrowing client, a column per lending client and task.
 
     Cells are blank for a client's own knowledge. Up to :data:`NUMBERS_UP_TO` columns the values are printed.
 
     Args:
-        axes: where to.
+        axes: the axes to draw on.
         values: ``[borrowers][lenders]``, of either sign and without bounds.
         borrowers: names of the rows.
         lenders: names of the columns.

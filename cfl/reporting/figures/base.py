@@ -1,4 +1,4 @@
-"""What all pictures share: widths, letters, a figure that needs no display, and how it is written."""
+"""Common parts of all pictures: widths, fonts, figures that need no display, and saving to a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from cfl.runtime.atomic_write import replacing
 
 COLUMN_WIDTH, PAGE_WIDTH = 3.3, 6.9
-"""Inches."""
+"""Widths of a column and of a page of an article, in inches."""
 PRINT: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -34,9 +34,9 @@ _UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 def new_figure(figsize: tuple[float, float], layout: Literal["constrained", "compressed"]) -> Figure:
-    """An empty figure that a notebook shows, also where pyplot is not imported.
+    """Return an empty figure that notebooks show even if pyplot is not imported.
 
-    Not of a class of its own: loggers know matplotlib's figures by the name of their class.
+    It is not an instance of a subclass: loggers recognise matplotlib's figures by the name of their class.
     """
     figure = Figure(figsize=figsize, layout=layout)
     figure._repr_png_ = partial(_png, figure)  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def _png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-@rc_context({"pdf.fonttype": 42, "svg.hashsalt": "cfl"})  # outline fonts, for which publishers ask
+@rc_context({"pdf.fonttype": 42, "svg.hashsalt": "cfl"})  # publishers require outline fonts
 def save(figure: Figure, path: Path, dots_per_inch: int = 150) -> Path:
     """Write ``figure`` to ``path`` in the format of its suffix, without a date; folders are made as needed."""
     path = Path(path)
@@ -61,6 +61,6 @@ def save(figure: Figure, path: Path, dots_per_inch: int = 150) -> Path:
 
 
 def require_square(matrix: Tensor, title: str) -> None:
-    """Refuse what is no accuracy matrix."""
+    """Refuse a matrix that is empty or not ``[T, T]``."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise ValueError(f"{title}: an accuracy matrix to draw is [T, T], got {list(matrix.shape)}")

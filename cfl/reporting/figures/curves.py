@@ -22,7 +22,7 @@ _LINE_WIDTH = 1.3
 _FIRST_TASK: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.7}
 _TARGET: dict[str, Any] = {"color": "#555555", "linewidth": 0.7, "linestyle": (0, (4, 2))}
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
-_MARKERS = (("o", 4.0), ("s", 4.0), ("D", 3.8), ("^", 4.6), ("v", 4.6), ("P", 5.0), ("X", 5.0), ("*", 7.0))  # sizes
+_MARKERS = (("o", 4.0), ("s", 4.0), ("D", 3.8), ("^", 4.6), ("v", 4.6), ("P", 5.0), ("X", 5.0), ("*", 7.0))  # and sizes
 
 
 @rc_context(PRINT)
@@ -42,8 +42,8 @@ def accuracy_curve(
     Args:
         matrices: name of the run to ``[T, T]`` in percent; T may differ.
         measure: what the values are.
-        means: name of the run to ACC after each task, NaN where unknown, of runs whose ACC is not that of the matrix
-            (:func:`cfl.federation.matrix_rows.means`).
+        means: name of the run to ACC after each task, NaN where unknown, for runs whose ACC is not the mean of their
+            matrix (:func:`cfl.federation.matrix_rows.means`).
         deviations: name of the run to the standard deviation of ACC after each task, drawn as a band.
         styles: name of the run to the look of its line; None gives the method of that name its own.
         width: in inches.
@@ -87,7 +87,7 @@ def learning_curves(
 ) -> Figure:
     """ACC after each communication round, from round 0, one line per run, with targets as thin horizontal lines.
 
-    Points are drawn where the model was evaluated, and nowhere else; runs may be of different length.
+    Points are drawn only for rounds with an evaluation. Runs may be of different length.
 
     Args:
         curves: name of the run to ACC in percent after each round, None where not evaluated.
@@ -112,7 +112,7 @@ def learning_curves(
         if not points:
             raise ValueError(f"{name}: a learning curve to draw has at least one evaluation")
         look = line_look(styles[name])
-        # A dozen markers or two tell lines apart without hiding them; the line itself has every point.
+        # At most 12 or 24 markers: more would hide the line, which has every point.
         every = math.ceil(len(points) / (12 if width < PAGE_WIDTH else 24))
         axes.plot(*zip(*points, strict=True), **look, markevery=every, zorder=3)
         if deviations and name in deviations:
@@ -162,12 +162,12 @@ def _line_picture(names: Sequence[str], width: float) -> tuple[Figure, Axes]:
 
 
 def legend_columns(names: Iterable[str], width: float) -> int:
-    """How many names of lines stand beside each other below a picture of some inches."""
+    """Return the number of legend columns that fit below a picture of a width in inches."""
     return max(1, int(width / (0.55 + 0.056 * max(map(len, names)))))
 
 
 def _name_lines(figure: Figure, handles: Mapping[str, Line2D], width: float) -> None:
-    # The names are set afterwards: matplotlib leaves out labels that begin with an underscore.
+    # Names are set after the legend is made: matplotlib leaves out labels that begin with an underscore.
     numbers = [str(k) for k in range(len(handles))]
     columns = legend_columns(handles, width)
     legend = figure.legend([*handles.values()], numbers, loc="outside lower center", ncols=columns, frameon=False)

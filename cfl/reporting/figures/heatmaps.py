@@ -32,11 +32,11 @@ _UNSEEN_HATCH: dict[str, Any] = {
 
 
 def colour_scale(measure: Measure, matrices: Iterable[Tensor] = ()) -> ScalarMappable:
-    """Values to colours, bright ones for what is good.
+    """Return a colour scale on which better values are brighter.
 
     Args:
-        measure: says how far the scale goes; if it does not, the values do.
-        matrices: all values to be shown, NaN for none.
+        measure: its bounds are the ends of the scale. Without bounds, the ends are the extreme values of ``matrices``.
+        matrices: all values to be shown; NaN is ignored.
     """
     bounds = measure.bounds
     if bounds is None:

@@ -1,4 +1,4 @@
-"""Images in rows, as a density draws them or a detector sees them."""
+"""Images in rows, such as samples drawn from a density or test images of a detector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sample_grid(images: Tensor, title: str, row_names: Sequence[str] | None = No
         images: ``[R, N, C, H, W]`` in 0 .. 1; one channel is shown as grey, three as colours. NaN leaves a place empty.
         title: printed above, taken literally.
         row_names: one per row; None names none.
-        inches: width of an image, less where there are many in a row.
+        inches: width of an image; smaller if there are many in a row.
 
     Raises:
         ValueError: another number of channels, or not R names.
