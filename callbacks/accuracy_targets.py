@@ -66,15 +66,15 @@ class AccuracyTargets(Callback):
             )
 
     def rounds(self, curve: Sequence[float | None]) -> dict[str, int | None]:
-        """Rounds to each target, lowest first, under its name (``"85"``); None for those not reached.
+        """Name of each target (``"85"``), lowest first -> rounds to it; None for targets that are not reached.
 
         Args:
-            curve: ACC in percent after each round, None where not evaluated.
+            curve: ACC in percent after each round; None for rounds without an evaluation.
         """
         return {name_of(accuracy): rounds_to(curve, accuracy) for accuracy in self.accuracies}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """As :meth:`check`; also refuse runs that measure something else than accuracies."""
+        """Refuse what :meth:`check` refuses, and runs that measure something other than accuracy."""
         if stage == "fit":
             data = data_of(trainer)
             self.check(data.schedule, data.num_tasks)
@@ -83,7 +83,7 @@ class AccuracyTargets(Callback):
                 raise ConfigError("targets.accuracies", list(self.accuracies), f"[] where runs measure {measure.words}")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do not continue a run that has stopped."""
+        """End a resumed run at once if it has stopped with all targets met."""
         federation = federation_of(pl_module)
         if federation.stopped and self.end_the_run(federation.curve):
             trainer.should_stop = True

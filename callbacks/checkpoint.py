@@ -28,11 +28,11 @@ from cfl.training.access import callbacks_of, federation_of
 class RoundCheckpoint(Checkpoint):
     """Writes ``last.ckpt`` into the run folder: the whole federation, between two rounds.
 
-    It is written after the first round, at the end of the run, after the running round on SIGTERM, SIGINT and SIGHUP,
-    and otherwise as often as all writing so far, this file and the last one to come stay under ``share`` of the run's
-    time. The file is replaced atomically, so that it is complete whenever the process is killed. With several processes
-    the first decides and writes; a signal to any of them stops all. Because it is a ``Checkpoint``, Lightning calls it
-    at an epoch's end after all other callbacks.
+    It is written after the first round, at the end of the run, and after the running round on SIGTERM, SIGINT and
+    SIGHUP. In between it is written if the time for all files so far, this file and the last one stays within ``share``
+    of the run's time so far. The file is replaced atomically, so that it is complete whenever the process is killed.
+    With several processes the first decides and writes; a signal to any of them stops all. Lightning calls it at an
+    epoch's end after all other callbacks, because it is a ``Checkpoint``.
 
     Args:
         share: greatest share of the run's time spent on writing, in (0, 1].
@@ -66,9 +66,9 @@ class RoundCheckpoint(Checkpoint):
         self.on_train_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install handlers with which a first SIGTERM, SIGINT or SIGHUP waits for the end of the round.
+        """Install handlers with which a first SIGTERM, SIGINT or SIGHUP ends the run after the running round.
 
-        Lightning restores the handlers from before the fit when it ends, also after an error.
+        When the fit ends, also after an error, Lightning restores the handlers from before it.
         """
         if not self._started:
             self._started = time.perf_counter()
@@ -82,7 +82,7 @@ class RoundCheckpoint(Checkpoint):
                 return
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """While a checkpoint is scored there is no round whose end to wait for."""
+        """Let signals end the program at once when a checkpoint is evaluated outside of a fit."""
         if trainer.state.fn != "fit":
             signals.take_over()
 
@@ -108,7 +108,9 @@ class RoundCheckpoint(Checkpoint):
             trainer.should_stop = True
 
     def _due(self, federation: Federation) -> bool:
-        """Whether there is time for a file now and for the last one, which may be twice as large, but not larger."""
+        """Whether writing a file now and at the end of the run stays within the share of time.
+
+        The size of the last file is extrapolated from the growth so far, to at most twice the current size."""
         if not self._writes:
             return True
         first, before, now = self._writes[0], self._writes[-1], _size(federation)
@@ -123,7 +125,7 @@ class RoundCheckpoint(Checkpoint):
             with replacing(path, sync=True) as file:
                 trainer.save_checkpoint(file.path)
         else:
-            trainer.save_checkpoint(path)  # in every process; the first one writes
+            trainer.save_checkpoint(path)  # Lightning needs the call in every process, but only the first writes
         federation = federation_of(trainer.lightning_module)
         self._writes.append(_Write(federation.round, _size(federation), time.perf_counter() - started))
 

@@ -13,10 +13,10 @@ from cfl.runtime.checkpoint_file import read_checkpoint, write_checkpoint
 
 
 class StreamedCheckpoints(TorchCheckpointIO):
-    """Writes and reads checkpoint files without a copy in memory; Lightning's own way takes twice the file's size.
+    """Writes and reads checkpoint files without a copy in memory. Lightning's own way takes twice the file's size.
 
-    For local files only. The caller makes the write atomic by a temporary name. When a checkpoint is loaded, clients'
-    states (``federation`` / ``clients``) stay mapped from the file until they are copied into the federation;
+    It supports local files only. The caller makes the write atomic by a temporary name. When a checkpoint is loaded,
+    clients' states (``federation`` / ``clients``) stay mapped from the file until they are copied into the federation;
     everything else is read at once.
     """
 

@@ -52,13 +52,13 @@ class FederatedOrchestrator(Callback):
         client_state_memory_mb: memory in MB (10^6 bytes) for states that clients keep between rounds, such as personal
             layers; states beyond it are stored in a file in the run folder. null sets no limit. Changes memory and
             speed, never results.
-        aggregation: how the server gets a sum. ``plain``: of the numbers themselves. ``secure``: of integers, by a
-            protocol that shows it nothing but the sum (docs/secure-sums.md); needs the extra ``secure``. ``modelled``:
-            the same integers and bytes, computed without the protocol.
-        neighbours: clients with which each client of a secure sum masks its message, an even number; null for all.
-        share_threshold: a client's secrets are recovered by more than this share of those that hold parts of them,
-            in [0.5, 1).
-        codecs: topic -> ``range``, ``bits``, ``modulus`` and ``weight`` of its integers, where they are not to be the
+        aggregation: how the server gets a sum of messages. ``plain``: as a sum of floats. ``secure``: as a sum of
+            integers, by a protocol that shows the server nothing but the sum (docs/secure-sums.md); needs the extra
+            ``secure``. ``modelled``: the same integers and bytes, computed without the protocol.
+        neighbours: number of clients with which each client of a secure sum masks its message, even; null for all.
+        share_threshold: more than this share of the clients that hold parts of a client's secrets must take part to
+            recover these, in [0.5, 1).
+        codecs: topic -> ``range``, ``bits``, ``modulus`` and ``weight`` of its integers, if they differ from the
             defaults (:mod:`cfl.secure_sums.codec`).
     """
 
@@ -161,7 +161,7 @@ class FederatedOrchestrator(Callback):
                 )
 
     def _check_weighting(self, client: Client) -> None:
-        """Refuse weights beside a bound of what each client adds to the sum."""
+        """Refuse weighting by samples if a method bounds what each client adds to the sum."""
         if self.client_weighting != "uniform" and client.methods.protection is not None:
             valid = f"uniform with {client.methods.protection.key}, which bounds what each client adds to the sum"
             raise ConfigError("federated.client_weighting", self.client_weighting, valid)
@@ -176,7 +176,7 @@ class FederatedOrchestrator(Callback):
     # One round.
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Clients that have taken their last step are scored and collected."""
+        """Set what is done with clients that have taken their last step: they are scored and collected."""
         client = client_of(pl_module)
         client.require_work().finish = partial(self._finish, trainer, client)
 
@@ -244,7 +244,7 @@ class FederatedOrchestrator(Callback):
 
     @staticmethod
     def _tell(trainer: Trainer, loss: float, figures: Mapping[str, float | None]) -> None:
-        """Give other callbacks the round's loss, and the figures of an evaluation if there was one."""
+        """Store the round's loss, and the figures of its evaluation, if any, in ``trainer.callback_metrics``."""
         metrics = trainer.callback_metrics
         for name in [name for name in metrics if name.startswith("cl/")]:
             del metrics[name]
@@ -255,7 +255,7 @@ class FederatedOrchestrator(Callback):
         """Check that the round was closed, and stop the Trainer if the run ends with it.
 
         Raises:
-            RuntimeError: the epoch ended before the round was closed; its results are dropped.
+            RuntimeError: the epoch ended before the round was closed. The round's results are dropped.
         """
         federation, plan = federation_of(pl_module), client_of(pl_module).require_work().require_plan()
         if federation.round != plan.round + 1:
@@ -288,7 +288,7 @@ class FederatedOrchestrator(Callback):
 
 
 def built_federation(trainer: Trainer, module: LightningModule, stage: str) -> Federation:
-    """The federation, built now if necessary; for set-ups that run before the orchestrator's.
+    """Return the federation, built if necessary, to callbacks whose ``setup`` may run before the orchestrator's.
 
     Raises:
         RuntimeError: the Trainer has no FederatedOrchestrator.

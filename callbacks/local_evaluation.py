@@ -27,17 +27,17 @@ class LocalModels(Callback):
     In the last round of each task, a client's score after local training is the mean of ``-log p(x)`` in nats over the
     test samples of the task, under the client's own masks. ``nll_of_clients`` in the run's summary is the mean over the
     clients of the last round, for the last task; the averaged model's score is ``new_nll``. The paper does not say on
-    which samples its clients are scored; here all are scored on the same ones. Clients that
+    which samples its clients are scored; here all clients are scored on the same samples. Clients that
     ``federated.on_bad_update: skip`` leaves out of the average are left out here, too.
 
-    It costs a pass over the task's test samples per client and task, and changes no result. The FederatedOrchestrator
-    calls it before it collects from clients, which overwrites their models.
+    Scoring takes a pass over the task's test samples per client and task, and changes no result. The
+    FederatedOrchestrator calls it before it collects from clients, because collecting overwrites their models.
 
     Args:
-        evaluate: whether to score clients; only for densities.
+        evaluate: whether to score clients; only for the scenario ``density``.
 
     Raises:
-        ConfigError: clients classify.
+        ConfigError: the scenario is another one.
     """
 
     def __init__(self, evaluate: bool = False) -> None:
@@ -93,7 +93,9 @@ class LocalModels(Callback):
                 self.scores.setdefault(task, {}).update(scores)
 
     def _leave_out(self, federation: Federation) -> None:
-        """Drop scores of clients that dropped out of the round or trained to NaN, known only after all have sent."""
+        """Drop scores of clients that dropped out of the round or trained to NaN.
+
+        These clients are known only after all messages of the round."""
         number = federation.round - 1
         ended = _ended(federation.schedule.round(number))
         skipped = {owner for round, _, owner in federation.channel.skipped if round == number}
@@ -101,7 +103,7 @@ class LocalModels(Callback):
             self.scores.get(ended[owner], {}).pop(owner, None)
 
     def summary(self) -> dict[str, float | None]:
-        """``nll_of_clients``, once a task has ended; None if every client was left out."""
+        """``nll_of_clients``, which is None if every client was left out; empty before a task has ended."""
         if not self.scores:
             return {}
         last = self.scores[max(self.scores)]

@@ -28,18 +28,19 @@ if TYPE_CHECKING:
 class DashboardLog(Callback):
     """Sends figures to every logger of the Trainer, under the same names.
 
-    ``round`` and ``task`` are the axes. ``cl/acc``, ``cl/fgt``, ``cl/fgt_max``, ``cl/bwt``, ``cl/fwt`` (percent and
-    points) and ``task_03/acc`` come with an evaluation, ``final/acc`` and the like with the run's last round alone,
-    ``cl/rounds_to_90`` once, when that target is met; ``train/loss``, ``comm/uplink_bytes``, ``comm/downlink_bytes``
-    (so far) and ``time/seconds`` with every round, and a method's own table as ``<method>/<layer>/<column>`` with every
-    task, the mean over clients where it has rows of each. TensorBoard and wandb also get the pictures of the run
-    folder: ``data/partition`` once, ``cl/accuracy_heatmap`` (TensorBoard: ``cl/accuracy_matrix``) and
-    ``cl/accuracy_curve`` at every task's end, and ``cl/learning_curve`` at the run's end if it was evaluated between
-    task ends, as ``cl/samples`` does where images were drawn from a density or tested by a detector. Wandb also gets
-    the matrix as a table.
+    ``round`` and ``task`` are the axes. ``train/loss``, ``comm/uplink_bytes``, ``comm/downlink_bytes`` (so far) and
+    ``time/seconds`` are logged after every round. ``cl/acc``, ``cl/fgt``, ``cl/fgt_max``, ``cl/bwt``, ``cl/fwt``
+    (percent and points) and ``task_03/acc`` are logged after each evaluation, and so is a method's own table, as
+    ``<method>/<layer>/<column>``; rows of several clients are averaged. ``cl/rounds_to_90`` is logged once, when that
+    target is met, ``final/acc`` and the like after the run's last round only.
 
-    Without a logger it does nothing; the CSV files of the run folder hold all figures. With several processes the first
-    logs.
+    TensorBoard and wandb also get the pictures of the run folder: ``data/partition`` once, ``cl/accuracy_heatmap``
+    (TensorBoard: ``cl/accuracy_matrix``) and ``cl/accuracy_curve`` at every task's end, ``cl/learning_curve`` at the
+    run's end if it was evaluated between task ends, and ``cl/samples`` at the run's end if images were drawn from a
+    density or tested by a detector. Wandb also gets the matrix as a table.
+
+    Without a logger it does nothing; the CSV files of the run folder hold all figures. With several processes only the
+    first logs.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,7 +111,7 @@ class DashboardLog(Callback):
         _end_wandb_run(trainer, exit_code=0)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End wandb's run as failed; after an error in a set-up there is no teardown."""
+        """End wandb's run as failed. After an error in a ``setup`` Lightning calls no ``teardown``."""
         _end_wandb_run(trainer, exit_code=1)
 
     @staticmethod
@@ -149,9 +150,9 @@ def _log_picture(logger: Logger, name: str, picture: Figure | Path, place: Mappi
     """Log a figure, or an image's file, if the logger supports it.
 
     Args:
-        logger: TensorBoard's or wandb's; others ignore pictures.
+        logger: the logger of TensorBoard or wandb; nothing is done for others.
         name: name of the picture.
-        picture: the picture.
+        picture: the figure, or the file of an image.
         place: the values of ``round`` and ``task``.
     """
     from matplotlib.image import imread
@@ -174,7 +175,9 @@ def _is_written(path: Path) -> bool:
 
 
 def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
-    """The measure's figures and every task's value after ``task``, such as ACC; undefined ones are left out."""
+    """Name -> value of the measure's and the methods' figures, and of each task's value, after ``task``.
+
+    Undefined values are left out."""
     summary = federation.measured.summary(after=task)
     figures = {f"cl/{key}": value for key, value in summary.items() if value is not None}
     matrix = mean_matrix(federation)
@@ -197,7 +200,7 @@ def _task_of(row: Mapping[str, Any], federation: Federation) -> int | None:
 
 
 def _method_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """A task's figures in a method's table: means over clients if they have rows, else those of the last row.
+    """A task's figures in a method's table: means over rows of clients, otherwise the values of the last row.
 
     Args:
         rows: the rows of one task.

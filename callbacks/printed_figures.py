@@ -1,4 +1,4 @@
-"""The figures of a run as printed at its end, and by ``cfl validate`` and ``cfl test``."""
+"""Prints the figures of a run, at its end and in ``cfl validate`` and ``cfl test``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def print_figures(federation: Federation, targets: AccuracyTargets, privacy: Pri
     """Print accuracy matrix, ACC, FGT, BWT and FWT, the bytes of all clients together and the time.
 
     Args:
-        federation: as a checkpoint or a fit has left it.
-        targets: the run's.
-        privacy: the run's budget.
+        federation: the federation after a fit, or from a checkpoint.
+        targets: the run's targets.
+        privacy: the run's privacy budget.
     """
     print_table(matrix_table(mean_matrix(federation), federation.measure, matrix_rows.means(federation)))
     for line in (
@@ -35,7 +35,7 @@ def print_figures(federation: Federation, targets: AccuracyTargets, privacy: Pri
 
 
 def _how_far(federation: Federation, targets: AccuracyTargets, privacy: PrivacyBudget) -> Iterator[str]:
-    """What of the run is not finished, and why."""
+    """Lines that say which part of the run is not finished, and why."""
     done, schedule = federation.round, federation.schedule
     if schedule.client_clocks and not federation.finished:
         whole, at = matrix_rows.last_whole(federation), matrix_rows.due(federation, everyone=True).values()

@@ -1,4 +1,4 @@
-"""What a run's noisy sums tell about one client: figures, a table, and a budget that ends the run."""
+"""Computes the epsilons of a run's sums under noise, writes a table of them, and ends the run at a budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNITS = {
     "epsilon_one_task": "all that one client contributes to the sums that depend on its data of one task",
     "epsilon_all_tasks": "all that one client contributes, over all tasks so far",
 }
-"""Figure -> what two data sets may differ in to be neighbours; the greatest over releases, clients and tasks."""
+"""Figure -> the data in which neighbouring data sets differ. Figures are maxima over releases, clients and tasks."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,16 +37,17 @@ class PrivacyBudget(Callback):
 
     A run with a budget ends between two rounds as if it were finished, before the first round with which the epsilon of
     one client over all tasks (``epsilon_all_tasks``) would exceed the budget. The model is evaluated after the last
-    round. Releases to come are counted as if all clients' messages came; where clients add the noise and some do not
-    come, the last round may exceed the budget.
+    round. Future releases are computed as if the messages of all clients arrive. If clients add the noise and some
+    messages do not arrive, the last round may exceed the budget.
 
     Args:
         budget: greatest epsilon of one client over all tasks, above 0; null for no limit.
-        delta: probability that the loss is larger, between 0 and 1; well below 1 divided by the number of clients.
+        delta: probability that the privacy loss is larger, between 0 and 1. It should be well below 1 divided by the
+            number of clients.
         accountant: ``pld``: privacy loss distributions, tight. ``rdp``: Rényi divergences, looser and faster.
 
     Raises:
-        ConfigError: for other values.
+        ConfigError: an option has another value.
     """
 
     def __init__(
@@ -96,14 +97,14 @@ class PrivacyBudget(Callback):
             return False
         done = federation.round - 1
         came = [one for one in federation.channel.ledger.releases if one.round == done]
-        if _costs(came) != _costs(_foreseen(federation, done)):  # messages were lacking
+        if _costs(came) != _costs(_foreseen(federation, done)):  # some messages did not arrive
             self._foresee(federation)
         last = federation.schedule.ends_after
         return last is not None and federation.round >= last
 
     @property
     def why_stopped(self) -> str:
-        """Why a run has ended early."""
+        """The reason why the run has ended early, for messages."""
         return f"as another round would exceed privacy.budget = {self.budget:g}"
 
     def _foresee(self, federation: Federation) -> None:
@@ -175,19 +176,19 @@ class PrivacyBudget(Callback):
 
 
 def _foreseen(federation: Federation, round: int) -> list[Release]:
-    """The releases of a round, as they will be if all clients' messages come."""
+    """The releases of a round if the messages of all clients arrive."""
     plan, methods = federation.schedule.round(round), federation.methods
     assert isinstance(methods, Composition)
     return Ledger.foreseen(round, plan.task, federation.sample(plan), methods.releases(plan), UPDATE)
 
 
 def _costs(releases: list[Release]) -> list[Any]:
-    """What of releases decides epsilon, in an order of their own."""
+    """The values of releases that decide epsilon, sorted, so that lists of releases can be compared."""
     return sorted((one.topic, one.multiplier, one.clients, one.rate or 0.0) for one in releases)
 
 
 def _adds_noise(federation: Federation) -> bool:
-    """Whether a round's releases are foreseen, or recorded already."""
+    """Whether any round of the run has, or will have, a release under noise."""
     if not federation.methods.with_capability(NoisySums):
         return False
     rounds = range(federation.schedule.num_rounds)
@@ -195,9 +196,10 @@ def _adds_noise(federation: Federation) -> bool:
 
 
 def reaches_back(federation: Federation) -> list[str]:
-    """What makes releases depend on clients' samples of earlier tasks, by its key; empty for nothing.
+    """Settings and methods that make releases depend on clients' samples of earlier tasks; empty if none do.
 
-    What the server remembers of earlier tasks was released then. What clients keep was not.
+    Server state from earlier tasks is not a reason, because it was counted when it was released. State that clients
+    keep was never released, and is a reason.
     """
     exposure = federation.data.exposure
     found = [] if exposure in ONE_AT_A_TIME else [f"data.exposure = {exposure}"]
@@ -210,7 +212,7 @@ def reaches_back(federation: Federation) -> list[str]:
 
 
 def not_covered(federation: Federation) -> list[str]:
-    """What the epsilons of a run leave out, in words."""
+    """Describe the messages and disclosures that the epsilons of a run do not cover."""
     ledger = federation.channel.ledger
     found = [
         f"{topic}: {'the models are averaged' if topic == UPDATE else 'messages are read'} without noise"

@@ -31,15 +31,15 @@ _GAP = "  "
 _BAR = (10, 30)
 """Least and greatest width of the bar."""
 _DROPPED = ("clients", "loss", "mean", "bar", "round", "task")
-"""Parts of the line that a narrow terminal lacks, the first one first. The time left always stays."""
+"""Parts of the line that are left out if the terminal is too narrow, in this order. The time left always stays."""
 
 
 def fitting(parts: Mapping[str, str], width: int) -> tuple[dict[str, str], int]:
-    """As many parts of a line as a terminal has room for, and the width of the bar before them, 0 for none.
+    """The parts of a line that fit into a terminal, and the width of the bar in front of them, 0 for no bar.
 
     Args:
-        parts: name -> text, in their order; those of :data:`_DROPPED`, and others, which always stay.
-        width: columns.
+        parts: name -> text, in their order. Parts that are not in :data:`_DROPPED` always stay.
+        width: number of columns.
     """
     kept, least, most = dict(parts), *_BAR
     for name in ("", *_DROPPED):
@@ -54,9 +54,10 @@ def fitting(parts: Mapping[str, str], width: int) -> tuple[dict[str, str], int]:
 
 
 class _LiveLine(Live):
-    """A line that is rewritten in place, also after the window has become narrower than it.
+    """A line that is rewritten in place, even if the window has become narrower than the line.
 
-    A terminal then wraps it, and moves the cursor with the character that it is on. So the cursor waits on the first.
+    The terminal then wraps the line, and the cursor stays with its character. Between refreshes the cursor is therefore
+    on the first character.
     """
 
     def refresh(self) -> None:
@@ -79,14 +80,14 @@ class RoundProgress(Callback):
     """Shows task, round, clients done, loss, last ACC and time left: a live line on a terminal, else plain lines.
 
     Tasks and rounds count from 0, as in the run folder's files: ``task 2/9`` is the third of ten. The live line has a
-    bar of the whole run, and as many of these figures as the terminal is wide, always with the time left. NO_COLOR in
-    the environment takes its colours away; with TERM=dumb there are plain lines.
-    Evaluations that take longer than the time between two lines say how far they are. Of several processes the first
-    shows the line. During a round, clients and loss are those of its own share.
+    bar of the whole run, and as many of these figures as fit into the terminal, always with the time left. NO_COLOR in
+    the environment removes its colours; with TERM=dumb there are plain lines.
+    Evaluations that take longer than the time between two lines show their own progress. With several processes only
+    the first shows the line. During a round, it counts clients and loss of this process only.
 
     Args:
         enabled: whether to show progress.
-        plain_seconds: without a terminal, seconds between two lines; task ends and the run's end are always shown.
+        plain_seconds: without a terminal, seconds between two lines. Task ends and the run's end are always shown.
         live_seconds: on a terminal, seconds between two refreshes.
 
     Raises:
@@ -110,7 +111,7 @@ class RoundProgress(Callback):
         self._started = self._shown_at = time.perf_counter()
         federation = federation_of(pl_module)
         self._first_round, self._total = federation.round, federation.schedule.num_rounds
-        # FORCE_COLOR makes a terminal of a file for rich.
+        # isatty too, because with FORCE_COLOR rich takes a file for a terminal.
         if self.console.file.isatty() and self.console.is_terminal and not self.console.is_dumb_terminal:
             self._live = _LiveLine(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
@@ -147,7 +148,7 @@ class RoundProgress(Callback):
             self._show(pl_module, keep)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin counting the batches of an evaluation: before training, after a round, or of a checkpoint."""
+        """Note when an evaluation begins: before training, after a round, or of a checkpoint."""
         self._evaluation_shown_at = time.perf_counter()
 
     def on_validation_batch_end(
@@ -199,7 +200,7 @@ class RoundProgress(Callback):
         }
 
     def _rounds_done(self) -> float:
-        """Rounds that have been run, and the share of the running one's clients that are through."""
+        """Number of finished rounds, plus the share of the running round's clients that have finished."""
         running = self._plan is not None and self._rounds == self._plan.round
         return self._rounds + (self._done / max(self._clients, 1) if running else 0)
 
@@ -211,7 +212,7 @@ class RoundProgress(Callback):
         if self._live is None:
             print(_GAP.join(parts.values()), flush=True)
             return
-        width = self.console.width - 1  # in the last column, a terminal would wait with the cursor for the next row
+        width = self.console.width - 1  # a character in the last column would leave the cursor between two rows
         shown, bar = fitting(parts, width)
         text = Text(_GAP).join(Text(part, "bold" if name == "left" else "") for name, part in shown.items())
         text.truncate(width, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""``rounds.csv``: a row per round, which a resumed run continues after its checkpoint's last round."""
+"""Writes ``rounds.csv``, a row per round. A resumed run continues it after the last round of its checkpoint."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ class RoundsTable:
         self._at_checkpoint: Mapping[str, Any] = {}
 
     def begin(self, rounds: int, earlier: Path) -> None:
-        """Keep the rows of the rounds before a fit begins; those after the checkpoint will run again.
+        """Start the table of a fit with the rows of the rounds that are finished.
+
+        Rows of rounds after the checkpoint are dropped, because these rounds run again.
 
         Args:
-            rounds: number of these rounds.
-            earlier: the table that has them, of this run folder or of the one with the checkpoint.
+            rounds: number of finished rounds.
+            earlier: the table with their rows, in this run folder or in that of the checkpoint.
 
         Raises:
-            DamagedFile: it has changed since the checkpoint was written.
+            DamagedFile: these rows have changed since the checkpoint was written.
         """
         self.rounds = rounds
         if rounds and earlier.exists():
@@ -57,18 +59,18 @@ class RoundsTable:
         append(self.path, csv_of([row], header=new))
 
     def state_dict(self) -> dict[str, Any]:
-        """How many rounds the table has, its bytes and SHA-256, so that a resumed run knows its own rows."""
+        """Number of rounds, bytes and SHA-256 of the table, with which a resumed run checks its rows."""
         if not self.path.exists():
             return {}
         content = self.path.read_bytes()
         return {"rounds": self.rounds, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what the table was when the checkpoint was written."""
+        """Restore :meth:`state_dict`, which describes the table when the checkpoint was written."""
         self._at_checkpoint = state
 
     def _text_before(self, path: Path, rounds: int) -> str:
-        """The table of the first rounds, as it was when the checkpoint was written."""
+        """The text of the table with the rows of the first ``rounds`` rounds, checked against the checkpoint."""
         content = path.read_bytes()
         if self._at_checkpoint.get("rounds") == rounds:
             content = content[: self._at_checkpoint["bytes"]]
@@ -81,10 +83,10 @@ class RoundsTable:
 
 
 def _rows_before(path: Path, round: int) -> list[dict[str, Any]]:
-    """The rows of the rounds before one, without a line that a killed process has left incomplete.
+    """The rows of the rounds before ``round``. A last line that a killed process has left incomplete is ignored.
 
     Raises:
-        DamagedFile: there are others, or values that are no numbers.
+        DamagedFile: rows are missing or repeated, or values are no numbers.
     """
     whole, _, _ = path.read_bytes().rpartition(b"\n")
     try:

@@ -1,4 +1,4 @@
-"""The figures of a run: of one round for ``rounds.csv``, and of the whole run for ``summary.json``."""
+"""Computes the figures of a round for ``rounds.csv``, and those of the whole run for ``summary.json``."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def run_figures(
 ) -> dict[str, Any]:
     """The figures of a run by their names in ``summary.json``, without those of callbacks and methods.
 
-    None of these is a method's to report; see :func:`figures_by_default` for others.
+    Methods cannot replace these figures; see :func:`figures_by_default` for those that they can.
 
     Args:
-        federation: after its last round.
-        benchmark: its name.
-        config_hash: of the experiment.
-        versions: of the program and its libraries.
-        device: on which it trained; Lightning has moved the network back to the CPU.
+        federation: the federation after its last round.
+        benchmark: name of the benchmark.
+        config_hash: hash of the experiment.
+        versions: versions of the program and its libraries.
+        device: the device of training. The network has been moved back to the CPU by now.
     """
     data, channel = federation.data, federation.channel
     figures: dict[str, Any] = {

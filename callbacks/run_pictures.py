@@ -1,4 +1,4 @@
-"""The pictures of a run: its matrix, its curves, and samples of what its model makes or finds."""
+"""Draws the pictures of a run: its matrix, its curves, and images that its model generates or tests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def save_curves(folder: Path, federation: Federation, benchmark: str, targets: S
     """Write the matrix, the curve over tasks and, if there were evaluations between task ends, the one over rounds.
 
     Args:
-        folder: the run's.
-        federation: after its last round.
-        benchmark: its name.
+        folder: the run folder.
+        federation: the federation after its last round.
+        benchmark: name of the benchmark.
         targets: accuracies in percent, drawn as lines.
     """
     matrix, method = mean_matrix(federation), printed_methods(federation.methods)
@@ -37,12 +37,12 @@ def save_curves(folder: Path, federation: Federation, benchmark: str, targets: S
 
 
 def save_samples(folder: Path, client: Client, benchmark: str, count: int) -> Path | None:
-    """Write ``samples.png``, for densities of images and for detectors; None for other runs.
+    """Write ``samples.png`` for densities of images and for detectors, and return its path; None for other runs.
 
     Args:
-        folder: the run's.
+        folder: the run folder.
         client: the module with the trained network.
-        benchmark: its name.
+        benchmark: name of the benchmark.
         count: number of images drawn or tested; 0 for none.
     """
     federation = client.require_federation()

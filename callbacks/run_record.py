@@ -81,12 +81,12 @@ class RunRecord(Callback):
     Args:
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
         benchmark: name of the benchmark in tables; null takes stream and data set, e.g. ``permuted-digits``.
-        overwrite: start over in a folder that already holds a run, which is otherwise refused.
+        overwrite: start over in a folder that already holds a run. Otherwise such a folder is refused.
         samples: number of images drawn from a density, or tested by a detector, for ``samples.png``, at most 10,000; 0
-            for none. Detectors have at most four of each of the first four tasks.
+            for none. Detectors test at most four images of each of the first four tasks.
 
     Raises:
-        ConfigError: a number of samples out of range, an empty folder, or a benchmark's name that cannot be a folder's.
+        ConfigError: ``samples`` is out of range, ``dir`` is empty, or ``benchmark`` cannot be the name of a folder.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RunRecord(Callback):
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
         self._prepared = self._begun = self._partition_drawn = self._drawn = False
-        self._began_with = 0  # rounds
+        self._began_with = 0  # rounds that were finished when the fit began
         self._rounds_table = RoundsTable(self.folder / ROUNDS)
         self._last_row: dict[str, Any] = {}
         self._stale: list[Path] = []
@@ -123,9 +123,9 @@ class RunRecord(Callback):
         return Path(self.dir or "runs/unnamed")
 
     def prepare(self, resuming: bool, write: bool = True) -> None:
-        """Check that the folder can be used; nothing in it changes before the fit begins.
+        """Create and lock the run folder, and check that it can be used. Files in it do not change before the fit.
 
-        A folder that is made here is removed again if the fit does not begin, e.g. because data are missing.
+        A folder that is created here is removed again if the fit does not begin, e.g. because data are missing.
 
         Args:
             resuming: whether the run of this folder is resumed, so that its files are kept.
@@ -154,14 +154,14 @@ class RunRecord(Callback):
                 str(self.folder),
                 f"a folder without a run; this one holds {state}; or run.overwrite=true",
             )
-        # Also without `held`: a run that died before its first checkpoint left tables, which would mix with new ones.
-        # Listed now: when the fit begins, loggers have already opened files of the new run.
+        # Also if `held` is empty: a run that died before its first checkpoint may have left tables.
+        # Listed now, because loggers open files of the new run before the fit begins.
         self._prepared, self._stale = True, [] if resuming else files_of_earlier_run(self.folder)
 
     # During a fit.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Store the run's targets and budget."""
+        """Find the other callbacks whose figures are recorded, and prepare the folder."""
         self.targets = next(iter(callbacks_of(trainer, AccuracyTargets)), AccuracyTargets())
         self.privacy = next(iter(callbacks_of(trainer, PrivacyBudget)), PrivacyBudget())
         self.local_models = next(iter(callbacks_of(trainer, LocalModels)), LocalModels())
@@ -178,7 +178,7 @@ class RunRecord(Callback):
         return self.benchmark or data.stream.name
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As :meth:`begin`."""
+        """Call :meth:`begin` in the first process."""
         if trainer.is_global_zero:
             self.begin(trainer, pl_module)
 
@@ -220,18 +220,20 @@ class RunRecord(Callback):
                     path.parent.rmdir()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the partition after the first round, which need not wait for the picture."""
+        """Draw the partition after the first round of the fit, so that this round starts without delay."""
         if trainer.is_global_zero and federation_of(pl_module).round > self._began_with:
             self.draw_partition(data_of(trainer))
 
     def draw_partition(self, data: FederatedDataModule) -> None:
-        """Draw who holds what, unless that has been done for this fit; with a warning if it cannot be written."""
+        """Draw the samples of each client, unless that has been done for this fit.
+
+        If the picture cannot be written, there is a warning."""
         if not self._partition_drawn:
             self._partition_drawn = True
             save_partition_figure(self.folder, data.tasks, _dealt(data), f"{self.name_of(data)}, {data.partition.name}")
 
     def state_dict(self) -> dict[str, Any]:
-        """As :meth:`cfl.callbacks.rounds_table.RoundsTable.state_dict`."""
+        """See :meth:`cfl.callbacks.rounds_table.RoundsTable.state_dict`."""
         return self._rounds_table.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -239,7 +241,7 @@ class RunRecord(Callback):
         self._rounds_table.load_state_dict(state_dict)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As :meth:`record_round`."""
+        """Call :meth:`record_round` in the first process."""
         if trainer.is_global_zero:
             self.record_round(client_of(pl_module))
 
@@ -264,7 +266,7 @@ class RunRecord(Callback):
         return self._last_row
 
     def _write_tables(self, federation: Federation) -> None:
-        """Write the matrices, the methods' tables and that of noisy sums."""
+        """Write the matrices, the methods' tables and ``privacy.csv``."""
         measure = federation.measure.name
         for suffix, matrix in {"": federation.measured, **known_tasks(federation)}.items():
             means = [over_clients(federation, values) for values in (matrix.compute(), matrix.initial())]
@@ -296,7 +298,7 @@ class RunRecord(Callback):
         return figures_by_default(federation) | figures
 
     def _draw(self, client: Client) -> None:
-        """Draw a finished run's pictures. Those that cannot be written are left out, with a warning."""
+        """Draw a finished run's pictures. If one cannot be written, warn and leave out it and the following ones."""
         from cfl.callbacks.run_pictures import save_curves  # matplotlib is slow to import
 
         federation = client.require_federation()
@@ -370,7 +372,7 @@ class RunRecord(Callback):
 
 
 def _dealt(data: FederatedDataModule) -> Sequence[Mapping[int, np.ndarray]]:
-    """Per task of the stream, client id to indices into its training samples."""
+    """For each task of the stream: client -> indices of the client's samples among the task's training samples."""
     return data.indices if data.order is None else data.dealt
 
 

@@ -18,11 +18,12 @@ from cfl.secure_sums.settings import INSTALL, Aggregation, SumSettings, is_insta
 
 
 class SumOptions:
-    """``federated.aggregation`` and what belongs to it; arguments as for
-    :class:`cfl.callbacks.federated_orchestrator.FederatedOrchestrator`.
+    """``federated.aggregation`` and the options that belong to it.
+
+    Arguments are those of :class:`cfl.callbacks.federated_orchestrator.FederatedOrchestrator`.
 
     Raises:
-        ConfigError: for other values, and options that do nothing in plain sums.
+        ConfigError: an option has another value, or has no effect on plain sums.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class SumOptions:
         self.share_threshold, self.codecs = share_threshold, codecs or {}
 
     def integer_sums(self, data: FederatedDataModule, by_samples: bool) -> IntegerSums | None:
-        """What forms the sums; None for plain ones.
+        """The object that computes sums of integers; None for plain sums.
 
         Args:
-            data: of the run.
+            data: data of the run.
             by_samples: whether clients' updates are weighted by their number of samples.
         """
         if self.aggregation == "plain":
@@ -79,20 +80,22 @@ class SumOptions:
 
     @staticmethod
     def lost(schedule: BoundSchedule) -> Callable[[int], Collection[int]] | None:
-        """Round -> the clients whose messages do not come; None for nobody."""
+        """Round -> the clients that drop out before their message; None if no client ever drops out."""
         if not schedule.settings.client_dropout:
             return None
         return schedule.dropouts if schedule.settings.dropout_stage in UNTIL_MESSAGE else lambda round: ()
 
     def check_settings(self, schedule: Schedule, methods: Mapping[str, Any]) -> None:
-        """Refuse what settings show: methods that read single messages, and a stage that plain sums do not have.
+        """Refuse integer sums with methods that read single messages, and dropout stages that plain sums do not have.
+
+        These checks need only the settings, no data.
 
         Args:
-            schedule: of the run.
-            methods: of the run, by name.
+            schedule: schedule of the run.
+            methods: methods of the run, by name.
 
         Raises:
-            ConfigError: naming them.
+            ConfigError: the settings are refused.
         """
         if self.aggregation == "plain":
             if schedule.dropout_stage not in UNTIL_MESSAGE:
@@ -105,10 +108,10 @@ class SumOptions:
             raise ConfigError("federated.aggregation", self.aggregation, valid)
 
     def check(self, federation: Federation, processes: int) -> None:
-        """As :meth:`check_settings`; also refuse rounds whose sum could not be recovered.
+        """Refuse what :meth:`check_settings` does, ``secure`` in several processes, and sums that cannot be recovered.
 
         Raises:
-            ConfigError: naming them.
+            ConfigError: the run is refused.
         """
         self.check_settings(federation.schedule.settings, federation.methods)
         integers = federation.channel.integers

@@ -33,7 +33,7 @@ from cfl.training.strategy import check_strategy
 NEVER = 10**9  # epochs between validations that no run reaches
 
 SHORT_RUN = "--schedule.rounds_per_task 1 --data.stream.num_tasks 2"
-"""Options with which a run is over soon."""
+"""Options that make a run short, for an error message."""
 _LOGGED = 50
 """Lightning's default for ``log_every_n_steps``."""
 
@@ -53,10 +53,10 @@ _BREAKING: dict[type[Callback], str] = {
 
 
 def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
-    """Refuse Trainer settings under which a round would not be an epoch.
+    """Refuse Trainer settings and callbacks with which rounds and epochs would differ, or that would have no effect.
 
     Raises:
-        ConfigError: naming the setting.
+        ConfigError: a setting is refused. The error names it.
     """
     settings: Any = trainer  # some are set by Lightning's connectors, unseen by type checkers
     callbacks: list[Callback] = settings.callbacks
@@ -101,14 +101,14 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
 
 
 def check_anomalies(trainer: Trainer, engine: str) -> None:
-    """Refuse ``detect_anomaly``, which watches autograd, beside an engine that may do without.
+    """Refuse ``detect_anomaly`` with an engine that may compute gradients without autograd, which it checks.
 
     Args:
-        trainer: with its settings.
+        trainer: the Trainer, with its settings.
         engine: the value of ``engine.kind``.
 
     Raises:
-        ConfigError: naming the setting.
+        ConfigError: the setting is refused.
     """
     settings: Any = trainer
     if settings._detect_anomaly and engine != "vmap":
@@ -117,13 +117,13 @@ def check_anomalies(trainer: Trainer, engine: str) -> None:
 
 
 def check_evaluation(trainer: Trainer) -> None:
-    """Refuse Trainer settings under which test sets would be evaluated in part, nothing would run, or that do nothing.
+    """Refuse Trainer settings that evaluate only parts of the test sets, skip parts of a run or have no effect.
 
     Raises:
-        ConfigError: naming the setting.
+        ConfigError: a setting is refused. The error names it.
     """
     settings: Any = trainer
-    if settings.fast_dev_run:  # it sets many others
+    if settings.fast_dev_run:  # checked first, because it changes settings that are checked below
         raise ConfigError("trainer.fast_dev_run", settings.fast_dev_run, f"false; a short run has {SHORT_RUN}")
     check_strategy(trainer)
     if settings._accelerator_connector.use_distributed_sampler and trainer.world_size > 1:

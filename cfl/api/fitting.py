@@ -1,4 +1,4 @@
-"""Trains from Python what ``cfl fit`` trains."""
+"""Runs ``cfl fit`` from Python."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
         run = cfl.fit("methods/fot.yaml", {"model.optimizer.lr": 0.1, "schedule": {"rounds_per_task": 5}})
 
     Args:
-        settings: laid over the default configuration, and over each other, in this order: files, as after ``--config``,
-            and mappings of options, with dotted or nested keys, as on the command line.
-        callbacks: further callbacks of the Trainer. They are no part of the experiment that a checkpoint is held
-            against.
+        settings: configuration files, as after ``--config``, and mappings of options with dotted or nested keys, as on
+            the command line. They override the default configuration, and later ones override earlier ones.
+        callbacks: further callbacks of the Trainer. They are not part of the experiment, so that a checkpoint can be
+            resumed with others.
 
     Raises:
-        ConfigError: a setting that cannot work, before anything is trained.
-        cfl.runtime.errors.NotUnderstood: a key that is no option, or a value of the wrong type.
+        ConfigError: a setting does not work. This is found before anything is trained.
+        cfl.runtime.errors.NotUnderstood: a key is no option, or a value has the wrong type.
         RunFolderError: a callback ended the run early.
         KeyboardInterrupt: SIGINT or SIGTERM ended the run between two rounds; ``{"ckpt_path": "last"}`` continues it.
     """

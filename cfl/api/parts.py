@@ -30,26 +30,24 @@ def trainer(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Trainer:
-    """A Lightning Trainer with the settings and callbacks that communication rounds need.
+    """Return a Lightning Trainer with the settings and callbacks that communication rounds need.
 
-    Lightning's remarks that hold for every such Trainer are silenced in this process.
-
-    One epoch is one round. ``trainer.fit(client, data)`` then trains; ``client.federation`` holds the results, and so
-    does the run folder.
+    ``trainer.fit(client, data)`` then trains; one epoch is one round. ``client.federation`` and the run folder hold the
+    results. Lightning's warnings about intended behaviour of such a Trainer are silenced in this process.
 
     Args:
-        data: what is trained on; it knows the number of rounds.
+        data: the data module to train on. It gives the number of rounds.
         run_dir: the run folder, with tables, pictures, summary and checkpoint; None writes nothing.
-        callbacks: further ones. One of the program's own, e.g. ``FederatedOrchestrator(server_lr=0.5)``, takes the
-            place of the one with default options.
-        settings: of the Trainer, over those of ``configs/default.yaml``.
+        callbacks: further callbacks. One of the program's own, e.g. ``FederatedOrchestrator(server_lr=0.5)``, replaces
+            the one with default options.
+        settings: settings of the Trainer, which override those of ``configs/default.yaml``.
 
     Raises:
-        MisconfigurationException: settings that Lightning's Trainer does not accept. Those that allow no rounds are
-            refused when the fit begins.
+        MisconfigurationException: Lightning's Trainer does not accept the settings. Settings with which there can be no
+            rounds are refused when the fit begins.
     """
     silence_libraries()
-    # The order of cfl fit: what others add comes first.
+    # The order of callbacks is that of cfl fit: those of the user come first.
     own: list[Callback] = [LocalModels(), FederatedOrchestrator(), AccuracyTargets(), PrivacyBudget()]
     if run_dir is not None:
         own += [RunRecord(dir=str(run_dir)), DashboardLog(), RoundCheckpoint()]

@@ -42,15 +42,15 @@ def load(folder: str | Path, allow: str | Sequence[str] = ()) -> Run:
 
 
 class Run:
-    """A finished run, read from its folder. Figures are read at once, the model when it is first asked for.
+    """A finished run, read from its folder. Figures are read at once, the model on first use.
 
     Args:
-        folder: the run folder.
+        folder: the run folder, or its checkpoint ``last.ckpt``.
         allow: as for :func:`load`.
 
     Attributes:
         folder: the run folder.
-        figures: all that the folder's tables say (:class:`cfl.reporting.run_folder.Run`).
+        figures: the content of the folder's tables (:class:`cfl.reporting.run_folder.Run`).
 
     Raises:
         RunFolderError: there is no finished run, or a file of it is damaged.
@@ -95,7 +95,7 @@ class Run:
     def accuracy_matrix(self) -> Tensor:
         """``[T, T]`` float64: accuracy in percent on each task (column) after each task (row), NaN where not evaluated.
 
-        Of a run with another measure its values, such as negative log-likelihoods in nats.
+        Runs with another measure have its values instead, such as negative log-likelihoods in nats.
         """
         return self.figures.matrix
 
@@ -121,20 +121,22 @@ class Run:
 
     @property
     def model(self) -> Answer:
-        """What the run's tests scored, in evaluation mode: normalised images ``[N, C, H, W]`` to outputs ``[N, O]``.
+        """The model that the run's tests evaluated, in evaluation mode.
+
+        It maps normalised images ``[N, C, H, W]`` to outputs ``[N, O]``.
 
         Raises:
             RunFolderError: there is no checkpoint with its configuration.
-            ConfigError: the model differs by client or task (:meth:`model_for`), or as for ``cfl export``.
+            ConfigError: the model differs by client or task (:meth:`model_for`), or ``cfl export`` would refuse it.
         """
         return self.model_for()
 
     def model_for(self, client: int | None = None, task: int | None = None) -> Answer:
-        """As :attr:`model`, of a client or for a task, where these have models of their own.
+        """The model of a client or for a task, if these have models of their own; otherwise like :attr:`model`.
 
         Args:
             client: the client; None for the global model.
-            task: the task, from 0; with a client, of the client's own.
+            task: the task, from 0. With a client, it counts the client's own tasks.
 
         Raises:
             RunFolderError, ConfigError: as for :attr:`model`.
@@ -142,22 +144,22 @@ class Run:
         return self._classifier.model_for(Choice(client, task))
 
     def predict(self, images: Any, client: int | None = None, task: int | None = None) -> Tensor:
-        """``[N]`` int64: the output with the highest score for each image; ``[N, D]`` of a run that predicts numbers.
+        """Predict ``[N]`` int64, the output with the highest score for each image; ``[N, D]`` in regression runs.
 
-        The choice is among the outputs that the run's tests choose among: in task-incremental runs, those of ``task``.
-        A class-incremental run's outputs are the stream's classes, task after task.
+        The choice is among the same outputs as in the run's tests: in task-incremental runs, those of ``task``. A
+        class-incremental run's outputs are the stream's classes, task after task.
 
         Args:
             images: ``[N, C, H, W]``: uint8 as the data set stores them, which are normalised; or floating-point
                 network input. Changes that tasks make to images, such as a permutation, are not made. Or rows of
                 numbers ``[N, D]`` as ``Features`` and ``CsvTable`` hold them, which are standardised.
             client: as for :meth:`model_for`.
-            task: the task of the images, from 0, where models or the outputs to choose among differ by task.
+            task: the task of the images, from 0; needed if models or the outputs to choose among differ by task.
 
         Raises:
             RunFolderError: as for :attr:`model`.
-            ConfigError: images of another shape or type, a task that is missing or that there is none of, a run that
-                estimates a density or finds boxes, or as for :attr:`model`.
+            ConfigError: images have another shape or type, the task is missing or does not exist, the run estimates a
+                density or finds boxes, or as for :attr:`model`.
         """
         data = self._classifier.federation.data
         try:

@@ -1,4 +1,4 @@
-"""Modules of the user's own that a configuration names and whose code fails while it is imported."""
+"""Reports errors of a user's modules that a configuration names and that fail while they are imported."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cfl.runtime.errors import ConfigError
 
 @contextmanager
 def naming_broken_modules(given: Callable[[], Sequence[Given]]) -> Iterator[None]:
-    """Within the context, an error of a module that the parser imports names its class's key, and file and line.
+    """Within the context, an error in a module that the parser imports names the class's key, and file and line.
 
-    The parser hands on some of these errors as they are, and takes others for a wrong option.
+    The parser itself raises some of these errors unchanged, and reports others as a wrong option.
 
     Args:
-        given: tells all that was said to the parser.
+        given: returns all options that were given to the parser.
 
     Raises:
         ConfigError: a named class's module, or one that it imports, raises an error.
@@ -38,7 +38,7 @@ def naming_broken_modules(given: Callable[[], Sequence[Given]]) -> Iterator[None
 
 
 def _broken(error: BaseException) -> tuple[str, str] | None:
-    """The class whose module raised an error, and what it says and where; None if no module of a class did."""
+    """The class whose module raised an error, and the error's text and place; None for any other error."""
     frames = list(traceback.walk_tb(error.__traceback__))
     codes = [frame.f_code for frame, _ in frames]
     if import_object.__code__ not in codes:

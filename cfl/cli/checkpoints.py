@@ -1,4 +1,4 @@
-"""Checkpoints that a command line names: whether they are of the experiment that it describes."""
+"""Checks that the checkpoint of a command line belongs to the experiment that the command line describes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
 
     Args:
         path: the file.
-        experiment: the experiment about to run, as :func:`cfl.reporting.experiment.experiment_of` gives it.
+        experiment: the experiment about to run, see :func:`cfl.reporting.experiment.experiment_of`.
 
     Returns:
-        How many rounds of it have been run.
+        Number of finished rounds of the checkpoint's run.
 
     Raises:
-        ConfigError: naming the keys that differ.
+        ConfigError: the file is refused. The error names the keys that differ.
     """
     if not os.path.isfile(path):
         valid = f"an existing checkpoint file (looked for {path.absolute()}), a run's folder, or last for run.dir's"
@@ -54,7 +54,7 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
         valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
         raise ConfigError("ckpt_path", str(path), valid)
     remember(checkpoint.get(FederatedDataModule.__qualname__, {}).get("files", {}))
-    # A checkpoint from before an option existed goes on with the option at its default.
+    # If an option did not exist when the checkpoint was written, the run had its present default.
     found = differences_on_resuming(experiment, completed(held, experiment, SECTIONS))
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")

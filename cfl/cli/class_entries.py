@@ -13,7 +13,7 @@ _OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
 
 
 def class_entries(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Key, dotted, and entry of every class that plain values or a parsed section name, outer ones first."""
+    """Dotted key and entry of every class that plain values or a parsed section name, outer classes first."""
     node = vars(node) if isinstance(node, Namespace) else node
     if isinstance(node, list):
         for one in node:
@@ -27,13 +27,13 @@ def class_entries(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, 
 
 
 def check_entries(content: Mapping[str, Any]) -> None:
-    """Refuse options that stand beside ``class_path`` instead of below ``init_args``, and an empty ``init_args``.
+    """Refuse options that are beside ``class_path`` instead of below ``init_args``, and an empty ``init_args``.
 
     Args:
-        content: of a file.
+        content: the content of a configuration file.
 
     Raises:
-        ConfigError: naming the option, and where it belongs.
+        ConfigError: an option is refused. The error says where it belongs.
     """
     for key, entry in class_entries(content):
         path = entry["class_path"]

@@ -1,4 +1,4 @@
-"""The default of ``schedule.clients_per_round``, which follows a small federation."""
+"""Lowers the default of ``schedule.clients_per_round`` if there are fewer clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ KEY = "schedule.clients_per_round"
 
 
 def fitting_clients_per_round(given: Iterable[Given], clients: Any, per_round: Any) -> Any:
-    """The number of clients where ``per_round`` is greater and a default that nobody chose; else ``per_round``.
+    """Return the number of clients if ``per_round`` is a default and greater; otherwise ``per_round``.
 
     Args:
-        given: what the command line and its files say; ``default.yaml`` chooses nothing, also where it is named.
+        given: the options of the command line and its files. Those of ``default.yaml`` are defaults, even if the
+            command line names this file.
         clients: ``data.num_clients``.
         per_round: ``schedule.clients_per_round``.
     """

@@ -1,4 +1,4 @@
-"""The commands of ``cfl``, in words, and where each is: known without importing what any of them needs."""
+"""Names, descriptions and modules of the commands of ``cfl``. Reading them imports none of these modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHERS = {
     "dashboard": ("cfl.reporting.dashboard.command", "Set up panels at wandb."),
     "configs": ("cfl.cli.installed_configs", "List or show the configurations that come along."),
 }
-"""Name -> module with a ``main``, and what it does."""
+"""Name -> the module that has the command's ``main``, and the command's description."""
 
 
 def overview() -> str:

@@ -1,4 +1,4 @@
-"""LightningCLI for federated experiments: puts application and callbacks together."""
+"""LightningCLI for federated experiments: builds the module, data, Trainer and callbacks of a run and runs it."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ _RESUMED["test"] = _RESUMED["validate"]
 class FederatedCLI(LightningCLI):
     """LightningCLI with the keys of a federated experiment.
 
-    ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets``, ``privacy`` say what is run;
-    ``run``, ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` where and how.
+    ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets``, ``privacy`` describe the
+    experiment; ``run``, ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` say where and how it runs.
 
     Attributes:
-        announced: the header's first line where it has been printed.
+        announced: the header's first line if it has been printed; otherwise empty.
     """
 
     config_init: Any
@@ -87,14 +87,16 @@ class FederatedCLI(LightningCLI):
         return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in TRAINING}
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        """As Lightning, with this project's descriptions in the overview, too."""
+        """Add subcommands as Lightning does, with this project's descriptions in the overview."""
         super()._add_subcommands(parser, **kwargs)
         shown = parser._subcommands_action
         for choice in shown._choices_actions if shown is not None else []:
             choice.help = TRAINING[choice.dest]
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """As Lightning, saying what a checkpoint is here: Lightning's own words are of keywords that do not work."""
+        """Prepare a subcommand's parser as Lightning does, with this project's description of ``--ckpt_path``.
+
+        Lightning's description is of keywords that do not work here."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         text = f"{_RESUMED[subcommand]} {ABOUT_ALLOW}"
         for action in parser._actions:
@@ -103,7 +105,7 @@ class FederatedCLI(LightningCLI):
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the project's own keys and tie together what follows from something else."""
+        """Add the project's own keys, and link options whose values follow from others."""
         parser.add_argument(
             "--methods",
             type=dict[str, Method],
@@ -127,21 +129,21 @@ class FederatedCLI(LightningCLI):
             parser.link_arguments(source, target, apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
-        """Nothing: Lightning would read the whole checkpoint here, for hyper-parameters that ours does not hold."""
+        """Do nothing. Lightning would read the whole checkpoint here, for hyper-parameters that ours does not hold."""
 
     @property
     def _settings(self) -> Any:
         return self.config[self.subcommand]
 
     def _set_seed(self) -> None:
-        """As Lightning, after a look at the seed."""
+        """Check the seed, and set it as Lightning does."""
         seed = self._settings.seed_everything
         if not isinstance(seed, bool) and not 0 <= seed < 2**32:
             raise ConfigError("seed_everything", seed, "an integer from 0 to 4294967295")
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Put the settled configuration in the parsed one's place, and look at the checkpoint that it names."""
+        """Replace the parsed configuration by the settled one, and check its checkpoint and some of its options."""
         self._fit_default_to_clients()
         plain = self._plain = self._plain_config()
         check_untyped(plain)
@@ -156,7 +158,7 @@ class FederatedCLI(LightningCLI):
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
 
     def _fit_default_to_clients(self) -> None:
-        """Lower ``schedule.clients_per_round`` to the number of clients if it has its default, which nobody chose."""
+        """Lower ``schedule.clients_per_round`` to the number of clients if it has its default."""
         schedule, default = self._settings.schedule, self._settings.schedule.clients_per_round
         fitting = fitting_clients_per_round(options_given(), self._settings.data.num_clients, default)
         if fitting == default:
@@ -167,7 +169,7 @@ class FederatedCLI(LightningCLI):
             print(line, flush=True)
 
     def instantiate_classes(self) -> None:
-        """As Lightning; errors about methods name them as they were typed, and those about loggers what they lack."""
+        """Build all classes as Lightning does. Errors name methods as typed, and classes that cannot be built."""
         settings = self._settings
         with (
             keys_as_typed(self.settled.methods),
@@ -179,12 +181,12 @@ class FederatedCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         trainer = self._settings.trainer
-        late = {"logger": trainer.logger, "callbacks": trainer.callbacks}  # some begin with the fit, such as wandb's
+        late = {"logger": trainer.logger, "callbacks": trainer.callbacks}  # some fail only in the fit, such as wandb's
         with keys_as_typed(self.settled.methods), self._saying_how_to_go_on(), naming_what_fails(late):
             super()._run_subcommand(subcommand)
 
     def _disk_error(self, error: Exception) -> NotWritten | None:
-        """A new error for one of the disk, also one that a library has met."""
+        """A NotWritten for an error of the disk, also one that a library has raised; None for any other error."""
         failed, folder = disk_error(error), Path(self._settings.run.dir)
         if failed is None or isinstance(failed, NotWritten):
             return failed and NotWritten(str(failed))
@@ -193,8 +195,9 @@ class FederatedCLI(LightningCLI):
 
     @contextmanager
     def _saying_how_to_go_on(self) -> Iterator[None]:
-        """Within the context, signals, errors of the disk, a library's too, and errors that advise an option name the
-        command that continues the run."""
+        """Within the context, some errors and signals name the command that continues the run.
+
+        These are errors of the disk, also those that a library raises, and errors that recommend an option."""
         saved = Path(self._settings.run.dir) / CHECKPOINT
         shown, threading.excepthook = threading.excepthook, _only_once
         try:
@@ -217,7 +220,7 @@ class FederatedCLI(LightningCLI):
             threading.excepthook = shown
 
     def _plain_config(self) -> dict[str, Any]:
-        # Not validated again, which takes as long as the rest: just parsed. As JSON, which is read faster than YAML.
+        # Without validation, because the values have just been parsed and it takes long. JSON is read faster than YAML.
         parser = self._parser(self.subcommand)
         text = parser.dump(self._settings, format="json", skip_unset=False, skip_validation=True)
         plain = json.loads(text)
@@ -226,7 +229,7 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Check everything that can be checked before data are read, then build the Trainer."""
-        signals.hold()  # the run folder is about to be taken
+        signals.hold()  # from now on the run folder may be locked, and must be released
         data: FederatedDataModule = self.datamodule
         record: RunRecord = self._get(self.config_init, "run")
         record.experiment, record.config_hash = self.settled.experiment, self.settled.config_hash
@@ -254,7 +257,7 @@ class FederatedCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuse Trainer settings under which a round would not be an epoch; then say what is about to be trained."""
+        """Refuse Trainer settings that do not work in a federated run; before a fit, print the header."""
         if self.subcommand == "fit":
             check_trainer(self.trainer, self.datamodule)
             self._say_what_and_where()
@@ -272,8 +275,9 @@ class FederatedCLI(LightningCLI):
         print(printable(f"device {device}{of_all}, run folder {self._settings.run.dir}"), flush=True)
 
     def _checkpoint(self) -> tuple[str | None, int | None]:
-        """The checkpoint's file, held against the configuration before anything is made of either, and how many rounds
-        of it have been run; two times None starts from the beginning."""
+        """The checkpoint's file and its number of finished rounds; (None, None) to start from the beginning.
+
+        The file is compared with the configuration before anything is built."""
         given, folder = self.settled.config.ckpt_path, Path(self.settled.config.run.dir)
         if given is None:
             if self.subcommand != "fit":
@@ -287,9 +291,9 @@ class FederatedCLI(LightningCLI):
         return str(path), check_checkpoint(path, self.settled.experiment)
 
     def after_fit(self) -> None:
-        """An interrupted fit ends with the signal's exit status, so that scripts and schedulers notice.
+        """End an interrupted fit with the signal's exit status, so that scripts and schedulers notice.
 
-        Of several processes the first does: another one that ends with such a status would look as if it had failed.
+        With several processes only the first does so. Another process with such a status would count as failed.
         """
         if self.model.federation.finished or not self.trainer.is_global_zero:  # the signal came in the last round
             return
@@ -306,6 +310,6 @@ class FederatedCLI(LightningCLI):
 
 
 def _only_once(thread: threading.ExceptHookArgs) -> None:
-    """Show the error of a thread, unless a disk made it: a logger's thread that cannot write passes its error on."""
+    """Show the error of a thread, unless it is of the disk. A logger's thread that cannot write passes its error on."""
     if disk_error(thread.exc_value) is None:
         threading.__excepthook__(thread)

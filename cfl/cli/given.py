@@ -1,6 +1,6 @@
-"""The options that a command line and its files give.
+"""Collects the options that a command line and its files give.
 
-Errors name method and value with them; the parser's own do not.
+With them, error messages can name the method and the given value, which the parser's own messages do not.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Given(NamedTuple):
     """One value that was given.
 
     Attributes:
-        key: dotted, without ``init_args`` and ``class_path``: of an option, or of a class, whose value is its name.
-        value: as it was given.
-        file: the configuration file that holds it; None where it was on the command line.
+        key: dotted key of an option or of a class, without ``init_args`` and ``class_path``.
+        value: the value as it was given; for a class, its name.
+        file: the configuration file that holds the value; None if it was on the command line.
     """
 
     key: str
@@ -33,7 +33,7 @@ class Given(NamedTuple):
 
 
 def in_content(content: Any, file: str | None = None, key: str = "") -> Iterator[Given]:
-    """What a configuration or a part of it says, in order; of lists, what each of its items does, too.
+    """All values that a configuration or a part of it gives, in order. For a list, also those in each of its mappings.
 
     Raises:
         ConfigError: see :func:`require_short`.
@@ -51,20 +51,20 @@ def in_content(content: Any, file: str | None = None, key: str = "") -> Iterator
 
 
 def require_short(key: str, content: Any) -> None:
-    """Refuse a list or mapping that the parser, which copies it for each of its values, could not read in seconds.
+    """Refuse a list or mapping of more than 1000 values. The parser copies it once per value, which would take long.
 
-    Lists of lists pass: :class:`cfl.data.sequences.FixedTasks` has one for every client, and the parser does not look
-    into them.
+    Lists of lists are accepted: :class:`cfl.data.sequences.FixedTasks` has one for every client, and the parser does
+    not look into them.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: the list or mapping is too long.
     """
     if isinstance(content, Mapping | list) and len(content) > _MOST and not all(isinstance(i, list) for i in content):
         raise ConfigError(key, content, f"at most {_MOST} values in one list or mapping")
 
 
 def wrong_keys(content: Mapping[Any, Any]) -> str | None:
-    """Why a file's keys are not taken, or None: sections and options have names, and each option is set once."""
+    """The reason why a file's keys are refused, or None. Keys must be texts, and each option may be set only once."""
     for section, options in content.items():
         for name in (section, *(options if isinstance(options, Mapping) else ())):
             if not isinstance(name, str):
@@ -75,7 +75,7 @@ def wrong_keys(content: Mapping[Any, Any]) -> str | None:
     sections = {key for key, _, inner in _keys(content) if isinstance(inner, Mapping)}
     for key, name, _ in _keys(content):
         parts = key.split(".")
-        for count in range(len(parts) - name.count("."), len(parts)):  # the sections that the key itself names
+        for count in range(len(parts) - name.count("."), len(parts)):  # sections that are part of the written key
             above, rest = ".".join(parts[:count]), ".".join(parts[count:])
             if above in sections:
                 return f"{key} is set beside the section {above}; set {rest} in that section"
@@ -83,12 +83,12 @@ def wrong_keys(content: Mapping[Any, Any]) -> str | None:
 
 
 def _set(content: Mapping[Any, Any]) -> list[str]:
-    """The dotted keys of all that a file sets; one twice where it stands as ``a: {b: 1}`` and as ``a.b: 1``."""
+    """The dotted keys of all values of a file. A key is there twice if it is set as ``a: {b: 1}`` and as ``a.b: 1``."""
     return [key for key, _, inner in _keys(content) if not isinstance(inner, Mapping)]
 
 
 def _keys(content: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, str, Any]]:
-    """All keys of a file, sections before what is in them: dotted, as it is written there, and what it is set to."""
+    """All keys of a file, sections before their options: the dotted key, the key as written, and its value."""
     for name, inner in content.items():
         key = f"{above}{name}"
         yield key, str(name), inner
@@ -97,9 +97,9 @@ def _keys(content: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, st
 
 
 def on_command_line(words: Sequence[str]) -> Iterator[Given]:
-    """What the options of a command line say, ``--key value`` or ``--key=value``, in order.
+    """The values that the options of a command line give, ``--key value`` or ``--key=value``, in order.
 
-    What the files of ``--config`` say is left out: others may have such names, too.
+    The content of ``--config`` files is left out.
     """
     for option, value in words_with_values(words):
         if option.startswith("--"):
@@ -114,13 +114,13 @@ def on_command_line(words: Sequence[str]) -> Iterator[Given]:
 
 
 def _content(key: str, text: str) -> Any:
-    """What a word is as YAML, or what the file holds that it names; None where neither can be read."""
+    """The value of a word as YAML, or the content of the file that it names; None if it cannot be read."""
     try:
         return read_yaml(Path(text)) if text.endswith(_FILES) else parse_yaml(text)
-    except OSError:  # the parser says it of the option
+    except OSError:  # the parser reports it with the option
         return None
     except BadYAML as error:
-        # Other texts, such as 010, are values of options that are text, or the parser refuses them.
+        # Other texts, such as 010, may be values of options that take text; otherwise the parser refuses them.
         collection = text.startswith(("{", "[")) or "&" in text
         if text.endswith(_FILES) or (collection and not isinstance(error, BrokenYAML)):
             raise ConfigError(key, text, f"YAML ({error})") from None
@@ -133,6 +133,6 @@ def is_written_out(text: str) -> bool:
 
 
 def value_of(key: str, given: Sequence[Given]) -> Given:
-    """What was given for a key last; of a mapping, all that was given for what is in it."""
+    """The last value that was given for a key. If only keys below it were given, the value is a mapping of these."""
     below = {one.key.removeprefix(f"{key}."): one.value for one in given if one.key.startswith(f"{key}.")}
     return next((one for one in reversed(given) if one.key == key), Given(key, below or None))

@@ -1,6 +1,6 @@
-"""The first lines of ``cfl fit``: what is about to be trained, and where.
+"""Prints the header of ``cfl fit``: what is about to be trained, and where.
 
-The first one is made of the command line and its files alone, because torch and Lightning take seconds to import.
+Its first line is made from the command line and its files only, because torch and Lightning take seconds to import.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _TOLD_BY = ("path", "folder", "set")
 
 
 def first_line(methods: str, benchmark: str, clients: Any, per_round: Any) -> str:
-    """What is about to be trained.
+    """The header's first line, which says what is about to be trained.
 
     Args:
-        methods: names, see :func:`cfl.reporting.experiment.method_name`.
-        benchmark: its name.
+        methods: names of the methods, see :func:`cfl.reporting.experiment.method_name`.
+        benchmark: name of the benchmark.
         clients: number of clients.
-        per_round: those of a round: a number, or a share in (0, 1].
+        per_round: clients of a round: a number, or a share in (0, 1].
     """
     share = f"{100 * per_round:g} %" if isinstance(per_round, float) else per_round
     return on_one_line(f"cfl {__version__}: {methods} on {benchmark}, {clients} clients, {share} per round")
 
 
 def announce(words: Sequence[str]) -> str:
-    """Print the first line of a fit as far as words and files tell, within milliseconds.
+    """Print the header's first line within milliseconds, from the command line and its files.
 
-    Nothing is printed where something else than a fit is asked for, by another process than the first of several, with
-    ``progress.enabled: false``, or where the files cannot be read: the parser says why.
+    Nothing is printed if the command is not a fit, in processes other than the first, with
+    ``progress.enabled: false``, or if the files cannot be read. In the last case the parser reports the reason later.
 
     Args:
         words: the command line without the program's name.
 
     Returns:
-        The line, which is empty if nothing was printed. The parser may come to another one.
+        The line, which is empty if nothing was printed. The line made from the parsed configuration may differ.
     """
     if not _begins_a_fit(words) or not is_first_process():
         return ""
@@ -73,7 +73,7 @@ def _begins_a_fit(words: Sequence[str]) -> bool:
 
 
 def _given(words: Sequence[str]) -> Iterator[Given]:
-    """What the files and the words say, in their order; a methods key without class stands for their removal."""
+    """The values that files and words give, in their order. ``methods`` with the value None removes all before it."""
     yield from in_content(read_yaml(DEFAULT_CONFIG), str(DEFAULT_CONFIG))
     for option, value in words_with_values(words):
         if option in ("--config", "-c"):
@@ -113,7 +113,7 @@ def _methods(given: Sequence[Given]) -> dict[str, Any]:
 
 
 def _benchmark(given: Sequence[Given]) -> str:
-    """As :func:`cfl.reporting.experiment.benchmark_name`, without the classes."""
+    """The result of :func:`cfl.reporting.experiment.benchmark_name`, without importing classes."""
     if (name := value_of("run.benchmark", given).value) is not None:
         return str(name)
     stream, inside = value_of("data.stream", given).value, "data.stream."

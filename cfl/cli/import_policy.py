@@ -27,19 +27,19 @@ TRUSTED = (
     "lightning.pytorch.loggers.WandbLogger",
     "lightning.pytorch.loggers.wandb.WandbLogger",
 )
-"""What the configuration of a run from elsewhere may name. Loggers stand here by both of their paths."""
+"""Packages and classes that the configuration beside a checkpoint may name. Loggers are listed by both their paths."""
 _NO_CLASSES = ("run", "ckpt_path", "data.root")
 """Options, and a section of options, whose values are names and places."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILT_BY_THE_PROGRAM = "cfl.callbacks"
-"""The program adds these itself; one more, of a run from elsewhere, could write into any folder."""
+"""The program adds these callbacks itself. One that a foreign configuration adds could write into any folder."""
 
 
 def classes_beyond(config: Any) -> list[str]:
-    """Paths of a configuration's classes that the configuration of a run from elsewhere may not name, each once.
+    """Paths of a configuration's classes that are not in :data:`TRUSTED`, each once.
 
     Args:
-        config: as a parser gives it, or as plain values.
+        config: a parsed configuration, or its plain values.
     """
     paths = dict.fromkeys(str(value) for key, value in leaves(config) if key.endswith(".class_path") and value)
     return [path for path in paths if not any(f"{path}.".startswith(f"{trusted}.") for trusted in TRUSTED)]
@@ -54,17 +54,18 @@ def typed_paths(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def importing_only(packages: Sequence[str] | None) -> Iterator[None]:
-    """Within the context, parsers import no more of what a configuration names than this.
+    """Within the context, parsers import only these packages of those that a configuration names.
 
     Args:
-        packages: dotted names of packages, modules or classes; with each, all below it. None: everything but what
-            executes commands, reads pickles or opens files by its mere call (jsonargparse's own list).
+        packages: dotted names of packages, modules or classes, each with everything below it. None for everything
+            except functions and classes whose call executes commands, reads pickles or opens files (jsonargparse's own
+            list).
 
     Raises:
-        ConfigError: a name that is none, or one that would let a configuration change these rules.
+        ConfigError: a name is not valid, or would let a configuration change these rules.
     """
-    before = dict(parsing_settings)  # the settings are the process's, and can be narrowed but not widened again
-    # A class inside a value of any type is data: nothing is made of it.
+    before = dict(parsing_settings)  # restored below: these global settings can be narrowed, but not widened again
+    # A class inside a value of type Any is data and is not instantiated.
     set_parsing_settings(import_path_denylist=[], instantiate_subclass_spec_in_any=False)
     try:
         for name in packages or ():
@@ -84,17 +85,17 @@ _PLAIN = ("builtins", "datetime", "pathlib", "torch")
 
 
 def require_classes(config: Any, copies: Collection[str] = ()) -> None:
-    """Refuse a parsed configuration in which a class path leads to anything but a class of which objects can be made.
+    """Refuse a parsed configuration if a class path names anything other than a class that can be instantiated.
 
-    The parser accepts functions that return the right type, and objects that are of it. A function would be called in
-    the place of the class, so that its mere name in a file is a call.
+    The parser also accepts functions that return the right type, and objects of this type. A function would be called
+    in place of the class, so that naming it in a file would be enough to call it.
 
     Args:
-        config: as a parser gives it, nothing of it instantiated.
-        copies: keys whose values are copies of others'.
+        config: a parsed configuration, before anything of it is instantiated.
+        copies: keys whose values are copies of other keys' values. They are not checked.
 
     Raises:
-        ConfigError: naming the key and what stands there.
+        ConfigError: a value is refused.
     """
     for key, value in leaves(config):
         if any(key.startswith(f"{copy}.") for copy in copies):

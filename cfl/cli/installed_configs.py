@@ -20,19 +20,19 @@ _COLLAPSED = "papers"
 
 
 def find_config(key: str, name: str) -> Path:
-    """The file that a name stands for: that of the user, else the one that comes along.
+    """The file of a name: the user's file at this path, or otherwise the installed configuration.
 
     Args:
-        key: of the option, for the error.
-        name: a path, or one of a file that comes along: ``methods/fot.yaml`` or ``configs/methods/fot.yaml``.
+        key: key of the option, for the error.
+        name: a path, or the name of an installed configuration: ``methods/fot.yaml`` or ``configs/methods/fot.yaml``.
 
     Raises:
-        ConfigError: there is neither; says where was looked.
+        ConfigError: there is no such file. The error says where it was searched.
     """
-    if "\0" in name:  # which no path may have
+    if "\0" in name:  # not allowed in paths
         raise ConfigError(key, name, "an existing file")
     path = Path(name)
-    if isfile(path):  # unlike Path.is_file, it takes names that are too long
+    if isfile(path):  # unlike Path.is_file, it raises no error for names that are too long
         return path
     if not path.is_absolute():
         installed = _installed(path)
@@ -46,17 +46,17 @@ def find_config(key: str, name: str) -> Path:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a file is one of those that come along."""
+    """Whether a file is an installed configuration."""
     return CONFIGS in Path(name).resolve().parents
 
 
 def _installed(path: Path) -> Path:
-    """Where a relative path leads among the files that come along."""
+    """The path of an installed configuration of this relative path, whether it exists or not."""
     return (CONFIGS / (path.relative_to("configs") if path.parts[:1] == ("configs",) else path)).resolve()
 
 
 def _names() -> list[str]:
-    """All files that come along, as ``methods/fot.yaml``, sorted by their parts."""
+    """Names of all installed configurations, such as ``methods/fot.yaml``, sorted by their parts."""
     return [str(path) for path in sorted(path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))]
 
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: without the program's name and ``configs``; None takes ``sys.argv``'s after these.
+        arguments: the command line without the program's name and ``configs``; None takes that of the process.
 
     Returns:
         Exit status: 0, or 2 after one line on standard error.

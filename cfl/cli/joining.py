@@ -1,4 +1,4 @@
-"""Joins what configurations laid over each other say of methods and loggers."""
+"""Joins the methods, and the loggers, of configurations that are given one after another."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from jsonargparse import Namespace
 
 
 def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Methods of two configurations by name, the first one's first.
+    """Methods of two configurations by name, those of the first one first.
 
-    Of a name in both, the second one's options are laid over the first one's if it is the same class; else the second
-    one's method takes the first one's place.
+    If a name is in both with the same class, options of the second configuration replace those of the first. If the
+    classes differ, the second configuration's method replaces the first one's.
     """
     found = dict(before)
     for name, method in after.items():
@@ -24,9 +24,10 @@ def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
 
 
 def joined_loggers(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """Loggers of two configurations, the first one's first; of a class in both as :func:`joined` has it.
+    """Loggers of two configurations, those of the first one first.
 
-    Where one configuration has several of a class that is in both, those of the second one take the others' place.
+    If each configuration has one logger of a class, their options are joined as in :func:`joined`. If one of them has
+    several of a class that both have, the second configuration's loggers of this class replace the first one's.
     """
     ours, theirs = ([_short(_plain(logger)) for logger in loggers] for loggers in (before, after))
     one_each = {name for name in ours if ours.count(name) == theirs.count(name) == 1}

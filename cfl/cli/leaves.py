@@ -1,4 +1,4 @@
-"""The single values of a parsed configuration, and checks that no class has to make for its own options."""
+"""The single values of a parsed configuration, and checks of these that do not depend on the class of an option."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         node = vars(node)
     if isinstance(node, Mapping):
         for key, value in node.items():
-            name = str(key)  # options may be mappings by numbers
-            if name.startswith("__"):  # the parser's own notes
+            name = str(key)  # values of options may be mappings with numbers as keys
+            if name.startswith("__"):  # added by the parser
                 continue
             yield from leaves(value, above if name == "init_args" else f"{above}.{name}".lstrip("."))
     elif isinstance(node, list | tuple):
@@ -34,15 +34,15 @@ def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_leaves(config: Any, given: Sequence[Given], copies: Collection[str] = ()) -> None:
-    """Refuse numbers out of all proportion or not written as one reads them, and names that no file can have.
+    """Refuse numbers that are NaN, too large or written ambiguously, and texts that are too long for a file's name.
 
     Args:
-        config: as a parser gives it.
-        given: what was said to the parser: a text may have become a number.
-        copies: keys whose values are copies of others'.
+        config: a parsed configuration.
+        given: the options that were given to the parser, with numbers as they were written.
+        copies: keys whose values are copies of other keys' values. They are not checked.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: a value is refused.
     """
     said = {one.key: one.value for one in given}
     for key, value in leaves(config):
@@ -61,8 +61,8 @@ def dropped(config: Any, given: Sequence[Given]) -> Iterator[str]:
     """A sentence for each option in a file whose class has been replaced by another.
 
     Args:
-        config: as a parser gives it.
-        given: what the files say.
+        config: a parsed configuration.
+        given: the options in files.
     """
     for one in given:
         node, place = config, ""
@@ -83,10 +83,10 @@ def _mapping(node: Any) -> Mapping[str, Any]:
 
 
 def check_path(key: str, text: str) -> None:
-    """Refuse a text that the operating system would, if it were a path. Texts of several words are none.
+    """Refuse a text without spaces that is too long for a path.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: the text is too long.
     """
     sizes = [len(name.encode(errors="replace")) for name in text.split("/")]
     if len(text.split()) == 1 and (max(sizes) > LONGEST or sum(sizes) + len(sizes) > _LONGEST_PATH):

@@ -1,6 +1,6 @@
-"""Keys that nobody sets: options that follow from other ones, and groups of options, which have no value of their own.
+"""Refuses values for keys that cannot be set: options that follow from other options, and groups of options.
 
-The parser would take such a value and drop it without a word.
+The parser would accept such a value and ignore it silently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUILT_FROM = {
     "model.input_shape": "data.input_shape",
     "model.num_outputs": "data.num_outputs",
 }
-"""The same, of what follows from something that has been built."""
+"""Option -> the section or attribute that it follows from, once this has been built."""
 _SOURCES = {
     **FOLLOWING,
     **BUILT_FROM,
@@ -34,18 +34,18 @@ _SOURCES = {
 
 
 NAMED_METHODS = "names with classes, e.g. --methods.fot FOT"
-"""What ``methods`` may be."""
+"""Valid values of ``methods``, for error messages."""
 
 
 def check_given(given: Iterable[Given], groups: Collection[str] = ()) -> None:
-    """Refuse what sets a key that nobody sets.
+    """Refuse values for keys that cannot be set, and values that no option can have.
 
     Args:
         given: options with their values.
         groups: keys that hold options only.
 
     Raises:
-        ConfigError: naming the key, its value and what to set instead.
+        ConfigError: a value is refused. The error says what to set instead.
     """
     for key, value, _ in given:
         source = next((source for target, source in _SOURCES.items() if f"{key}.".startswith(f"{target}.")), None)

@@ -1,7 +1,6 @@
-"""``cfl fit | validate | test``: from a command line to a run, or to a run as a checkpoint has left it.
+"""``cfl fit | validate | test``: runs a command line, or restores a run from its checkpoint.
 
-Other commands are dispatched in :mod:`cfl.__main__`, which imports this module only where there is something to train
-or to restore.
+Other commands are dispatched in :mod:`cfl.__main__`, which imports this module only to train or to restore a run.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ class _Restoring(FederatedCLI):
 
 
 ALONE = ("accelerator=cpu", "devices=1", "num_nodes=1", "strategy=auto", "logger=false")
-"""The trainer's settings where nothing is run, whatever the run itself had."""
+"""Trainer settings with which a run is restored, whatever the run itself had."""
 
 
 def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
-    """A run as a checkpoint has left it, on the CPU, without evaluating anything.
+    """Restore a run from its checkpoint, on the CPU, without evaluating anything.
 
-    Data are read only if a method needs them to be set up.
+    Data are read only if the setup of a method needs them.
 
     Args:
         arguments: options as for ``cfl validate``, with ``--ckpt_path``.
@@ -59,17 +58,17 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
         The client module with its federation, the run's configuration as YAML, and the checkpoint's file.
 
     Raises:
-        ConfigError: for whatever ``cfl validate`` refuses.
+        ConfigError: ``cfl validate`` would refuse the options.
         NotUnderstood: the command line cannot be parsed.
     """
     line = read_command_line(["validate", *arguments])
     alone = [f"--trainer.{setting}" for setting in ALONE]
     built = build(_Restoring, line._replace(arguments=[*line.arguments, *alone]))
     client: Client = built.model
-    # As the Trainer does it: what belongs to the experiment is set up, then filled.
+    # In the Trainer's order: the federation is built first, then the checkpoint is loaded into it.
     built.trainer.datamodule = built.datamodule  # type: ignore[attr-defined]
     built_federation(built.trainer, client, "validate")
-    path = Path(built.config_init[built.subcommand]["ckpt_path"])  # found, where ``last`` was asked for
+    path = Path(built.config_init[built.subcommand]["ckpt_path"])  # the file, even if ``last`` was given
     checkpoint = read_checkpoint(path)
     client.on_load_checkpoint(checkpoint)
     client.load_state_dict(checkpoint["state_dict"])
@@ -82,14 +81,14 @@ def trained(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> tup
 
     Args:
         arguments: the command line without the program's name.
-        callbacks: of the Trainer, besides those of the configuration.
+        callbacks: callbacks of the Trainer, besides those of the configuration.
 
     Returns:
         The run folder, and :func:`cfl.cli.import_policy.classes_beyond` of the run's configuration.
 
     Raises:
-        Exception: what stopped the run, as an error for users where it is one.
-        SystemExit: a signal did, with its exit status.
+        Exception: the error that stopped the run. If a cause of it is meant for users, that is raised instead.
+        SystemExit: a signal stopped the run. The status is the signal's exit status.
     """
     try:
         built = build(FederatedCLI, read_command_line(arguments), callbacks)
@@ -107,17 +106,19 @@ def trained(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> tup
 def build(
     kind: type[FederatedCLI], line: CommandLine, callbacks: Sequence[Callback] = (), announced: str = ""
 ) -> FederatedCLI:
-    """Parse a command line, build what it names and may name, and run the subcommand.
+    """Parse a command line, build the classes that it names, and run the subcommand.
+
+    Classes that a configuration may not name are refused (:mod:`cfl.cli.import_policy`).
 
     Args:
-        kind: what parses and runs it.
+        kind: the class that parses and runs the command line.
         line: the command line.
-        callbacks: of the Trainer, besides those of the configuration.
-        announced: the header's first line where it has been printed.
+        callbacks: callbacks of the Trainer, besides those of the configuration.
+        announced: the header's first line if it has been printed.
     """
     silence_libraries()
     remember({})  # an earlier run of this process may have had other files under the same names
-    # A parser takes a fifth of a second to build: where the command is known, it is the only one that gets one.
+    # If the command is known, only its parser is built, because each takes a fifth of a second.
     known = [name for name in line.arguments[:1] if name in TRAINING] or [*TRAINING]
     commands = {name: skipped for name, skipped in kind.subcommands().items() if name in known}
     kind = type(kind.__name__, (kind,), {"subcommands": staticmethod(lambda: commands), "announced": announced})

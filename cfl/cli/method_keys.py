@@ -1,4 +1,4 @@
-"""Errors about methods' options under the names that the user has given the methods."""
+"""Lets errors about methods' options name methods as the user has named them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from cfl.runtime.errors import ConfigError
 
 
 def typed_key(key: str, methods: Mapping[str, str]) -> str:
-    """A key as it stands in the configuration.
+    """The key of an error as it is in the configuration.
 
-    A method that is being built does not know its name: it calls itself by its class, ``methods.fed_agem.samples``.
+    A method that is being built does not know its name. Its errors name its class instead, as in
+    ``methods.fed_agem.samples``.
 
     Args:
-        key: of an error.
+        key: the key in an error.
         methods: name -> class of the configured methods, with or without its module.
     """
     section, _, rest = key.partition(".")

@@ -1,4 +1,4 @@
-"""Refuses options of a clients' optimizer with which nothing would be learned, most of which torch accepts."""
+"""Refuses options of the clients' optimizer with which nothing would be learned. Torch accepts most of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _INTERVALS = {
     "rho": "[0, 1)",
     "eps": "(0, 1]",
 }
-"""Option -> where its numbers are."""
+"""Option -> the interval that its numbers must be in."""
 _ANY = "[0, 1e10]"
-"""Where the numbers of any other option are; the largest that torch has by itself is 10^6."""
+"""The interval of the numbers of any other option. The largest default in torch is 10^6."""
 _OFF = {
     "maximize": "clients minimise their loss",
     "differentiable": "nothing is derived from a step",
@@ -32,10 +32,10 @@ def check_optimizer_options(options: Mapping[str, Any]) -> None:
     """Refuse a learning rate of 0, infinity, a weight decay that leaves nothing of a weight, and the like.
 
     Args:
-        options: by their names.
+        options: name -> value.
 
     Raises:
-        ConfigError: for the first option that is refused.
+        ConfigError: an option is refused. The error names the first one.
     """
     for name, value in options.items():
         if name in _OFF and value:

@@ -1,4 +1,4 @@
-"""Classes that are not the package's: options that the parser does not check, and errors while they are made."""
+"""Checks options of users' own classes that the parser does not check, and reports errors while they are built."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cfl.runtime.errors import ConfigError
 
 
 def check_untyped(config: Mapping[str, Any]) -> None:
-    """Refuse options without a type and a default that nobody has given a value: the parser would make them null.
+    """Refuse options that have neither a type nor a default nor a given value. The parser would set them to null.
 
     Args:
-        config: plain values, whose classes have been imported.
+        config: a configuration's plain values, whose classes have been imported.
 
     Raises:
-        ConfigError: with the key of the class.
+        ConfigError: a class has such an option. The error names the key of the class.
     """
     for key, entry in class_entries(config):
         path, options = entry["class_path"], entry.get("init_args") or {}
@@ -36,13 +36,13 @@ def check_untyped(config: Mapping[str, Any]) -> None:
 
 @contextmanager
 def naming_what_cannot_be_made(config: Mapping[str, Any]) -> Iterator[None]:
-    """Within the context, an error of a class's own code names its key; the parser would tell it within its own words.
+    """Within the context, an error in a class's own code is reported with the class's key.
 
     Args:
-        config: plain values, whose classes have been imported.
+        config: a configuration's plain values, whose classes have been imported.
 
     Raises:
-        ConfigError: with the key of a class of the file in which the error was raised.
+        ConfigError: building a class failed. The error names the key of a class in the file that raised it.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The parser behind the command line: no abbreviations, and one line for whatever it does not accept."""
+"""The parser of the command line. It accepts no abbreviations, and reports a refused option in one line."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ set_loader(_MODE, parse_yaml, exceptions=(BadYAML,))
 _in_files: list[Given] = []
 """What the configuration files of the command line that is being parsed say."""
 _in_words: list[Given] = []
-"""What the words of that command line say."""
+"""Options given by the words of that command line."""
 _refused: list[Refusal] = []
-"""What the parsers of classes have refused of it; another class may have been found to do."""
+"""Options of it that parsers of single classes have refused. Another class may have accepted them since."""
 
 
 class _ConfigFile(ActionConfigFile):
-    """A configuration file whose methods and loggers join those of the files before, which they would replace else."""
+    """Reads a configuration file. Its methods and loggers are joined with those of earlier files."""
 
     @staticmethod
     def apply_config(parser: Any, cfg: Any, dest: str, value: Any) -> None:
-        """As the base class; ``methods: {}`` or ``trainer.logger: false`` in a file drop what was there before."""
+        """Apply a file's options. ``methods: {}`` or ``trainer.logger: false`` in it drop those of earlier files."""
         before, loggers = cfg.get("methods"), named_classes(cfg.get("trainer.logger"))
         if not is_written_out(value):
             value = str(find_config(dest, value))
@@ -71,7 +71,7 @@ class _ConfigFile(ActionConfigFile):
 
 
 def _content(key: str, value: str) -> Mapping[str, Any]:
-    """What a file holds; refuses one that is no YAML by name: the parser tells neither file nor place."""
+    """The content of a file. Errors name the file and the place in it, which the parser's own do not."""
     try:
         content = parse_yaml(value) if is_written_out(value) else read_yaml(Path(value))
     except OSError as error:
@@ -86,9 +86,12 @@ def _content(key: str, value: str) -> Mapping[str, Any]:
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser, with option names in full only and errors in one line.
+    """Lightning's parser, which accepts option names only in full and reports errors in one line.
 
-    jsonargparse makes further ones for the options of single classes, which would have the name of a Python file.
+    jsonargparse builds further parsers of this class for the options of single classes.
+
+    Attributes:
+        owner: name of the single class whose options it parses; empty for a command's parser.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -96,23 +99,23 @@ class Parser(LightningArgumentParser):
         self.owner = ""
 
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the base class, remembering whose options they are."""
+        """Add a class's options as the base class does, and note the class in a parser for single classes."""
         if not self.exit_on_error:
             self.owner = theclass.__name__
         return super().add_class_arguments(theclass, *args, **kwargs)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class; configuration files are those whose methods join."""
+        """Add an option as the base class does, but read configuration files by :class:`_ConfigFile`."""
         if kwargs.get("action") is ActionConfigFile:
             kwargs["action"] = _ConfigFile
         return super().add_argument(*args, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class, remembering nothing of an earlier command line.
+        """Parse a command line as the base class does, and check the values that it gives.
 
-        Classes that have moved go by their former paths, too.
+        Former paths of classes that have moved are accepted. Notes about an earlier command line are deleted.
         """
-        if not self.exit_on_error:  # for the options of one class, from words of the command line
+        if not self.exit_on_error:  # a parser for the options of one class
             return super().parse_args(*args, **kwargs)
         for noted in (_in_files, _in_words, _refused):
             noted.clear()
@@ -126,21 +129,23 @@ class Parser(LightningArgumentParser):
         config = found.get(found.get("subcommand"), found)
         require_classes(config, copies=FOLLOWING)
         check_leaves(config, options_given(), copies=FOLLOWING)
-        # The files that come along are made to be laid over each other.
+        # Installed configurations are meant to be combined, so there is no warning about their options.
         of_user = {one.key: one for one in _in_files if not is_installed(str(one.file))}
-        for warning in dropped(config, list(of_user.values())) if config is found else ():  # once: this is a command's
+        for warning in dropped(config, list(of_user.values())) if config is found else ():  # only a command's parser
             _log.warning("%s", printable(warning))
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class, for a file's content; classes and options go by their former names, too."""
+        """Parse a file's content as the base class does. Former names of classes and options are accepted."""
         content = args[0] if args else kwargs.pop("content")
         import_named_in(content)
         args = (_with_renamed_options(with_moved_classes(content)), *args[1:])
         return super().parse_string(*args, **kwargs)
 
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
-        """As the base class, without null where an option has another default and its type does not allow it."""
+        """Validate as the base class does, and refuse null if an option's type does not allow it.
+
+        Options whose default is null may be null."""
         super().validate(namespace, *args, **kwargs)
         for action in self._actions:
             kind = getattr(action, "_typehint", None)
@@ -148,11 +153,13 @@ class Parser(LightningArgumentParser):
                 continue
             if action.dest in namespace and namespace[action.dest] is None:
                 error: Any = TypeError(f'Parser key "{action.dest}": null is no value of it')
-                error.subcommand_parser = self  # as jsonargparse says whose option it is
+                error.subcommand_parser = self  # the attribute by which jsonargparse names an option's parser
                 raise error
 
     def dump(self, cfg: Any, *args: Any, **kwargs: Any) -> str:
-        """As the base class, with the clients per round that a run would have, also for ``--print_config``."""
+        """Write a configuration as the base class does, with the number of clients per round that a run would use.
+
+        This is also the output of ``--print_config``."""
         if "schedule" in cfg and "data" in cfg:
             cfg = cfg.clone()
             schedule, clients = cfg.schedule, cfg.data.num_clients
@@ -161,7 +168,7 @@ class Parser(LightningArgumentParser):
         return text
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """As the base class, without the roles that docstrings mark names with."""
+        """Format the help as the base class does, without the roles of names in docstrings."""
         for action in self._actions:
             action.help = _without_roles(action.help)
         for group in self._action_groups:
@@ -170,10 +177,16 @@ class Parser(LightningArgumentParser):
         return text.replace("usage: cfl [options] ", "usage: cfl ", 1)  # options stand behind a command's name
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise what is wrong in one sentence; with JSONARGPARSE_DEBUG=true, with the whole trace."""
+        """Raise an error of one sentence; with JSONARGPARSE_DEBUG=true, the original error.
+
+        Raises:
+            NotUnderstood: the command line is refused.
+            Refusal: a parser for the options of one class refuses one of them.
+            argparse.ArgumentError: such a parser fails, but not because of an option.
+        """
         parser = getattr(ex, "subcommand_parser", None) or self
         refused = refusal(parser, message, ex, _refused)
-        if not self.exit_on_error:  # the options of one class: the parser around it knows under which key they stand
+        if not self.exit_on_error:  # for the options of one class, whose key only the outer parser knows
             if refused is None:
                 raise argparse.ArgumentError(None, message) from ex
             _refused.append(refused)
@@ -187,7 +200,7 @@ class Parser(LightningArgumentParser):
 
 
 def _with_renamed_options(text: str) -> str:
-    """A configuration's text with the names that options have now; unchanged if it has no former one."""
+    """A configuration's text with present names of options in place of former ones; unchanged if it has none."""
     if not any(name in text for name in RENAMED):
         return text
     content = parse_yaml(text)
@@ -196,12 +209,12 @@ def _with_renamed_options(text: str) -> str:
 
 
 def options_given() -> list[Given]:
-    """What the command line that was parsed last, and its files, have said."""
+    """The options that the last parsed command line and its files have given."""
     return [*_in_files, *_in_words]
 
 
 def place_of(error: BaseException) -> str:
-    """`` (in FILE)`` where the refused value stands in a configuration file, written for another class maybe."""
+    """`` (in FILE)`` if the refused value is from a configuration file, which may be meant for another class."""
     if not isinstance(error, ConfigError):
         return ""
     defaults = in_content(read_yaml(DEFAULT_CONFIG), str(DEFAULT_CONFIG))
@@ -210,5 +223,5 @@ def place_of(error: BaseException) -> str:
 
 
 def _without_roles(text: str | None) -> str | None:
-    """Docstring markup as words: a path after a tilde is shown by its last part."""
+    """Replace roles of docstrings by the names in them. Of a path after a tilde only the last part remains."""
     return text and _ROLE.sub(lambda found: found[2].rpartition(".")[2] if found[1] else found[2], text)

@@ -1,4 +1,4 @@
-"""Where loggers and profilers write."""
+"""Sets the folders to which loggers and profilers write."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def classes_in(settings: Any) -> list[Any]:
-    """The entries with a class of an option that has one, several in a list, or none."""
+    """The entries of an option that name a class. The option may have one entry, a list of them, or none."""
     return [one for one in (settings if isinstance(settings, list) else [settings]) if hasattr(one, "class_path")]
 
 
 def put_into(folder: str, settings: Any) -> None:
-    """Make the places of a Trainer's loggers and profiler those below the run folder, unless they are absolute.
+    """Move the folders of a Trainer's loggers and profiler below the run folder, unless their paths are absolute.
 
     Args:
         folder: the run folder.
-        settings: the section ``trainer`` of a configuration, which is changed.
+        settings: the section ``trainer`` of a configuration. It is changed in place.
     """
     for key, option in (("logger", "save_dir"), ("profiler", "dirpath")):
         for one in classes_in(settings.get(key)):

@@ -1,6 +1,6 @@
-"""Classes of other installed packages that go by their short names, as the project's own do.
+"""Finds classes of other installed packages that configurations name by their short names, like the project's own.
 
-A package offers them as entry points, each with the name of its class::
+A package offers such classes as entry points, each with the name of its class::
 
     [project.entry-points."cfl.methods"]
     MAS = "my_package.mas:MAS"
@@ -41,10 +41,10 @@ def _in_group(group: str) -> Mapping[str, EntryPoint]:
 
 
 def import_named_in(text: str) -> None:
-    """Import the offered classes whose short names stand in a text, so that the parser knows them.
+    """Import the offered classes whose short names are in a text, so that the parser knows them.
 
     Args:
-        text: a configuration, or a word of a command line.
+        text: a configuration, or the words of a command line.
 
     Raises:
         ConfigError: a class cannot be imported, or is not of its group's kind.
@@ -58,7 +58,7 @@ def import_named_in(text: str) -> None:
 def _import(entry: EntryPoint, kind: type, group: str) -> None:
     try:
         check_import_path(f"{entry.module}.{entry.attr}")
-    except ValueError:  # it stays unknown where a run from elsewhere may not name it
+    except ValueError:  # the configuration may not name it, so it stays unknown
         return
     valid = f"a subclass of {kind.__name__} with that name, as an installed package says in its entry points"
     try:

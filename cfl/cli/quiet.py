@@ -1,4 +1,4 @@
-"""What libraries say of things that are meant to be so."""
+"""Silences warnings of libraries about intended behaviour."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 
 def silence_libraries() -> None:
-    """Leave out what Lightning says of things that are meant to be so, from now on in this process."""
+    """Silence Lightning's warnings and messages about intended behaviour, from now on in this process."""
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always

@@ -1,4 +1,4 @@
-"""What of a chain of errors is said to the user."""
+"""Finds the error in a chain of causes that is shown to the user."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def reason_for_user(error: BaseException | None) -> BaseException | None:
 
 
 def told(error: Exception) -> BaseException:
-    """What a command says in the place of an error's trace.
+    """The error whose message a command prints instead of a trace.
 
     Raises:
-        Exception: the error, if it is not meant for the user; with JSONARGPARSE_DEBUG in any case.
+        Exception: the given error, if it has no cause that is meant for the user; with JSONARGPARSE_DEBUG in any case.
     """
     reason = reason_for_user(error) or (error if isinstance(error, OSError) else None)
     if reason is None or debugging():
@@ -38,9 +38,9 @@ def told(error: Exception) -> BaseException:
 
 
 def disk_error(error: BaseException | None) -> OSError | None:
-    """The error in a chain of causes that a disk made, also one that a library has met, or None.
+    """The error of a disk in a chain of causes, also one that a library has raised, or None.
 
-    An error whose message is meant for the user comes before its causes.
+    None is also returned if an error that is meant for the user comes before it in the chain.
     """
     for one in causes(error):
         if isinstance(one, NotWritten) or is_of_disk(one):

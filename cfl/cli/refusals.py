@@ -1,7 +1,7 @@
-"""One sentence about an option that the parser does not accept: its key, its value, and what would be valid.
+"""Describes a refused option in one sentence: its key, its value, and what would be valid.
 
-jsonargparse makes a parser for the options of every class, and hands an error on as text. Each parser of ours raises a
-:class:`Refusal` instead, which the parser around it finds in that text, and puts its own key before.
+jsonargparse builds a parser for the options of every class, and passes errors on as text. Our parsers of classes raise
+a :class:`Refusal`. The outer parser recognises it in the text, and puts its own key in front.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folde
 _LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger", "LitLogger"}))  # the latter's options need its package
 _BY_HAND = {
     "methods": NAMED_METHODS,
-    "seed_everything": "an integer from 0 to 4294967295",  # Lightning's type allows true, for a seed that nobody knows
+    "seed_everything": "an integer from 0 to 4294967295",  # Lightning also accepts true, for an unknown seed
     "trainer.logger": f"false, or a logger's class, one of {_LOGGERS}, e.g. {_LOGGER}",
 }
 _WITH_ALLOW = (
@@ -48,18 +48,18 @@ _WITH_ALLOW = (
 )
 _OF_A_RUN = "a class that builds a part of a run"
 NO_CLASS = "options without a class"
-"""What stands for the value of a method whose class nobody has named."""
+"""Shown as the value of a method without a class."""
 
 
 class Refusal(argparse.ArgumentError):
     """An option that a parser does not accept.
 
     Attributes:
-        key: dotted, from the parser's options on.
+        key: dotted key, relative to the parser's options.
         owner: short name of the class whose options the parser has.
-        what: ``unknown``, ``missing``, or ``wrong`` where the value is.
-        valid: what would be valid, or what is missing.
-        text: the message of the parser that was the first to refuse it.
+        what: ``unknown`` or ``missing``, or ``wrong`` if the value is wrong.
+        valid: description of valid values, or of what is missing.
+        text: the message of the innermost parser that refused the option.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Refusal(argparse.ArgumentError):
 
 
 def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequence[Refusal]) -> Refusal | None:
-    """What a parser's error is about; None if it is about no option.
+    """The option that a parser's error is about; None if it is not about an option.
 
     Args:
-        parser: the one whose error it is.
-        text: its message.
-        ex: its cause.
-        inner: what parsers of classes have refused before, the last one last.
+        parser: the parser that raised the error.
+        text: the error's message.
+        ex: the error's cause.
+        inner: earlier refusals of parsers of classes, the latest one last.
     """
     owner = getattr(parser, "owner", "")
     if under := _KEY.match(text):
@@ -93,11 +93,11 @@ def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequ
 
 
 def sentence(refused: Refusal, given: Sequence[Given]) -> str:
-    """What is told to the user.
+    """The sentence about a refused option that the user reads.
 
     Args:
-        refused: what the outermost parser refuses.
-        given: all that was said to it.
+        refused: the refusal of the outermost parser.
+        given: all options that were given to this parser.
     """
     key, what, valid = FOLLOWING.get(refused.key, refused.key), refused.what, refused.valid
     if key.startswith("methods"):
@@ -114,7 +114,7 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
 
 
 def _with_name(refused: Refusal, given: Sequence[Given]) -> str:
-    """A key below ``methods`` with the method's name, which the parser does not tell, where what was given does."""
+    """A key below ``methods`` with the method's name. It is found in the given options; the parser does not tell it."""
     option = refused.key.removeprefix("methods").removeprefix(".")
     said = {one.key.removeprefix("methods."): str(one.value) for one in given if one.key.startswith("methods.")}
     classes = {name: of.rpartition(".")[2] for name, of in said.items() if "." not in name}
@@ -159,7 +159,7 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
 
 
 def without_type(kind: str, option: str) -> str:
-    """What would be valid in place of a class of one's own that has an option without a type and a default."""
+    """Describe what is valid instead of a user's class that has an option without a type and a default."""
     return f"a class whose options have types, as in {option}: float; {option} of {kind} has neither type nor default"
 
 
@@ -187,7 +187,7 @@ def _in_words(kind: Any) -> Iterator[str]:
         yield ("a mapping" if issubclass(origin, Mapping) else "a list") + f" (each {' or '.join(each)})" * bool(each)
     elif origin is Optimizer:
         yield f"one of {', '.join(sorted(ELEMENTWISE_OPTIMIZERS))}"
-    elif inspect.isclass(origin) and origin is not Tensor:  # whose place nobody's text can take
+    elif inspect.isclass(origin) and origin is not Tensor:  # a tensor cannot be written as text
         names = (
             sorted(_class_names(origin).union(offered(origin))) if origin.__module__.startswith(f"{PACKAGE}.") else []
         )
@@ -195,14 +195,14 @@ def _in_words(kind: Any) -> Iterator[str]:
 
 
 def _class_names(kind: type) -> set[str]:
-    """Short names of the classes of that kind, but for abstract, private and local ones, which nobody can name."""
+    """Short names of all subclasses of a class, except abstract, private and local ones, which cannot be named."""
     children: list[type] = kind.__subclasses__()
     named = {one.__name__ for one in children if not inspect.isabstract(one) and one.__qualname__ == one.__name__}
     return {name for name in named if not name.startswith("_")}.union(*map(_class_names, children))
 
 
 def _like(name: str, options: Sequence[str]) -> list[str]:
-    """The options that begin with a name or look like it, else those of the same group, else the groups."""
+    """The options that begin with a name; if there are none, similar ones, those of its group, or all groups."""
     group = name.rpartition(".")[0]
     following = {**FOLLOWING, **BUILT_FROM}
     options = [option for option in options if option not in following and not option.endswith("help")]

@@ -20,14 +20,14 @@ from cfl.runtime.run_files import CHECKPOINT
 
 @dataclass(frozen=True)
 class Settled:
-    """A configuration with nothing left open.
+    """A completed configuration.
 
     Attributes:
-        config: of the subcommand, another object than the parsed one.
+        config: configuration of the subcommand, a changed copy of the parsed one.
         experiment: see :func:`cfl.reporting.experiment.experiment_of`.
-        config_hash: of the experiment.
-        config_yaml: as it is kept in the run folder.
-        wandb_id: of the run at wandb, None without a logger for it or where the user named one.
+        config_hash: hash of the experiment.
+        config_yaml: the configuration as it is kept in the run folder.
+        wandb_id: id of the run at wandb; None without a logger for wandb, or if the user has set the id.
         methods: name -> class path.
     """
 
@@ -40,15 +40,16 @@ class Settled:
 
 
 def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled:
-    """Name the run, and send loggers and profilers into the run folder; scoring has no loggers.
+    """Set the run's name and folder, and the folders of loggers and profilers. Without training there are no loggers.
 
     Args:
-        parsed: a subcommand's configuration, not changed.
-        plain: the same as plain dictionaries, lists and values.
-        trains: whether it is a fit.
+        parsed: a subcommand's configuration. It is not changed.
+        plain: the same configuration as plain dictionaries, lists and values.
+        trains: whether the subcommand is ``fit``.
 
     Raises:
-        ConfigError: a method's name cannot be that of its table in the run folder, or all of them are no folder's name.
+        ConfigError: a method's name cannot be that of a table in the run folder, or all names together are too long for
+            a folder's name.
     """
     config = parsed.clone()
     experiment = experiment_of(plain)
@@ -79,9 +80,9 @@ def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled
 
 
 def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
-    """The configuration as it is kept with the run: one that starts it anew, and never on top of another.
+    """The configuration as it is kept in the run folder. It starts the same run again, and never overwrites another.
 
-    It does not mention ``ckpt_path``: a null in it would win over an option in front of ``--config``.
+    It has no ``ckpt_path``, because null in a file would override an option in front of ``--config``.
 
     Args:
         config: a subcommand's configuration as plain dictionaries, lists and values.
@@ -94,7 +95,9 @@ def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
 
 
 def _wandb_id(checkpoint: str | None, folder: str) -> str:
-    """A run that goes on, wherever it does, is the same at wandb; by another id it would count as a second seed."""
+    """The id of the checkpoint's run at wandb, or a new one.
+
+    A resumed run keeps its id, also in another folder. With another id it would count as a second seed."""
     path = Path(folder) / CHECKPOINT if checkpoint == "last" else checkpoint and Path(checkpoint)
     known = wandb_id_in(path.parent) if path and path.is_file() else None
     return known or uuid4().hex[:8]

@@ -1,4 +1,4 @@
-"""Says which of Lightning's classes could not be built, and why: loggers, callbacks and others of the Trainer."""
+"""Reports which class of Lightning could not be built for the Trainer, such as a logger or callback, and why."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
 
 _OTHERS = ("lightning", "pytorch_lightning", "torch")
-"""Packages whose classes' errors are about options; the author of any other class wants to see the trace."""
+"""Packages whose classes fail because of options. For other classes the trace is shown, because it helps the author."""
 _OWN = str(Path(cfl.__file__).parent)
 _NO_REASON = "- |Expected a |Not a valid |Does not |Problem with |Subtypes: |Errors:"
 _REASON = re.compile(rf"^\s*(?:- )?(?!{_NO_REASON})(\S.*)$", re.M)
-"""A line of the parser's message about the types that an option may have, which says why one was refused."""
+"""A line that gives the reason, in the parser's message about the types that an option may have."""
 
 
 @contextmanager
 def naming_what_fails(trainer: Any) -> Iterator[None]:
-    """Within the context, a class of Lightning's that cannot be built is refused by name.
+    """Within the context, an error names the class of Lightning or torch that cannot be built.
 
     Args:
-        trainer: the section of that name, parsed.
+        trainer: the parsed section ``trainer``, or a part of it.
 
     Raises:
-        ConfigError: with the reason; for a logger whose package is missing, with how to install it.
+        ConfigError: a class cannot be built. The error has the reason; if a logger's package is missing, also the way
+            to install it.
     """
     try:
         yield
@@ -53,7 +54,7 @@ def _lacks(cause: BaseException) -> bool:
 
 
 def _classes(trainer: Any) -> Iterator[tuple[str, type]]:
-    """Keys and classes of other packages in the Trainer's section, the inner ones first."""
+    """Keys and classes of Lightning and torch in the Trainer's section, inner classes first."""
     for key, entry in reversed(list(class_entries(trainer, "trainer"))):
         found = named_class(entry["class_path"])
         if found is not None and found.__module__.partition(".")[0] in _OTHERS:
@@ -61,7 +62,7 @@ def _classes(trainer: Any) -> Iterator[tuple[str, type]]:
 
 
 def _reason(cause: BaseException, one: type) -> str | None:
-    """Why the class could not be built, if that is what an error is about."""
+    """The reason why a class could not be built, or None if the error is about something else."""
     text = str(cause)
     if "Does not validate against any of the Union" in text:
         errors = text.partition("Errors:\n")[2].partition("\nGiven value type:")[0]

@@ -1,6 +1,6 @@
-"""Settings of the Trainer that are refused before there is one.
+"""Refuses settings of the Trainer before it is built.
 
-Lightning would refuse these without their key, or make something else of them.
+Lightning would refuse them without naming their key, or silently change them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _LEFT_ALONE = {
     "enable_checkpointing": (True, "true; checkpoint.enabled=false writes no checkpoints"),
     "max_time": (None, "unset; a signal ends a run after a round: timeout -s TERM 8h cfl fit ..."),
 }
-"""Setting -> the value that it has, beside null, and what would be valid."""
+"""Setting -> the only value besides null that is accepted, and a description of valid values."""
 
 
 def check_profiler(profiler: Any) -> None:
-    """Refuse a profiler that would fail while it trains or when it is taken down; nothing has been built yet.
+    """Refuse a profiler that would fail during training or in its teardown.
 
     Args:
-        profiler: the option ``trainer.profiler``.
+        profiler: the parsed option ``trainer.profiler``, not built.
 
     Raises:
-        ConfigError: naming the option.
+        ConfigError: the profiler is refused.
     """
     kind = profiler if isinstance(profiler, str) else str(getattr(profiler, "class_path", "")).rpartition(".")[2]
     names_modules = kind == "pytorch" or (kind == "PyTorchProfiler" and profiler.init_args.record_module_names)
@@ -39,14 +39,14 @@ def check_profiler(profiler: Any) -> None:
 
 
 def check_settings(settings: Any, rounds: int) -> None:
-    """Refuse settings that cannot work, whatever is trained.
+    """Refuse settings that do not work for any experiment.
 
     Args:
         settings: the section ``trainer`` of a parsed configuration.
-        rounds: how many there are.
+        rounds: number of rounds.
 
     Raises:
-        ConfigError: naming the setting.
+        ConfigError: a setting is refused. The error names it.
     """
     for key, (usual, valid) in _LEFT_ALONE.items():
         if settings[key] not in (None, usual):

@@ -29,7 +29,7 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
     sums = {}
     for name, rows in payload.items():
         factor = moved(torch.tensor(weights, dtype=torch.float32), rows.device)
-        values = rows if rows.is_floating_point() else rows.double()  # float32 holds integers up to 2^24 alone
+        values = rows if rows.is_floating_point() else rows.double()  # float32 is exact for integers up to 2^24 only
         if 0.0 in weights:
             values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
         sums[name] = torch.tensordot(factor.to(values.dtype), values, dims=1)
@@ -45,25 +45,25 @@ class Channel:
 
     With several processes, each has a channel for the clients that it trains. The server then reads sums over the
     clients of all processes, and all processes must read in the same order. Byte counts and skipped clients are this
-    process's own until :meth:`synchronise`. The ledger is told of every sum that the server reads.
+    process's own until :meth:`synchronise`. The ledger records every sum that the server reads.
 
-    Clients that drop out of a round send no message in it. They are left out as those with NaN are, so that what they
-    keep is what they had before.
+    Clients that drop out of a round before their message send none in it. They are left out of the round like clients
+    with NaN, and keep their former state.
 
     Args:
         on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that message out of the
             sum, and with its model the client out of the round.
         individual_allowed: whether a method declared that the server must see single messages.
-        diverges_with: options whose smaller values usually keep clients from NaN and infinity.
-        integers: forms sums of integers, as under secure aggregation; None for sums of the numbers themselves.
-        lost: round -> the clients whose messages do not come in it; None if none drop out.
-        gone: round -> all that drop out in it, also after their message; ``lost`` if not given.
+        diverges_with: options to lower against NaN and infinity, for the error message.
+        integers: computes sums of integers, as under secure aggregation; None for sums of floats.
+        lost: round -> the clients that drop out before their message in that round; None if no client does.
+        gone: round -> all clients that drop out in that round, before or after their message; ``lost`` if not given.
 
     Attributes:
         skipped: (round, task, client) of each client that was left out of a round because its model was not finite.
         skipped_messages: (round, topic, client) of each other message that was left out because it was not finite.
         loses_messages: whether clients drop out before their message.
-        ledger: the sums that were read under noise, and what they tell about a client.
+        ledger: all sums that were read under noise, and their privacy loss.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class Channel:
         return sum(self.downlink_bytes.values())
 
     def enter_round(self, task: int, round: int) -> None:
-        """Set the task and the round that error messages name from now on."""
+        """Set the current task and round, for dropouts, records and error messages."""
         self._task, self._round = task, round
 
     def ask(self, clients: Sequence[int]) -> None:
-        """Say of which clients the server wants the messages that follow, the same in all processes."""
+        """Set the clients from which the server expects the next messages. All processes pass the same clients."""
         self._asked = tuple(clients)
 
     def downlink(
@@ -192,7 +192,7 @@ class Channel:
         weights: Sequence[float],
         clients: Sequence[int],
     ) -> set[int]:
-        """Add messages as integers; return whose were added."""
+        """Add messages as integers, and return the clients whose messages were added."""
         usable = self.usable(payload, clients, topic)
         rows = [row for row, (weight, good) in enumerate(zip(weights, usable, strict=True)) if weight and good]
         if not rows:
@@ -246,7 +246,7 @@ class Channel:
         return self.lost(self._round)
 
     def sum_of_nobody(self, topic: str) -> None:
-        """Tell the ledger that the server reads a sum to which it has asked no client to add."""
+        """Record in the ledger that the server reads a sum without any client's message."""
         self.ledger.read(self._round, self._task, topic, (), ())
 
     def mean(self, topic: str) -> dict[str, Tensor]:
@@ -257,7 +257,7 @@ class Channel:
     def uplink_individually(
         self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None = None
     ) -> None:
-        """As :meth:`uplink`, but the server receives every single message.
+        """Send the messages of k clients so that the server can read each one; otherwise like :meth:`uplink`.
 
         Raises:
             PermissionError: if no method declared that it needs this.
@@ -297,13 +297,13 @@ class Channel:
     def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int], topic: str = UPDATE) -> list[bool]:
         """Tell for each of k clients whether its tensors are finite, and record the others as skipped.
 
-        Clients whose messages do not come, because they drop out, are not usable either, and are not recorded.
+        The entry of a client that has dropped out is False as well, but such clients are not recorded.
 
         Args:
             payload: name -> ``[k, ...]``, row j of client ``clients[j]``; a message, or state that a client keeps.
             clients: the k ids.
-            topic: kind of tensors. For :data:`UPDATE`, a client's model, the client is left out of the round. For any
-                other topic only this message is left out.
+            topic: kind of tensors. With :data:`UPDATE`, a client's model, the whole client is recorded as skipped in
+                this round; with any other topic only this message is.
 
         Raises:
             BadUpdate: if a tensor is not finite and ``on_bad_update`` is ``stop``.
@@ -313,7 +313,7 @@ class Channel:
         floats = [v.reshape(len(v), -1) for v in payload.values() if v.is_floating_point() and v.numel()]
         if not floats:
             return there
-        # A sum is finite only if all its terms are. It may also overflow by itself, so each term is checked.
+        # A sum is finite only if all its terms are. Finite terms can overflow, so the terms are checked below.
         totals = torch.stack([values.sum(1, dtype=torch.float32) for values in floats]).sum(0)
         if bool(torch.isfinite(totals).all()):
             return there
@@ -333,7 +333,7 @@ class Channel:
 
     def _bad(self, client: int, topic: str) -> str:
         what, out = "trained to NaN or infinity", "the client"
-        if topic != UPDATE:  # between rounds clients may be at other tasks than the round's
+        if topic != UPDATE:  # no task is named: between rounds, clients may be at other tasks than the round's
             what, out = f"has NaN or infinity in its {topic!r}", "that"
         when = f"in round {self._round}" + (f" (task {self._task})" if topic == UPDATE else "")
         return (
@@ -366,8 +366,9 @@ class Channel:
             self.integers.figures.synchronise()
 
     def state_dict(self) -> dict[str, Any]:
-        """Byte counts, the records of skipped clients and messages, the ledger and the figures of sums of integers,
-        between rounds, when all sums are empty."""
+        """Byte counts, skipped clients and messages, the ledger and the figures of sums of integers.
+
+        It is called between rounds, when all sums are empty."""
         figures = {} if self.integers is None else {"integer_sums": self.integers.figures.state_dict()}
         return {**self._counts(), "ledger": self.ledger.state_dict(), **figures}
 

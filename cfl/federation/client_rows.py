@@ -80,7 +80,7 @@ class ClientRows:
         return {dtype: store.read(rows) for dtype, store in self._stores.items()}
 
     def read(self, rows: np.ndarray) -> dict[str, Tensor]:
-        """As :meth:`read_rows`, as tensors ``[k, ...]`` by name."""
+        """The same rows as :meth:`read_rows`, as tensors ``[k, ...]`` by name."""
         return self.layout.unpack(self.read_rows(rows))
 
     def move_to_disk(self, folder: Path | None) -> None:

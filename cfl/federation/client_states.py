@@ -18,9 +18,9 @@ from cfl.runtime import distributed
 class ClientStates:
     """Named tensors of each client, grouped by topic.
 
-    A topic, such as ``model``, has tensors of the same names and shapes for every client. A client that has stored none
-    gets the default. Each client has one row. Rows stay in memory as long as all topics together are below a limit; a
-    topic that would exceed it moves to a file. Values do not depend on where they are stored.
+    A topic, such as ``model``, has tensors of the same names and shapes for every client. For a client that has stored
+    none, a default is returned. Each client has one row per topic. Rows stay in memory until all topics together would
+    exceed a limit; the topic that would exceed it moves to a file. Values do not depend on where they are stored.
 
     Args:
         memory_limit: bytes that may be held in memory; None for any number.
@@ -155,7 +155,7 @@ class ClientStates:
         return {topic: held.state_dict() for topic, held in self._topics.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a copy of :meth:`state_dict`, in a file if it exceeds the limit."""
+        """Restore a copy of :meth:`state_dict`; topics that exceed the memory limit go to files."""
         self._topics, self._changed = {}, {}
         for topic, held in state.items():
             layout = RowLayout.from_plain(held["fields"])

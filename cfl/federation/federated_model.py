@@ -35,7 +35,8 @@ class FederatedModel:
         shared_parameters: names of the parameters that clients and server exchange.
         shared_buffers: names of the buffers that clients and server exchange.
         training_norms: names of the BatchNorm layers that were in training mode when the run began.
-        initial: name -> what clients have of :attr:`personal` at first; see :meth:`keep_initial`.
+        initial: name -> first value of each tensor in :attr:`personal`, the same for all clients; see
+            :meth:`keep_initial`.
 
     Raises:
         ConfigError: a buffer holds NaN or infinity.
@@ -63,7 +64,7 @@ class FederatedModel:
         self.training_norms = tuple(name for name, layer in norms if layer.training)
 
     def keep_initial(self) -> None:
-        """Keep what the network holds now as what clients have at first; called when methods have been set up."""
+        """Copy the network's personal tensors as every client's first values. Called after methods' setup."""
         self.initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
 
     @property
@@ -81,15 +82,17 @@ class FederatedModel:
         return {name: tensors[name] for name in (*self.shared_parameters, *self.shared_buffers)}
 
     def trained_tensors(self, cohort: Cohort, positions: Sequence[int]) -> dict[str, Tensor]:
-        """The trained tensors that these clients of a cohort send or keep, name -> ``[k, ...]``. If any tensor of a
-        client is not finite, the client is left out of the round (:meth:`cfl.federation.channel.Channel.usable`)."""
+        """The trained tensors that these clients of a cohort send or keep, name -> ``[k, ...]``.
+
+        If any tensor of a client is not finite, :meth:`cfl.federation.channel.Channel.usable` leaves the client out of
+        the round."""
         names = (*self.shared_parameters, *self.shared_buffers, *self.personal)
         tensors = {**cohort.parameters, **cohort.buffers}
         return cohort.rows(positions, {name: tensors[name] for name in names})
 
     def personal_state(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
-        """Parameters and buffers that these clients never send, name -> ``[k, ...]``; at first the initial values."""
-        tensors = self.state_tensors()  # on the network's device, which may have changed since the initial values
+        """Personal parameters and buffers of these clients, name -> ``[k, ...]``; by default :attr:`initial`."""
+        tensors = self.state_tensors()  # the network may have moved to another device since keep_initial
         initial = {name: value.to(tensors[name].device) for name, value in self.initial.items()}
         return self.clients.gather(MODEL_TOPIC, clients, initial)
 

@@ -30,7 +30,7 @@ from cfl.runtime.errors import ConfigError
 FORMAT = 2
 """Format of a federation in checkpoints; increased whenever older files can no longer be read."""
 OF_ALL = frozenset({MODEL_TOPIC, BUFFER_TOPIC, UPDATE})
-"""Topics of messages and of clients' states that do not belong to a method; methods use their names as topics."""
+"""Topics that do not belong to a method. Methods use their own names as topics, so these names are taken."""
 
 
 class Federation:
@@ -43,7 +43,8 @@ class Federation:
         server: updates the network's parameters.
         channel: carries the messages between clients and server.
         buffer: settings of the clients' replay buffers; the defaults if not given.
-        optimizer: an optimizer like those of the clients, to read its options from; None if nothing is trained.
+        optimizer: an optimizer with the options of the clients' optimizers, to read them from; None if nothing is
+            trained.
 
     Attributes:
         round: the next round to run, from 0.
@@ -55,10 +56,11 @@ class Federation:
         stopped: whether the run ended before its last round, because it reached its targets or its privacy budget.
         measure: what is measured after each task; it follows from the scenario.
         measured: the matrix of this measure under the run's scenario; one matrix per client if models are personal.
-        known: the same with the task of each test sample known, if the measure has it in such a run; else None.
-        optimizer: an optimizer like those of the clients, to read its options from; None if nothing is trained.
-        repeated_tests: what methods keep of test batches from one evaluation to the next.
-        engine: for the summary: the engine that computes local steps and the trial's measurements; None before it.
+        known: the matrix of this measure with the task of each test sample known; None if the run has no such matrix.
+        optimizer: an optimizer with the options of the clients' optimizers; None if nothing is trained.
+        repeated_tests: tensors of test batches that methods keep from one evaluation to the next.
+        engine: the engine that computes local steps and the trial's measurements, for the summary; None before an
+            engine is chosen.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Federation:
 
     @property
     def accuracy(self) -> AccuracyMatrix:
-        """:attr:`measured` of a run that classifies."""
+        """:attr:`measured`, the accuracy matrix of a run that classifies; other runs raise RuntimeError."""
         if not isinstance(self.measured, AccuracyMatrix):
             raise RuntimeError(f"a run that measures {self.measure.words} has no accuracies")
         return self.measured
@@ -134,17 +136,17 @@ class Federation:
         return held
 
     def sample(self, plan: RoundPlan) -> Sample:
-        """A round's clients, and how they were chosen."""
-        if self.schedule.client_clocks or plan.task not in self._pools:  # with own clocks clients leave within a task
+        """A round's clients, the clients that they were sampled from, and the sampling rate."""
+        if self.schedule.client_clocks or plan.task not in self._pools:  # clients with own clocks leave within a task
             self._pools[plan.task] = tuple(self.schedule.present(plan.round).tolist())
         return Sample(plan.clients, self._pools[plan.task], self.schedule.sampling_rate(plan.round))
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
-        """The clients among these that this process computes, in an extra round.
+        """The clients of an extra round that this process computes.
 
         Args:
-            task: the task whose data they use.
-            clients: the same in all processes; the channel expects the messages that follow from them.
+            task: the task whose data the clients use.
+            clients: all clients of the extra round, the same in all processes. The channel expects messages from them.
         """
         self.channel.ask(clients)
         return self.data.own_clients(unwrap_task(task), clients)
@@ -169,16 +171,16 @@ class Federation:
         return kept_samples(self.data) > 0 or self.methods.computes_locally
 
     def model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
-        """The model that a client uses for test images of its ``task``-th task, or of an unknown task if None.
+        """The model that a client uses for test samples of its ``task``-th task, or of an unknown task if None.
 
-        Features are in the server's order."""
+        The model's features are in the server's order."""
         own = {name: values[0] for name, values in self.model.personal_state((client,)).items()}
         return self.methods.recall(client, task, {**self.model.state_tensors(), **own})
 
     def model_for(self, task: TaskRef, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model that is tested on a task, made from one in the server's order.
+        """The model that is tested on a task, made from a model whose features are in the server's order.
 
-        The same object is returned unless a method has a model per task."""
+        Without a method that has a model per task, ``model`` itself is returned."""
         return self.methods.model_for(unwrap_task(task), model)
 
     def state_dict(self) -> dict[str, Any]:
@@ -208,7 +210,8 @@ class Federation:
         """Restore :meth:`state_dict`.
 
         Raises:
-            ConfigError: it has another format, from an earlier or later version of the code, or other fixed weights.
+            ConfigError: the state has another format, from another version of the code, or is of a run with other fixed
+                weights.
         """
         if state.get("format") != FORMAT:
             valid = f"{FORMAT}: other states of the code wrote it, and the run is to be finished or tested with these"

@@ -1,4 +1,4 @@
-"""Which rows of a run's matrices an evaluation fills, which are whole, and the figures of the last whole one."""
+"""Which rows of a run's matrices an evaluation fills, which rows are complete, and the figures of the last of these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def due(federation: Federation, everyone: bool) -> dict[int | None, int]:
     """Clients to evaluate, and the matrix row that each fills: the row of the client's current task.
 
     Args:
-        everyone: all clients; otherwise, if clients have their own clocks, only those whose task has just ended.
+        everyone: evaluate all clients. If False and clients have their own clocks, only those whose task has just
+            ended.
 
     Returns:
         Client -> row; or None -> row if there is one matrix for all clients.

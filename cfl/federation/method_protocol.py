@@ -18,7 +18,7 @@ from cfl.metrics.accuracy import AccuracyMatrix
 class MethodComposition(Mapping[str, Any], ABC):
     """The methods of a run by name, with functions that call all of them.
 
-    Methods and the federation are typed ``Any``: they are in packages above this one or import this module.
+    Methods and the federation are typed ``Any``, because importing their classes here would be circular.
     """
 
     @abstractmethod
@@ -72,7 +72,7 @@ class MethodComposition(Mapping[str, Any], ABC):
     @property
     @abstractmethod
     def identified(self) -> list[AccuracyMatrix]:
-        """Matrices of the shares of test images whose task is found."""
+        """Matrices of the share of test samples whose task a method finds."""
 
     @abstractmethod
     def client_storage(self) -> int:

@@ -1,4 +1,4 @@
-"""What tests have computed of the same samples before, for methods that freeze what they compute it with."""
+"""A cache of what evaluations compute from test batches with weights that never change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MOST_BYTES = 256 * 2**20
 
 
 class RepeatedTests:
-    """Keeps tensors of test batches from one evaluation of a run to the next; every evaluation has the same batches.
+    """Keeps tensors of test batches from one evaluation of a run to the next. All evaluations have the same batches.
 
-    They are on the device of the tests. Checkpoints do not hold them.
+    The tensors stay on the device on which they were computed. Checkpoints do not hold them.
 
     Args:
-        most_bytes: of all tensors that are kept. Once they are reached, those of other batches are computed every time.
+        most_bytes: limit for all kept tensors. A tensor that would exceed it is computed in every evaluation.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -29,7 +29,7 @@ class RepeatedTests:
 
     @contextmanager
     def of(self, batch: EvaluationBatch) -> Iterator[None]:
-        """Within the context, this batch is tested."""
+        """Within the context, :meth:`once` keeps tensors for this batch."""
         self._batch = (batch.task, batch.start, batch.stop)
         try:
             yield
@@ -37,11 +37,12 @@ class RepeatedTests:
             self._batch = None
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """``compute()``, or what it returned under this name when the same batch was tested before.
+        """Return ``compute()``, or its kept result from an earlier test of the same batch.
 
         Args:
-            name: of what is computed.
-            compute: depends on the batch and on nothing that still changes. Outside of tests it is always called.
+            name: names the result.
+            compute: its result may depend on the batch, and otherwise only on values that no longer change. Outside of
+                :meth:`of` it is always called.
         """
         if self._batch is None:
             return compute()
@@ -55,6 +56,6 @@ class RepeatedTests:
         return found
 
     def clear(self) -> None:
-        """Forget everything, for a run that goes on from another state."""
+        """Delete all kept tensors, because another state of the run is loaded."""
         self._kept.clear()
         self._bytes = 0

@@ -33,10 +33,10 @@ class Replayed:
     Attributes:
         x: ``[k, m, C, H, W]`` network input.
         y: ``[k, m]`` int64 output index, or ``[k, m, D]`` numbers.
-        tasks: tasks of the ``[k, m]`` samples, which say which outputs are theirs; opaque, to be passed on.
+        tasks: opaque tasks of the ``[k, m]`` samples, to be passed on. They decide which outputs a sample trains.
         mask: ``[k, m]`` bool, False where a client has fewer samples; the other fields then repeat a sample of the
             client, or of another client if it has none.
-        logits: ``[k, m, O]`` at the time when the samples were stored, or None if logits are not stored.
+        logits: ``[k, m, O]`` of the model at the time when the samples were stored; None if logits are not stored.
         padded: whether any entry of ``mask`` is False.
     """
 
@@ -48,7 +48,7 @@ class Replayed:
     padded: bool
 
     def as_step_of(self, batch: CohortBatch) -> CohortBatch:
-        """The same samples as a local step of the same clients on them."""
+        """A local step of the clients of ``batch`` that trains on these samples instead."""
         x, y, tasks = (values.flatten(0, 1) for values in (self.x, self.y, unwrap_tasks(self.tasks)))
         index = torch.arange(len(y), device=y.device).view(self.mask.shape)
         return replace(
@@ -187,7 +187,7 @@ class ReplayBuffer:
             table["logits"][place] = new.to(table["logits"].dtype)
 
     def _first_time(self, places: Tensor, present: Tensor) -> Tensor:
-        """``[k, B]`` bool: which samples their client trains on for the first time. They are marked as trained on."""
+        """``[k, B]`` bool, True for samples that their client trains on for the first time. They become known."""
         known = self._table["known"]
         fresh = torch.zeros_like(present)
         for row, own in enumerate(self._own):
@@ -224,7 +224,7 @@ class ReplayBuffer:
     def draw_between_rounds(
         self, clients: Sequence[int], round: int, count: int, purpose: str, device: torch.device
     ) -> Replayed | None:
-        """As :meth:`draw`, after a round, for clients that are not training."""
+        """Draw samples after a round, for clients that are not training; otherwise like :meth:`draw`."""
         table = self._states.gather(TOPIC, clients, self._empty)
         keys, moment = self._keys(purpose, clients, round), (round, BETWEEN_ROUNDS)
         return self._replayed(table, table["place"] >= 0, keys, count, moment, device)
@@ -257,8 +257,8 @@ class ReplayBuffer:
         return (self._states.gather(TOPIC, clients, self._empty)["place"] >= 0).sum(1)
 
     def holders(self) -> list[int]:
-        """The clients that have stored a sample, ascending, after a round; the same in all processes."""
-        keeping = self._states.holders(TOPIC)  # includes clients whose samples were all withheld
+        """The clients that have stored a sample, ascending. Called after a round; the same in all processes."""
+        keeping = self._states.holders(TOPIC)  # a client's buffer may be stored but empty
         return [client for client, held in zip(keeping, self.fill(keeping).tolist(), strict=True) if held]
 
     def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
@@ -266,7 +266,10 @@ class ReplayBuffer:
         return torch.tensor(seeds, dtype=torch.int64)
 
     def client_storage(self) -> int:
-        """Bytes of a full buffer: a byte per pixel, label and task, logits, and a bit per sample already offered."""
+        """Bytes of a client's full buffer, as if images were stored.
+
+        A sample takes a byte per pixel, one for its label, one for its task, and its logits if they are stored. With
+        ``offered: once`` each sample of the client takes a further bit, which marks it as offered."""
         channels, height, width = self._data.input_shape
         each = channels * height * width + 2
         if self.keeps_logits:

@@ -1,6 +1,6 @@
 """Memories of earlier samples: a table of (task, index) per client.
 
-A sample is stored as its index in the client's own data. These never change, so the result is the same as if the raw
+A sample is stored as its index in the client's own data. The data never change, so the result is the same as if the raw
 sample were stored. Memory is therefore counted in samples, and in the bytes of the raw samples.
 """
 
@@ -16,7 +16,7 @@ from cfl.federation.client_states import ClientStates
 from cfl.randomness.counter_bits import random_words, random_words_at
 
 Table = dict[str, Tensor]
-"""``task`` ``[k, M]`` and ``index`` ``[k, M]`` int64, -1 where empty, and ``seen`` ``[k]`` int64, samples offered."""
+"""``task`` and ``index``, ``[k, M]`` int64, -1 in empty slots; ``seen``, ``[k]`` int64, number of samples offered."""
 
 
 Rule = Literal["reservoir", "sliding_window", "random_replacement"]
@@ -30,8 +30,8 @@ class ReplayMemory:
 
     Args:
         states: storage of the clients' states.
-        topic: topic of the table there.
-        size: slots M.
+        topic: topic of the table in the clients' states.
+        size: number of slots M.
     """
 
     def __init__(self, states: ClientStates, topic: str, size: int) -> None:
@@ -52,12 +52,12 @@ class ReplayMemory:
 
 
 def append(table: Table, task: int, index: Tensor) -> None:
-    """Put samples into each client's first empty slots, in place; samples without a free slot are dropped.
+    """Put samples into each client's first empty slots, in place. Samples without a free slot are dropped.
 
     Args:
-        table: of k clients.
-        task: of the samples.
-        index: ``[k, n]`` int64, -1 for none; a client's samples come first.
+        table: table of k clients.
+        task: task of the samples.
+        index: ``[k, n]`` int64, each row a client's samples, then -1 for no sample.
     """
     size, offered = table["index"].shape[1], index.shape[1]
     filled = (table["index"] >= 0).sum(1, keepdim=True)
@@ -73,14 +73,14 @@ def append(table: Table, task: int, index: Tensor) -> None:
 def reservoir(table: Table, task: int, index: Tensor, keys: Tensor) -> None:
     """Offer samples one after another to each client's reservoir, in place (Vitter 1985, algorithm R).
 
-    The n-th sample offered takes an empty slot while there is one. Later it takes slot ``j``, uniform in
-    ``0 .. n - 1``, if ``j`` is below the number of slots M, and is dropped otherwise. Every offered sample is thus held
+    The n-th sample offered takes an empty slot if one is left. Otherwise it takes slot ``j``, uniform in
+    ``0 .. n - 1``, if ``j`` is below the number of slots M, and is dropped if not. Every offered sample is thus held
     with the same probability ``M / n``. The draw for a client's n-th sample is a pure function of its key and n.
 
     Args:
-        table: of k clients.
-        task: of the samples.
-        index: ``[k, n]`` int64 in the order of arrival, -1 for none; a client's samples come first.
+        table: table of k clients.
+        task: task of the samples.
+        index: ``[k, n]`` int64, each row a client's samples in the order of arrival, then -1 for no sample.
         keys: ``[k]`` int64, one per client, the same in every call.
     """
     size = table["index"].shape[1]
@@ -102,10 +102,10 @@ def slots(rule: Rule, size: int, number: Tensor, keys: Tensor) -> Tensor:
     - ``random_replacement``: a slot drawn uniformly.
 
     Args:
-        rule: one of these.
+        rule: one of the rules above.
         size: number of slots.
-        number: ``[k, n]`` int64, how many samples were offered to the client before; where there is no sample, -1
-            or more.
+        number: ``[k, n]`` int64, number of samples offered to the client before this one; any value of at least -1
+            where there is no sample.
         keys: ``[k]`` int64, one per client, the same in every call.
 
     Returns:
@@ -121,10 +121,10 @@ def slots(rule: Rule, size: int, number: Tensor, keys: Tensor) -> Tensor:
 
 
 def winners(places: Tensor, present: Tensor, size: int) -> Tensor:
-    """``[k, size]`` int64: the offered sample that ends up in each slot, the last one to take it; -1 if none does.
+    """The offered sample that ends up in each slot, ``[k, size]`` int64: the last that takes the slot; -1 if none does.
 
     Args:
-        places: ``[k, n]`` int64, as :func:`slots` gives them.
+        places: ``[k, n]`` int64, the slots that :func:`slots` returns.
         present: ``[k, n]`` bool, which samples are valid.
         size: number of slots.
     """
@@ -134,10 +134,10 @@ def winners(places: Tensor, present: Tensor, size: int) -> Tensor:
 
 
 def choose(table: Table, count: int, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw ``count`` filled slots of each client uniformly without replacement, all of them where there are no more.
+    """Draw ``count`` samples of each client uniformly without replacement, or all if it has fewer.
 
     Args:
-        table: of k clients.
+        table: table of k clients.
         count: at least 1.
         keys: ``[k]`` int64, one per client and draw.
 
@@ -149,10 +149,10 @@ def choose(table: Table, count: int, keys: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def chosen(filled: Tensor, count: int, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw ``count`` filled slots of each client uniformly without replacement, all of them where there are no more.
+    """Draw ``count`` filled slots of each client uniformly without replacement, or all if it has fewer.
 
     Args:
-        filled: ``[k, M]`` bool.
+        filled: ``[k, M]`` bool, which slots hold a sample.
         count: at least 1.
         keys: ``[k]`` int64, one per client and draw.
 

@@ -1,4 +1,4 @@
-"""Numbered rows of equal size: in memory, or in a file where they would not fit."""
+"""Stores numbered rows of equal size, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class RowStore(Protocol):
     """Rows ``[width]`` of one dtype, numbered from 0 in the order in which they were first written."""
 
     def write(self, rows: np.ndarray, values: Tensor) -> None:
-        """Store ``values`` ([k, width]) at ``rows`` ([k] int64, distinct); new rows follow those that are there."""
+        """Store ``values`` ([k, width]) at ``rows`` ([k] int64, distinct). New rows continue the existing numbers."""
 
     def read(self, rows: np.ndarray) -> Tensor:
-        """The rows ([k] int64), ``[k, width]``, new memory."""
+        """Values ``[k, width]`` of the rows with these numbers ([k] int64), in new memory."""
 
 
 class MemoryRows:
-    """Rows in memory, on the device of what was written last.
+    """Rows in memory, on the device of the values that were written last.
 
-    They are stored in blocks, so that adding rows copies nothing.
+    They are stored in blocks, so that adding rows copies no existing row.
 
     Args:
-        width: values in a row.
-        dtype: of the values.
+        width: number of values in a row.
+        dtype: dtype of the values.
     """
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
@@ -70,7 +70,7 @@ class MemoryRows:
         return values
 
     def _places(self, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Each block with some of ``rows``, with their positions in ``rows`` (None: all) and in the block."""
+        """Each block that holds some of ``rows``, with their positions in ``rows`` (None: all) and in the block."""
         numbers = rows // self._rows_of_block
         within = torch.from_numpy(rows % self._rows_of_block).to(self._device)
         present = np.unique(numbers).tolist()
@@ -85,14 +85,14 @@ class MemoryRows:
 class FileRows:
     """Rows in an unnamed file. The system frees its space when the process ends, even if it is killed.
 
-    Rows are read and written instead of memory-mapped: a mapped file that does not fit on the disk kills the process
-    without a message, every touched page counts as the process's memory, and writing took six times as long.
-    A checksum of every row is kept in memory, so that a row damaged on the disk is not used.
+    Rows are read and written by system calls instead of memory-mapped. A mapped file that does not fit on the disk
+    kills the process without a message, every touched page counts as the process's memory, and writing took six times
+    as long. A checksum of every row is kept in memory, so that a row damaged on the disk is not used.
 
     Args:
-        width: values in a row.
-        dtype: of the values.
-        folder: of the file; None takes the system's temporary folder.
+        width: number of values in a row.
+        dtype: dtype of the values.
+        folder: folder of the file; None takes the system's temporary folder.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, folder: Path | None) -> None:
@@ -140,10 +140,10 @@ class FileRows:
         return values
 
     def first(self, count: int) -> Tensor:
-        """Rows 0 to ``count - 1``, ``[count, width]``, as the file is then and later.
+        """Rows 0 to ``count - 1``, ``[count, width]``, as a memory map of the file.
 
-        They are mapped: read now, for their checksums, and whenever they are looked at, and given back to the system
-        when memory is short.
+        Later writes change the returned values. All rows are read once to check them. The system reads mapped pages
+        when they are used, and frees them when memory is short.
 
         Raises:
             DamagedFile: a row differs from what was written.
@@ -151,7 +151,7 @@ class FileRows:
         if count * self._row_bytes == 0:
             return torch.empty((count, self.width), dtype=self.dtype)
         for start in range(0, count, at_once := max(1, _CHECKED_BYTES // self._row_bytes)):
-            self.read(np.arange(start, min(start + at_once, count)))  # not through the mapping, which stays in memory
+            self.read(np.arange(start, min(start + at_once, count)))  # not through the map, whose pages count as memory
         mapped = mmap.mmap(self._file.fileno(), count * self._row_bytes)
         return torch.frombuffer(mapped, dtype=self.dtype).view(count, self.width)
 
@@ -161,7 +161,7 @@ class FileRows:
         return [zlib.crc32(data[row * size : (row + 1) * size]) for row in range(count)]
 
     def _check(self, data: memoryview, rows: np.ndarray) -> None:
-        """Hold rows that were read, one behind the other in ``data``, against what was written."""
+        """Compare the checksums of rows that were read into ``data`` with those of the written rows."""
         changed = np.flatnonzero(self._sums[rows] != np.array(self._checksums(data, len(rows)), dtype=np.uint32))
         if len(changed):
             row = rows[changed[0]]

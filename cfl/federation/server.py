@@ -67,7 +67,7 @@ class Server:
             target.copy_(mean if target.is_floating_point() else mean.round())
 
     def state_dict(self) -> dict[str, Any]:
-        """The momentum; the model itself is saved with the network."""
+        """The velocity of server momentum. The model itself is in the network's state dict."""
         return {"velocity": {name: v.clone() for name, v in self.velocity.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ class TaskStates:
     """Named tensors per client and task, and the current task of each client.
 
     Tasks are numbered by their position in a client's own sequence. The tensors are part of the clients' states, and
-    so of checkpoints, under the topics ``<topic> task`` and, for each task, ``<topic> <task>``.
+    therefore of checkpoints. The current task has the topic ``<topic> task``, the tensors of a task ``<topic> <task>``.
 
     Args:
         clients: the clients' states.

@@ -38,8 +38,8 @@ class AGEM(Method):
         batch_size: samples drawn per local step, or all of the buffer if it holds fewer.
 
     Raises:
-        ConfigError: below 1; or, before training, if there are two of these methods, or gradients are clipped by value
-            after the projection.
+        ConfigError: ``batch_size`` is below 1; or, before training, there are two of these methods, or gradients are
+            clipped by value after the projection.
     """
 
     scenarios = EVERY_SCENARIO

@@ -34,19 +34,19 @@ class AnalyticHead(Method):
         G = sum_i X_i^T X_i,   C = sum_i X_i^T Y_i   over all clients and all tasks so far
         W = (G + ridge I)^-1 C
 
-    and tests take the class with the largest ``x^T W``, among those that have been learned. W is the minimum of
-    ``||X W - Y||^2 + ridge ||W||^2`` over the samples of all clients and tasks together. With the same features it
-    does not depend on who has which samples, on the order of the tasks, or on the number of processes.
+    and tests take the class with the largest ``x^T W`` among the classes learned so far. W is the minimum of
+    ``||X W - Y||^2 + ridge ||W||^2`` over the samples of all clients and tasks together. With the same features it does
+    not depend on who has which samples, on the order of the tasks, or on the number of processes.
 
-    This is AFCL (Tang et al., 2025, arXiv 2505.12245), as far as its objective and its frozen network go, and STSA
-    (Guan et al., 2025, arXiv 2506.01327), whose code trains on the first task and has ``random_features``. Both were
-    read in their abstracts and summaries, STSA in its code as well. Differs from AFCL: the server adds up G and C and
-    solves anew, in place of a recursion that has the same result. Differs from STSA's code: all clients that hold a
-    task send, and G is exact; its variant STSA-E, which estimates G from class means, is not here.
+    This follows AFCL (Tang et al., 2025, arXiv 2505.12245) in its objective and its frozen network, and STSA (Guan et
+    al., 2025, arXiv 2506.01327), whose code trains on the first task and has ``random_features``. We have read the
+    abstracts and summaries of both, and the code of STSA. Differs from AFCL: the server adds up G and C and solves
+    anew, in place of a recursion that has the same result. Differs from STSA's code: all clients that hold a task send,
+    and G is exact; its variant STSA-E, which estimates G from class means, is not implemented.
 
     Sends: after every task an extra round of all clients that hold it: the global model down; up, the triangle of G and
-    the columns of C of the task's own classes, in float64, as sums. Later tasks have rounds, too, in which the model is
-    sent and no local step is computed: give them one each, ``schedule.rounds_per_task: [20, 1, 1, 1, 1]``. Storage per
+    the columns of C of the task's own classes, in float64, as sums. Later tasks also have rounds. In these the model is
+    sent, but no local step is computed, so one is enough: ``schedule.rounds_per_task: [20, 1, 1, 1, 1]``. Storage per
     client: none. Extra compute: a forward pass over a task's samples after it. Features of test samples are computed
     once after the network is frozen and kept for later tests, at most 256 MiB of them. Scenarios: task-, class- and
     domain-incremental. Optimizers: any.
@@ -55,8 +55,8 @@ class AnalyticHead(Method):
         ridge: strength of the regularisation, above 0. It is compared with the summed squares of features.
         random_features: M, a number of features ``relu(x^T R)`` in place of x, with R ``[d, M]`` of normal numbers that
             all clients draw alike from the run's seed (STSA). Clients then send ``M (M + 1) / 2`` numbers. null: x.
-        train_backbone: false leaves the network as it is from the beginning, for weights that are given
-            (``model.network.weights``); the rounds of the first task train nothing then.
+        train_backbone: whether the first task trains the network. Without, its rounds train nothing; for weights that
+            are given (``model.network.weights``).
 
     Raises:
         ConfigError: an option is out of range; or, before training, clients' models differ, features depend on the
@@ -86,7 +86,7 @@ class AnalyticHead(Method):
         """Draw the random features.
 
         Raises:
-            ConfigError: there are no common features, they depend on the batch, or they would change later.
+            ConfigError: clients have no common features, or features depend on the batch or would change later.
         """
         super().setup(context)
         network, key = context.network, f"methods.{self.name}"
@@ -118,16 +118,16 @@ class AnalyticHead(Method):
             self._keep_statistics()
 
     def _keep_statistics(self) -> None:
-        """The global model's are averaged in every round, which may round them."""
+        """Store the global model's running statistics, because averaging them in later rounds may round them."""
         tensors = self.context.state_tensors()
         self._statistics = {name: tensors[name].detach().clone() for name in self.context.shared_buffers}
 
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
-        """All parameters, from the second task on."""
+        """All parameters from the second task on, or from the beginning without ``train_backbone``."""
         return self.context.shared_parameters if self._frozen(cohort.task) else ()
 
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        """No step from the second task on, so that the server's momentum does not move the model."""
+        """A step of zeros once the network is frozen, so that the server's momentum does not move the model."""
         if not self._frozen(self.context.task_of(self.context.round)):
             return step
         return {name: torch.zeros_like(value) for name, value in step.items()}
@@ -161,7 +161,7 @@ class AnalyticHead(Method):
         return {"gram": pack(gram)[None], "class sums": sums[own][None]}
 
     def _solved(self, task: int, sums: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """G ``[m, m]`` and C, as ``[O, m]``, with a task's sums, and W as ``[O, m]``."""
+        """G ``[m, m]``, C and W, both as ``[O, m]``, after the sums of a task are added."""
         gram = unpack(sums["gram"], self._size)
         class_sums = gram.new_zeros(self.context.num_outputs, self._size)
         class_sums[self.context.outputs.own[task].to(gram.device)] = sums["class sums"]
@@ -176,12 +176,12 @@ class AnalyticHead(Method):
         return self.random_features or cast(Network, self.context.network).head.in_features
 
     def _features(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """``[B, d]``, with the running statistics that the network had when it was frozen."""
+        """Features ``[B, d]``, with the running statistics that the network had when it was frozen."""
         self._statistics = {name: tensor.to(x.device) for name, tensor in self._statistics.items()}
         return features_of(cast(Network, self.context.network), {**model, **self._statistics}, x)
 
     def _mapped(self, features: Tensor) -> Tensor:
-        """``[B, m]`` float64."""
+        """Features ``[B, m]`` in float64, mapped by R with ``random_features``."""
         if self._map is None:
             return features.double()
         self._map = self._map.to(features.device)
@@ -190,7 +190,7 @@ class AnalyticHead(Method):
     # Evaluation and reports.
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        """``x^T W``; minus infinity for classes that nobody has sent samples of."""
+        """Scores ``x^T W``; minus infinity for classes of which no client had samples so far."""
         if self.weight is None or self.class_sums is None:
             return None
         weight, learned = self.weight.to(x.device), self.class_sums.any(1).to(x.device)

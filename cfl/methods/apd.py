@@ -61,7 +61,7 @@ class APD(Method):
     with the number of tasks.
 
     Gradient steps along the consolidation term are stable where ``learning rate * consolidation * sum_i
-    sigmoid(m^(i))^2`` stays below 2: a consolidation of 100 is for Adam.
+    sigmoid(m^(i))^2`` stays below 2: a consolidation of 100 is meant for Adam.
 
     Sends nothing of its own. Extra memory per client: one set per learned task, of the size of the model; with
     consolidation also B* and, if retroactive, A and A* of all earlier tasks. Extra compute: about ten element-wise
@@ -70,8 +70,8 @@ class APD(Method):
     using the client's current set, and with the task known. Optimizers: any.
 
     Args:
-        sparsity: lambda_1, at least 0; of the adaptive weights.
-        mask_sparsity: of the masks; in the papers ``sparsity``, in FedWeIT's code 0.
+        sparsity: lambda_1, the factor of the L1 norm of adaptive weights, at least 0.
+        mask_sparsity: factor of the L1 norm of masks, at least 0; in the papers ``sparsity``, in FedWeIT's code 0.
         consolidation: lambda_2 as in FedWeIT's code, at least 0: the loss has half of it. Equation 2 of FedWeIT's paper
             has no half; its lambda_2 is ``consolidation / 2``. Both code and paper say 100.
         weight_decay: at least 0; part of the loss, so that its effect does not depend on the optimizer.
@@ -217,8 +217,8 @@ class APD(Method):
         latest = self._tasks.latest(cohort.clients)
         beginners = [position for position, task in enumerate(latest) if task != cohort.task]
         self._beginners = frozenset(beginners)
-        # Steps write the rows of earlier tasks alone. The others are zero, also after a cohort whose clock was further
-        # ahead, or in which clipping multiplied them by NaN.
+        # Local steps write only the rows of earlier tasks. The other rows must be zero, but a cohort whose clock was
+        # further ahead may have written them, and clipping may have multiplied them by NaN.
         for room in self._earlier_gradients.values():
             room[:, cohort.task :] = 0
         experienced = [position for position in beginners if latest[position] >= 0]
@@ -283,7 +283,7 @@ class APD(Method):
         return anchor
 
     def _held_mask(self, cohort: Cohort, layer: DecomposedLayer, position: int) -> Tensor | None:
-        """The mask under which consolidation holds what a client learned in its last task; None if there is none."""
+        """The mask m of a client's last task in the consolidation term; None if weights have no masks."""
         return None if layer.parts.mask is None else cohort.parameters[layer.mask][position]
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
@@ -300,7 +300,7 @@ class APD(Method):
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether any term is active: consolidation is not before there is an earlier task."""
+        """Whether any term is active. Consolidation is active only if there is an earlier task."""
         return bool(self.weight_decay or self.sparsity or self.mask_sparsity or self._anchor)
 
     @torch.no_grad()
@@ -366,7 +366,7 @@ class APD(Method):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Store that clients have begun the task, and the anchors of their earlier tasks."""
         states = self.context.clients
-        # A client that trained to NaN is not among them and begins the task again.
+        # A client that trained to NaN is not among ``positions`` and begins the task again.
         started = [position for position in positions if position in self._beginners]
         if started:
             clients = [cohort.clients[position] for position in started]
@@ -414,7 +414,7 @@ class APD(Method):
 
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
-        """If clients have their own clocks, record the sparsity of sets of those whose task is over, sampled or not."""
+        """If clients have their own clocks, record the sparsity of the sets of all clients whose task is over."""
         if self.context.client_clocks:
             self._record(plan)
 

@@ -12,8 +12,8 @@ The moments of a round, after ``setup``, which is called once before training::
     end_round         the server has updated the global model
     end_task          after end_round of a task's last round; extra communication over the same channel
 
-Whatever a method does in local steps, to the server's step or in tests is a capability: the method defines the members
-of one of the Protocols of :mod:`cfl.methods.capabilities`, which are then called.
+All other work of a method, such as changes of local steps, of the server's step or of tests, is a capability. A method
+has a capability if it defines the members of a Protocol of :mod:`cfl.methods.capabilities`; they are then called.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Report:
 
     Attributes:
         figures: entries of the run's summary, under their final names.
-        rows: rows of the method's own table, for all tasks so far; all have the same columns. They may be the method's
-            own list, so readers do not change them.
+        rows: rows of the method's own table, for all tasks so far. All rows have the same columns. The list may be the
+            method's own, so readers must not change it.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
@@ -51,10 +51,10 @@ class Report:
 
 
 def report_of(name: str, method: Method) -> Report:
-    """A method's report, with single numbers of torch and NumPy as plain ones.
+    """A method's report, with single numbers of torch and NumPy converted to Python numbers.
 
     Raises:
-        TypeError: naming the method, if it gives something else.
+        TypeError: ``report`` returns anything but a :class:`Report`; names the method.
     """
     report = method.report()
     if not isinstance(report, Report):
@@ -85,18 +85,18 @@ class Method:
             same task and began it together. ``begin_task`` and ``end_task`` are called for each part of a round
             (``RoundPlan.parts``) whose clients begin or end a task: several times for a task or, if none of these
             clients is sampled, never.
-        task_free: whether the method needs neither task ids nor task boundaries, as in general continual learning. It
-            is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches hide
+        task_free: whether the method needs neither task ids nor task boundaries, as in general continual learning. If
+            so, ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches hide from the method
             which task they belong to (:mod:`cfl.methods.task_free`).
         looks_back: whether the method uses something of tasks that have ended. With ``data.exposure: joint`` no task
             ends: all are trained on from the first round to the last.
-        asks_after_tasks: whether :meth:`end_task`, if the class defines it, asks clients for more after a task's last
-            round. The run is then refused if nobody would join such a round.
+        asks_after_tasks: whether :meth:`end_task`, if the class defines it, lets clients compute or send something
+            after a task's last round. A run in which no client would join such a round is then refused.
         state: names of the attributes that the next round depends on, in addition to those of the base classes. They
-            are saved in checkpoints, under their names without a leading underscore, and restored from them. Each must
-            exist after :meth:`setup`. It holds a tensor, a plain value, a dict, list or tuple of these, a set of values
-            that can be sorted, or an object with ``state_dict`` and ``load_state_dict``. If names differ, ``state`` is
-            a mapping from the key in the checkpoint to the attribute, such as ``_old.tensors``.
+            are saved in checkpoints, under their names without a leading underscore, and restored from them. Each
+            attribute must exist after :meth:`setup`. It must hold a tensor, a plain value, a dict, list or tuple of
+            these, a set of values that can be sorted, or an object with ``state_dict`` and ``load_state_dict``. To use
+            other keys, make ``state`` a mapping from the checkpoint's key to the attribute, such as ``_old.tensors``.
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
@@ -109,7 +109,7 @@ class Method:
     asks_after_tasks: ClassVar[bool] = True
     state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
-    # Details of capabilities, explained there (:mod:`cfl.methods.capabilities`).
+    # Defaults of attributes that belong to capabilities. :mod:`cfl.methods.capabilities` explains them.
     identified: AccuracyMatrix | None = None
     reweighs_added_only: bool = False
     replaces_own_loss: bool = False
@@ -123,7 +123,7 @@ class Method:
     name: str = ""
     """The method's name in the configuration, set by :meth:`setup`."""
     source: int = 1
-    """Number that marks the samples that it adds (:class:`cfl.data.samples.ExtraSamples`), set by :meth:`setup`."""
+    """Number that marks samples that the method adds (:class:`cfl.data.samples.ExtraSamples`), set by :meth:`setup`."""
 
     # Moments.
 
@@ -135,28 +135,28 @@ class Method:
                 self.name, self.source = name, number
 
     def begin_task(self, plan: RoundPlan) -> None:
-        """A task begins with the round ``plan``; nothing has been sent yet. Not called for ``task_free`` methods."""
+        """Called before the first round ``plan`` of a task, before anything is sent; not for ``task_free`` methods."""
 
     def start_clients(self, cohort: Cohort) -> None:
-        """The cohort's clients have received the model and are about to train."""
+        """Called when the cohort's clients have received the model, before they train."""
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """The clients at ``positions`` of the cohort have taken their last local step.
+        """Called when the clients at ``positions`` of the cohort have taken their last local step.
 
         Clients that trained to NaN or infinity are not among them: everything they sent this round is dropped.
         """
 
     def end_round(self, plan: RoundPlan) -> None:
-        """The server has updated the global model. Not called after a round that no client joined."""
+        """Called when the server has updated the global model; not after a round that no client joined."""
 
     def end_task(self, plan: RoundPlan) -> None:
-        """A task's last round is over. Not called for ``task_free`` methods."""
+        """Called after ``end_round`` of a task's last round; not for ``task_free`` methods."""
 
     # For use in subclasses.
 
     @property
     def key(self) -> str:
-        """Key of the method's options in the configuration; before :meth:`setup` it has the name of the class."""
+        """Key of the method's options in the configuration; before :meth:`setup` it is made from the class's name."""
         return f"methods.{self.name or re.sub('(?<=[a-z])(?=[A-Z])', '_', type(self).__name__).lower()}"
 
     def ours(self, samples: Samples) -> Tensor:
@@ -186,7 +186,7 @@ class Method:
 
     @property
     def changes_gradients(self) -> bool:
-        """See :class:`cfl.methods.capabilities.GradientTransform`."""
+        """Whether the method changes gradients now; see :class:`cfl.methods.capabilities.GradientTransform`."""
         return True
 
     @property
@@ -197,7 +197,7 @@ class Method:
     def client_storage(self) -> int:
         """Most bytes that a client stores for this method between rounds, at the end of a run.
 
-        Samples that are stored here as indices count with their pixels.
+        Samples count with the bytes of their pixels, also if the simulation stores only their indices.
         """
         return 0
 

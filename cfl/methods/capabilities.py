@@ -1,9 +1,9 @@
 """The capabilities of methods, in addition to the moments of :class:`cfl.methods.base.Method`.
 
 A capability is a Protocol. A method has it by defining its members (:func:`has`); nothing is registered. A class that
-sets one of them to None does not have what its base class has. The checks and the engines derive everything else from
-that (:mod:`cfl.methods.composition`). Attributes with a default in brackets are those of
-:class:`cfl.methods.base.Method`.
+sets one of these members to None does not have the capability, even if its base class has it. The checks and the
+engines derive everything else from the capabilities (:mod:`cfl.methods.composition`). Attributes with a default in
+brackets are declared in :class:`cfl.methods.base.Method`.
 
 A cohort is k clients that train side by side. Its tensors are stacked, ``[k, ...]``.
 """
@@ -32,7 +32,7 @@ class NetworkExtension(Protocol):
     """Adds parameters to the network directly after it was created (APD)."""
 
     def extend_network(self, network: nn.Module) -> None:
-        """Change the network. Torch's random numbers are seeded by the run's seed; drawing has no effect elsewhere."""
+        """Add the parameters. Torch's generator is seeded for this call; numbers drawn from it affect nothing else."""
 
 
 class PersonalParameters(Protocol):
@@ -84,7 +84,7 @@ class TaskModel(Protocol):
     """Changes the global model for the tests of each task (RGO permutes features)."""
 
     def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model tested on ``task``, made from ``model``, which is in the server's order and not to be changed."""
+        """The model tested on ``task``, made from ``model``. ``model`` has the server's order and must not change."""
 
 
 # Local steps.
@@ -114,7 +114,7 @@ class SampleWeights(Protocol):
     def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """New weights ``[N]`` of one client's cross-entropies, given the current ones.
 
-        Runs under ``torch.func.vmap`` and is differentiated: detach what is to be constant.
+        Runs under ``torch.func.vmap`` and is differentiated: detach values that must be constant.
 
         Args:
             weights: ``[N]``; see :class:`cfl.data.samples.ExtraSamples`.
@@ -184,8 +184,8 @@ class GradientTransform(Protocol):
     ``kind`` (``add``): ``project`` if the direction of the step must not change afterwards, as by clipping by value;
     ``look`` if the method reads gradients without changing them.
     ``shared_only`` (False): True if it does not change gradients of parameters that stay on their client.
-    ``changes_gradients`` (True): False while it has nothing to change, so that an engine need not keep gradients. It is
-    read when clients have started, and before the first cohort, when an engine is chosen.
+    ``changes_gradients`` (True): False while the method has nothing to change, so that an engine need not keep
+    gradients. The attribute is read when clients have started, and before the first cohort, when an engine is chosen.
     """
 
     def adjust_gradients(self, cohort: Cohort) -> None:
@@ -204,9 +204,12 @@ class FrozenParameters(Protocol):
     """Freezes parameters for all clients (FOT's first layer)."""
 
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
-        """Names of the frozen parameters for the cohort that has just started. The optimizer gets no gradient of them,
-        so that weight decay and momentum do not move them either. Where all are frozen, local steps are not computed:
-        running statistics stay, buffers are offered nothing, and there is no training loss."""
+        """Names of the frozen parameters for the cohort that has just started.
+
+        The optimizer gets no gradient of them, so that weight decay and momentum do not move them either. If all
+        parameters are frozen, no local step is computed. Running statistics then do not change, replay buffers get no
+        samples, and there is no training loss.
+        """
 
 
 # The server.
@@ -227,25 +230,25 @@ class BoundaryFinder(Protocol):
 
     @property
     def rounds_of_ended(self) -> range | None:
-        """The rounds of the task that was found, after the last round, to have ended, or None."""
+        """The rounds of the task whose end was found after the last round, or None if no end was found."""
 
     def keeps_in(self, round: int) -> bool:
-        """Whether clients compute in a round what methods need of a task after it has ended."""
+        """Whether clients compute, in this round, results that methods use once the end of the task is found."""
 
 
 class FoundTasks(Protocol):
-    """Works with tasks whose ends are found beside it, when their data are gone (EWC, FOT). The method is then
-    ``task_free``; in place of ``end_task``, ``end_found_task`` is called."""
+    """Works with tasks whose ends another method finds, after the tasks' data are gone (EWC, FOT). The method is then
+    ``task_free``, and ``end_found_task`` is called in place of ``end_task``."""
 
     def follow_found_tasks(self, finder: BoundaryFinder) -> None:
-        """Tasks will be found by ``finder``. Called before ``setup``."""
+        """Use the ends of tasks that ``finder`` finds. Called before ``setup``."""
 
     def end_found_task(self, plan: RoundPlan, rounds: range) -> None:
-        """After ``end_round`` of the round ``plan``, a task is found to have ended.
+        """Called after ``end_round`` of the round ``plan`` if the end of a task was found then.
 
         Args:
-            plan: of a round of the next task.
-            rounds: the rounds that the task is found to have had.
+            plan: a round of the next task.
+            rounds: the rounds of the task that has ended, as found.
         """
 
 
@@ -255,12 +258,12 @@ class FoundTasks(Protocol):
 class NoisySums(Protocol):
     """Adds Gaussian noise to sums of messages, or has clients add it (DPFedAvg, FOT's mechanism).
 
-    The ledger counts what it declares (:mod:`cfl.privacy.ledger`).
+    The ledger counts the noise that the method declares (:mod:`cfl.privacy.ledger`).
     """
 
     def releases(self, plan: RoundPlan) -> Mapping[str, Noise]:
-        """Topic -> the noise in its sum, of the sums that the server reads during this round and directly after it.
-        Also called for rounds to come, with the method as it is now."""
+        """Topic -> noise in its sum, for the sums that the server reads during this round and directly after it.
+        Also called for later rounds, with the method's present state."""
 
 
 class UpdateProtection(Protocol):
@@ -268,8 +271,8 @@ class UpdateProtection(Protocol):
     may have it."""
 
     def bounded_updates(self, updates: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What clients send in place of their ``updates``, parameter name -> ``[k, ...]``, which may be changed in
-        place. Further entries are summed with them. Every client has the weight 1."""
+        """The messages that clients send in place of ``updates``, parameter name -> ``[k, ...]``. ``updates`` may be
+        changed in place. Further entries of the result are summed, too. Every client has the weight 1."""
 
     def protected_mean(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """Parameter name -> mean update, from the sums of :meth:`bounded_updates`; zeros if no client took part."""

@@ -239,14 +239,14 @@ class CFeD(Method):
         x, y = fetch(index)
         at = torch.searchsorted(places, index.contiguous()).clamp(max=len(places) - 1)
         replaced = places[at] == index
-        if index.device.type == "cpu":  # an accelerator would have to be waited for
+        if index.device.type == "cpu":  # on an accelerator, indexing by a mask would wait for the device
             x[replaced] = self._pixels(task, images[at[replaced]])
             return x, y
         surrogate = self._pixels(task, images[at].reshape(-1)).view_as(x)
         return torch.where(replaced.view(*index.shape, *[1] * (x.ndim - index.ndim)), surrogate, x), y
 
     def _nothing(self, factor: Tensor) -> ExtraSamples:
-        """Added samples without any sample, to carry the factors ``[K]`` of the step's own cross-entropies."""
+        """Empty extra samples that carry the factors ``[K]`` of the step's own cross-entropies."""
         k, device = len(factor), factor.device
         none = torch.zeros((k, 0), dtype=torch.int64, device=device)
         x = torch.zeros((k, 0, *self.context.input_shape), device=device)
@@ -269,7 +269,7 @@ class CFeD(Method):
         ).sum()
 
     def _soft_cross_entropy(self, logits: Tensor, target: Tensor) -> Tensor:
-        """``[..., O]`` logits and probabilities to ``[...]``."""
+        """Cross-entropies ``[...]`` of target probabilities and logits, both ``[..., O]``."""
         student = (logits.masked_fill(~self._compared, -torch.inf) / self.temperature).log_softmax(-1)
         return -(target.to(logits.dtype) * student.masked_fill(~self._compared, 0.0)).sum(-1)
 
@@ -344,7 +344,7 @@ class CFeD(Method):
         return payload_bytes(self.context.shared_tensors()) + shard
 
     def report(self) -> Report:
-        """Number of surrogate images of a client, and seconds of server distillation."""
+        """Number of surrogate images in the largest shard, and seconds of server distillation."""
         return Report({"surrogate_samples": max(map(len, self._shards)), "server_seconds": self.server_seconds})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

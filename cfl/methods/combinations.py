@@ -29,7 +29,7 @@ Methods = Mapping[str, Method]
 
 
 def check_losses(methods: Methods) -> None:
-    """Refuse methods of which more than one takes the same part of the local loss into its own hands.
+    """Refuse methods that replace the same part of the local loss.
 
     Raises:
         ConfigError: two methods replace the whole loss, the loss of own samples, or the forward pass; or one replaces
@@ -52,7 +52,7 @@ def check_losses(methods: Methods) -> None:
 
 
 def passes_forward(method: Method) -> bool:
-    """Whether a method takes the forward pass into its own hands."""
+    """Whether a method computes the forward pass itself, with its present options."""
     return has(method, ForwardPass) and method.passes_forward
 
 
@@ -65,7 +65,7 @@ def _classes(methods: list[Method]) -> str:
 
 
 def check_data(methods: Methods, data: FederatedDataModule) -> None:
-    """Refuse names in use, and methods that cannot work with the data's scenario, order, clocks or exposure.
+    """Refuse methods with a reserved name, or that cannot work with the data's scenario, order, clocks or exposure.
 
     No file is read.
 
@@ -103,7 +103,7 @@ def check_data(methods: Methods, data: FederatedDataModule) -> None:
 
 
 def check_task_ends(methods: Methods, data: FederatedDataModule) -> None:
-    """Refuse a stream in which nobody joins a round after which methods ask its clients for more.
+    """Refuse a schedule in which no client joins the last round of a task, if a method needs clients after it.
 
     Raises:
         ConfigError: naming the methods, the round and its task.
@@ -120,13 +120,13 @@ def check_task_ends(methods: Methods, data: FederatedDataModule) -> None:
 
 
 def _asks_after_tasks(method: Method) -> bool:
-    """Whether clients are asked for more after the last round of a task."""
+    """Whether a method lets clients compute or send something after the last round of a task."""
     ends = type(method).end_task is not Method.end_task and not method.task_free
     return ends and method.asks_after_tasks
 
 
 def check_protection(methods: Methods) -> None:
-    """Refuse two methods that protect updates, and methods beside one to which the server shows single messages.
+    """Refuse two methods that protect updates, and such a method beside one that reads single clients' messages.
 
     Raises:
         ConfigError: naming the methods.

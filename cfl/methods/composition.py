@@ -62,8 +62,8 @@ class Composition(MethodComposition):
     """The methods of a run by name, with functions that call all of them.
 
     Methods are called in the order of the configuration. At most one method may replace the local loss, and at most one
-    the forward pass; two are refused. Of several that classify, the first that returns scores counts. A method that
-    declares ``task_free`` is shown handles in place of tasks.
+    the forward pass; two are refused. If several methods classify, the first one that returns scores counts. A method
+    that declares ``task_free`` gets handles in place of tasks.
 
     Args:
         methods: name -> method.
@@ -132,7 +132,7 @@ class Composition(MethodComposition):
         check_task_ends(self, data)
 
     def check_settings(self, data: FederatedDataModule) -> None:
-        """Refuse what settings show before a file is read; also for a sweep, before any of its runs.
+        """Refuse methods that the settings alone rule out. No file is read, so that sweeps can call it before a run.
 
         Raises:
             ConfigError: see :func:`cfl.methods.combinations.check_losses`,
@@ -150,7 +150,7 @@ class Composition(MethodComposition):
         return next(iter(self.with_capability(UpdateProtection).values()), None)
 
     def releases(self, plan: RoundPlan) -> dict[str, Noise]:
-        """Topic -> the noise in its sum, of all sums that the server reads under noise in a round."""
+        """Topic -> noise in its sum, for all noisy sums that the server reads in a round."""
         found: dict[str, Noise] = {}
         for method in self.with_capability(NoisySums).values():
             found |= method.releases(task_free_plan(plan) if method.task_free else plan)
@@ -207,7 +207,7 @@ class Composition(MethodComposition):
             method.begin_task(plan)
 
     def end_round(self, plan: RoundPlan) -> None:
-        """Call the methods after the server has updated the global model, unless nobody has joined the round."""
+        """Call the methods after the server has updated the global model, unless no client joined the round."""
         self._pulls, self._factors, self._multiplied = {}, {}, None
         for method in self.values() if plan.clients else ():
             method.end_round(task_free_plan(plan) if method.task_free else plan)
@@ -275,7 +275,7 @@ class Composition(MethodComposition):
 
     @property
     def collects(self) -> bool:
-        """Whether any method uses clients that have finished."""
+        """Whether any method defines ``finish_clients``."""
         return any(type(method).finish_clients is not Method.finish_clients for method in self.values())
 
     def finish_clients(self, positions: Sequence[int]) -> None:
@@ -340,7 +340,8 @@ class Composition(MethodComposition):
             pulls: whether it can apply pulls.
 
         Returns:
-            Pulls and factors, one of them empty; :meth:`adjust_gradients` then leaves the factors to it.
+            Pulls and factors; at least one of the two is empty. If there are factors, :meth:`adjust_gradients` does not
+            apply them.
         """
         changing = self.changing_gradients()
         self._multiplied = None
@@ -374,7 +375,7 @@ class Composition(MethodComposition):
     def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model that is tested on a task; the given object if no method changes it."""
         for method in self.with_capability(TaskModel).values():
-            given = [tensor for tensor in model.values() if not tensor.is_inference()]  # these count their changes
+            given = [tensor for tensor in model.values() if not tensor.is_inference()]  # others have no version
             before = [tensor._version for tensor in given]
             model = method.model_for(shown_task(method, task), model)
             if [tensor._version for tensor in given] != before:
@@ -405,7 +406,7 @@ class Composition(MethodComposition):
 
     @property
     def identified(self) -> list[AccuracyMatrix]:
-        """The matrices in which methods want the shares of test images whose task is found."""
+        """The methods' own matrices, for the shares of test images whose highest score is of their own task."""
         found = [method.identified for method in self.with_capability(Predictor).values()]
         return [matrix for matrix in found if matrix is not None]
 
@@ -426,7 +427,7 @@ class Composition(MethodComposition):
 
 
 def _check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:
-    """Refuse pulls that do not fit the weights; some engines would train something else without a word.
+    """Refuse pulls that do not fit the weights, with which some engines would train wrongly without an error.
 
     Raises:
         TypeError: naming the method's class, if they are no pulls.

@@ -55,9 +55,10 @@ class CONFEDMADE(FedWeIT):
 
     Weights without an autoencoder mask have M = 1, so classifiers work as well.
 
-    Sends, in place of the model: up, values of the chosen entries and a bit per unit; down, likewise, all of B in the
-    first round. Between tasks as FedWeIT; down, only what a client has not received before. Extra memory and compute
-    as for FedWeIT, with attention to all entries so far, and the masks of every local step computed once more.
+    Sends, in place of the model: up, values of the chosen entries and a bit per unit; down, values of the averaged
+    entries and a bit per unit, in the first round of all of B. Between tasks as FedWeIT, but a client receives only
+    entries of the knowledge base that it has not received before. Extra memory and compute as for FedWeIT, with
+    attention to all entries so far, and the masks of every local step computed once more.
 
     Args:
         sparsity: lambda_1, at least 0; paper: 1e-4.
@@ -68,12 +69,13 @@ class CONFEDMADE(FedWeIT):
         cut_off_by: ``rank``: the cut-off is a quantile of each layer's ``|m|`` (the code; shares of B in the paper's
             Table 4 are those of quantiles); ``value``: it is of ``|m|`` itself (the paper's words).
         send_masked: also send entries that M masks (Table 4, "without M").
-        weight_decay: see :class:`cfl.methods.APD`; not in eq 6. The one of the paper's appendix is the optimizer's.
-        retroactive: whether A^(i) of earlier tasks go on being trained (eq 6); likewise.
-        threshold: at or below it an entry of A counts as 0; likewise.
+        weight_decay: see :class:`cfl.methods.APD`; not in eq 6. The weight decay in the paper's appendix is part of the
+            optimizer.
+        retroactive: whether A^(i) of earlier tasks are still trained (eq 6); see :class:`cfl.methods.APD`.
+        threshold: entries of A at or below it count as 0; see :class:`cfl.methods.APD`.
         top_kappa: see :class:`FedWeIT`.
-        attention: likewise.
-        base_mean: likewise; ``clients`` is line 12 of this paper's Algorithm 1.
+        attention: see :class:`FedWeIT`.
+        base_mean: see :class:`FedWeIT`; ``clients`` is line 12 of this paper's Algorithm 1.
 
     Raises:
         ConfigError: for values other than these, or clients whose masks differ; otherwise as :class:`FedWeIT`.
@@ -121,7 +123,7 @@ class CONFEDMADE(FedWeIT):
     # Before training.
 
     def setup(self, context: Context) -> None:
-        """As for FedWeIT; refuse clients that do not share their masks."""
+        """Set up as for FedWeIT, and refuse clients that do not share their masks."""
         super().setup(context)
         network = context.network
         if isinstance(network, MADE) and network.synchronised in (False, "start"):
@@ -157,7 +159,7 @@ class CONFEDMADE(FedWeIT):
         return {name: mask.to(dtype) for name, mask in found.items() if not (self._as_published and name == "shortcut")}
 
     def _held_mask(self, cohort: Cohort, layer: DecomposedLayer, position: int) -> Tensor | None:
-        """As for FedWeIT; for U and D, as in the authors' code, the mask with which the new task begins."""
+        """As for FedWeIT. If the network imitates the authors' code, U and D have the mask that begins the new task."""
         mask = super()._held_mask(cohort, layer, position)
         if mask is None or not self._as_published or not layer.name.startswith(("conditions.", "shortcut")):
             return mask
@@ -182,8 +184,8 @@ class CONFEDMADE(FedWeIT):
     # Reports.
 
     def report(self) -> Report:
-        """As for FedWeIT, and ``base_share``: mean share of the entries of B that a client sends after a round; None
-        if clients drop out, which bytes then do not tell."""
+        """As for FedWeIT, and ``base_share``: mean share of the entries of B that a client sends after a round. It is
+        None if clients drop out, because it cannot be computed from the bytes then."""
         context, report = self.context, super().report()
         if context.channel.loses_messages:
             return Report({**report.figures, "base_share": None}, report.rows)

@@ -50,8 +50,8 @@ class Context:
         channel: carries messages between clients and server and counts their bytes.
         clients: states that clients keep between rounds, by topic.
         buffer: the clients' replay buffers, or None if no method uses them.
-        methods: name -> method, all methods of the run in their order, to be asked for their kind, their capabilities
-            and their declarations (:mod:`cfl.methods.capabilities`).
+        methods: name -> method, all methods of the run in their order, to look up their classes, their capabilities and
+            their declarations (:mod:`cfl.methods.capabilities`).
         seed: the run's seed, for :mod:`cfl.randomness.generators`.
         scenario: ``task``, ``class``, ``domain``, ``density``, ``regression`` or ``detection``.
         measure: what clients are trained and evaluated by (:class:`cfl.metrics.base.Measure`).
@@ -115,12 +115,15 @@ class Context:
         return self._federation.model.personal_state(clients)
 
     def evaluation_statistics(self) -> AbstractContextManager[None]:
-        """Within the context, BatchNorm uses the batch's statistics if the evaluated model has none."""
+        """A ``with`` block in which BatchNorm uses the batch's statistics if the evaluated model has none."""
         return self._federation.model.evaluation_statistics()
 
     def once_per_test(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """For ``classify``: ``compute()``, or what it returned under this name for the same test batch in an earlier
-        evaluation, if there was room to keep it. ``compute`` may depend on nothing that still changes."""
+        """The result of ``compute()`` for a test batch, for use in ``classify``.
+
+        While there is room, results are kept under ``name`` and returned again for the same batch in later evaluations.
+        ``compute`` may therefore depend only on the batch and on values that no longer change.
+        """
         return self._federation.repeated_tests.once(name, compute)
 
     def forget_momentum(self) -> None:
@@ -158,7 +161,7 @@ class Context:
         return self._rounds.present(round)
 
     def expected_clients(self, round: int) -> float:
-        """The number of clients in a round, or its expectation if they join by themselves."""
+        """The number of clients in a round, or its expectation with ``schedule.sampling: poisson``."""
         return self._rounds.expected_clients(round)
 
     def task_of(self, round: int) -> int:
@@ -198,8 +201,8 @@ class Context:
         return self._data.outputs_in_loss(task, client)
 
     def outputs_in_loss_of(self, samples: Tensor | TaskHandles, task: TaskRef) -> Tensor | None:
-        """``[..., O]`` bool, the same for samples of the tasks ``samples`` ``[...]`` that are replayed during ``task``,
-        or None for all."""
+        """``[..., O]`` bool, the outputs in the loss of samples that are replayed during ``task``, or None for all.
+        ``samples`` ``[...]`` are the tasks of these samples."""
         return self._data.outputs_in_loss_of(samples, task)
 
     def client_batches(
@@ -226,8 +229,8 @@ class Context:
             tasks: ``[...]`` int64.
             index: ``[...]`` int64 into the training set of each sample's task.
             moment: (round, step) of training on them, which keys the augmentation; None for no augmentation.
-            device: device of the result; None for that of ``index``. From indices on the CPU, an accelerator need not
-                be waited for.
+            device: device of the result; None for that of ``index``. With indices on the CPU, the program does not wait
+                for an accelerator.
         """
         return self._data.inputs.of_tasks(tasks, index, moment, device=device)
 
@@ -280,7 +283,7 @@ class Context:
         return list(plan.clients) if whom == "sampled" else self.members(plan.task)
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
-        """The clients among these that this process computes; ``task`` is the one whose samples they use."""
+        """Those of ``clients`` that this process computes; ``task`` is the task whose samples they use."""
         return self._federation.own_clients(task, clients)
 
     def extra_round(self, task: int, clients: Sequence[int]) -> list[int]:

@@ -34,10 +34,11 @@ def declared_state(kind: type) -> dict[str, str]:
 def save(owner: object) -> dict[str, Any]:
     """The values of an object's declared state by key, as a checkpoint holds them.
 
-    Containers are copied, tensors are not. A set becomes a sorted list. An object with a ``state_dict`` becomes that.
+    Containers are copied, tensors are not. A set becomes a sorted list. An object with ``state_dict`` is replaced by
+    the result of calling it.
 
     Raises:
-        TypeError: an attribute holds, or has within it, something else than tensors and plain values.
+        TypeError: an attribute holds or contains something else than tensors and plain values.
     """
     found = {}
     for key, attribute in declared_state(type(owner)).items():
@@ -52,10 +53,10 @@ def save(owner: object) -> dict[str, Any]:
 def restore(owner: object, state: Mapping[str, Any]) -> None:
     """Give an object's declared attributes the values that :func:`save` returned.
 
-    An attribute that holds a set becomes a set again. For an object with ``load_state_dict``, that is called.
+    An attribute that holds a set becomes a set again. If the attribute's object has ``load_state_dict``, it is called.
 
     Raises:
-        ConfigError: ``ckpt_path``; the class has another ``state`` than when it was saved.
+        ConfigError: ``ckpt_path``; the class declares a key that was not saved.
     """
     for key, attribute in declared_state(type(owner)).items():
         if key not in state:

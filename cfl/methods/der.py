@@ -31,8 +31,8 @@ class DER(Method):
     them together; there they are two passes. The buffer holds the current task's samples too.
 
     Sends: nothing beyond the model. Storage per client: the buffer, with a number per sample and output. Extra compute:
-    forward and backward of the drawn samples in every local step. Scenarios: task-, class- and
-    domain-incremental; regression and detection, with their losses for CE. Optimizers: any.
+    forward and backward of the drawn samples in every local step. Scenarios: task-, class- and domain-incremental;
+    regression and detection, with their losses in place of CE. Optimizers: any.
 
     Args:
         alpha: weight of the logits, at least 0; Fed-A-GEM's tables take 1, and 0.3 on split CIFAR-10.

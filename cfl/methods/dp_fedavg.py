@@ -23,10 +23,10 @@ WITHIN = "updates within the bound"
 
 
 class DPFedAvg(Method):
-    """Bounds every client's update and adds Gaussian noise to the sum, so that the model protects each client.
+    """Bounds every client's update and adds Gaussian noise to the sum, for differential privacy of each client.
 
     A client scales its update down to the norm ``clip``, if it is longer. The server adds noise to the sum and divides
-    by the number of clients that it expected, whoever came::
+    by the expected number of clients, not by the number that took part::
 
         d_k <- d_k min(1, S / ||d_k||)
         d   <- (sum_k d_k + N(0, (z S)^2)) / m                               (McMahan et al., 2018, algorithm 1)
@@ -38,20 +38,21 @@ class DPFedAvg(Method):
     **Per layer**: each of L layers, weight and bias together, has the bound ``clip / sqrt(L)``, so that the whole
     update has the bound ``clip``.
 
-    **Adaptive bound** (``quantile``): ``clip`` is where the bound starts. A client also sends whether it was within the
-    bound, as 1/2 or -1/2, and the server moves the bound towards the quantile of the norms (Andrew et al., 2021)::
+    **Adaptive bound** (``quantile``): the bound starts at ``clip``. A client also sends whether its update was within
+    the bound, as 1/2 or -1/2, and the server moves the bound towards the quantile of the norms (Andrew et al., 2021)::
 
         b = (sum_k b_k + N(0, sigma_b^2)) / m + 1/2,   S <- S exp(-clip_lr (b - quantile))
 
-    The noise of the updates is then larger, such that both sums together have the noise multiplier ``z``: theirs is
-    ``z' = (z^-2 - (2 sigma_b)^-2)^(-1/2)`` (their theorem 1), with L layers ``(z^-2 - L (2 sigma_b)^-2)^(-1/2)``.
+    The noise of the updates is then larger, such that both sums together have the noise multiplier ``z``. The noise
+    multiplier of the updates is ``z' = (z^-2 - (2 sigma_b)^-2)^(-1/2)`` (theorem 1 there), with L layers
+    ``(z^-2 - L (2 sigma_b)^-2)^(-1/2)``.
 
-    The noise is drawn from a generator keyed by seed and round, so that runs can be repeated. A federation that is to
-    protect somebody has to draw it from a source that nobody else can read.
+    The noise is drawn from a generator keyed by seed and round, so that runs can be repeated. A real federation must
+    draw it from a source that others cannot predict.
 
     Differs from the papers: the guarantee is for what a client contributes to one task or to all of them
-    (docs/privacy.md). Server momentum and methods that change the server's step come behind the noise, and cost no
-    privacy.
+    (docs/privacy.md). Server momentum and methods that change the server's step are applied after the noise is added,
+    and cost no privacy.
 
     Sends: with ``quantile`` one number per bound more, in the update. Extra memory per client: none between rounds.
     Extra compute: two passes over a client's update per round. Scenarios: all. Optimizers: any. Needs
@@ -61,7 +62,7 @@ class DPFedAvg(Method):
     Args:
         clip: bound of a client's update, above 0: the L2 norm of all parameters that clients and server exchange.
         noise_multiplier: standard deviation of the noise in the sum, divided by the bound, at least 0. With 0 bounded
-            updates are averaged, which protects nobody.
+            updates are averaged without noise, which gives no privacy guarantee.
         per_layer: bound every layer by itself instead of the update as a whole.
         quantile: share of the clients that are to be within the bound, in [0, 1]; null for a fixed bound.
         clip_lr: how fast the bound moves, above 0; with ``quantile`` only.
@@ -133,13 +134,13 @@ class DPFedAvg(Method):
         return {UPDATE: Noise(self.noise_multiplier, bound)} if self.noise_multiplier else {}
 
     def bounded_updates(self, updates: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Every client's update scaled down to the bound; with an adaptive one, also whether it was within."""
+        """Every client's update scaled down to the bound; with an adaptive bound, also whether it was within it."""
         sent = dict(updates)
         within = []
         for clip, names in zip(self.clips.tolist(), self.groups.values(), strict=True):
             squares = [updates[name].flatten(1).square().sum(1, dtype=torch.float64) for name in names]
             norms = torch.stack(squares).sum(0).sqrt()
-            factors = (clip / norms).clamp(max=1.0)  # norm 0: inf, hence 1
+            factors = (clip / norms).clamp(max=1.0)  # a norm of 0 gives infinity, which becomes 1
             for name in names:
                 rows = updates[name]
                 rows.mul_(factors.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1)))
@@ -149,7 +150,7 @@ class DPFedAvg(Method):
         return sent
 
     def protected_mean(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The noisy sum by the expected number of clients; moves an adaptive bound."""
+        """The noisy sum divided by the expected number of clients. Also moves an adaptive bound."""
         expected = self.context.expected_clients(self.context.round)
         generator = torch_generator(self.context.seed, "update noise", self.context.round)
         updates = {name: total for name, total in sums.items() if name != WITHIN}
@@ -164,7 +165,7 @@ class DPFedAvg(Method):
         return updates
 
     def _move(self, quantile: float, counts: Tensor | None, expected: float, generator: torch.Generator) -> None:
-        """Move each bound towards the quantile, by the sum of what clients sent; None if there were none."""
+        """Move each bound towards the quantile, by the sum of the clients' ``b_k``; None if no client took part."""
         total = torch.zeros_like(self.clips) if counts is None else counts.to(self.clips)
         if self._count_noise:
             total = total + self._count_noise * _normal(total, generator)
@@ -174,8 +175,8 @@ class DPFedAvg(Method):
         self.clips = self.clips * torch.exp(-self.clip_lr * (shares - quantile))
 
     def report(self) -> Report:
-        """With an adaptive bound, a row per round: the bound of the whole update in it, and the noisy share of clients
-        within (mean over layers)."""
+        """With an adaptive bound, a row per round: the bound of the whole update, and the noisy share of clients within
+        their bounds (mean over layers)."""
         return Report(rows=self._rows)
 
 

@@ -40,7 +40,7 @@ class ER(Method):
     clients) are per task (F.2: "a certain number of data points from each task"), the default here, or for the whole
     run (F.4: "total number of stored data among all clients"). FOT's tables use the second, ``per_task: false``.
 
-    Sends: nothing beyond the model. Storage per client: at most ``memory_samples`` of the summary, raw samples with
+    Sends: nothing beyond the model. Storage per client: at most ``memory_samples`` (in the summary) raw samples with
     label and task. Extra compute: forward and backward of the drawn samples in every local step.
 
     Args:
@@ -55,7 +55,7 @@ class ER(Method):
         weight: factor of the memory's loss; 0 is federated averaging.
         weighting: ``equal`` or ``mean``: both losses count the same (times ``weight``), as above; ``count``: every
             sample of the step counts the same, the memory's times ``weight``; ``appended``: every sample of the
-            client's training set and memory does.
+            client's training set and memory counts the same, the memory's times ``weight``.
     """
 
     _source_name = "er"
@@ -193,7 +193,7 @@ class ER(Method):
         return torch.tensor([seed_for(seed, purpose, client, *indices) for client in clients], dtype=torch.int64)
 
     def client_storage(self) -> int:
-        """Bytes of a full memory, a byte per pixel, with label and task; 0 if there is only one task."""
+        """Bytes of a full memory, a byte per pixel, with label and task; 0 if no task end ever fills it."""
         if self.update == "task" and self.context.num_tasks == 1:
             return 0
         channels, height, width = self.context.input_shape

@@ -33,15 +33,15 @@ class EWC(Method):
         strength / 2 * sum_t sum_i F_t,i (w_i - w*_t,i)^2                    (Kirkpatrick et al., 2017, eq 3)
 
     with ``w*_t``, the global model after the last round of task t, and ``F_t``, the diagonal Fisher information of the
-    task's data there (:func:`cfl.methods.components.curvature.fisher.diagonal_fisher`; mean over samples). A sum of
-    quadratics is a quadratic, so only ``S = sum_t F_t`` and its centre ``A = sum_t F_t w*_t / S`` are stored. Every
+    task's data at ``w*_t`` (:func:`cfl.methods.components.curvature.fisher.diagonal_fisher`; mean over samples). A sum
+    of quadratics is a quadratic, so only ``S = sum_t F_t`` and its centre ``A = sum_t F_t w*_t / S`` are stored. Every
     local step adds ``strength S (w - A)`` to the gradient, before clipping and the optimizer. As for all methods, the
     reported training loss does not include the penalty.
 
-    ``scope: client`` is the adaptation of FOT (Bakman et al., 2024): every client computes and keeps its own Fisher
-    and never sends it. A client without a Fisher has no penalty. ``scope: server``: the penalty is the same for all
-    clients, with the mean of their Fishers, which belongs to the mean of their losses. It is unweighted whatever
-    ``federated.client_weighting`` says.
+    ``scope: client`` is the adaptation of FOT (Bakman et al., 2024): every client computes and keeps its own Fisher and
+    never sends it. A client without a Fisher has no penalty. ``scope: server``: the penalty is the same for all
+    clients, with the mean of their Fishers, which corresponds to the mean of their losses. This mean is unweighted,
+    whatever ``federated.client_weighting`` is.
 
     Parameters that stay on their client (``PersonalLayers``) are pulled to that client's own values by its own
     Fisher, for either scope. Outputs that are not in the loss have no Fisher and no penalty, nor have BatchNorm's
@@ -53,10 +53,11 @@ class EWC(Method):
     method's table. For clients with two classes the published strength exceeds that. ``limit`` bounds the product, so
     that a step moves a weight to its anchor at most, and not beyond it.
 
-    With the method ``FoundBoundaries`` beside it, nobody tells where tasks end. Every few rounds, each client computes
-    its Fisher at the model that it has received, and keeps the two newest with these models. When a boundary is found,
-    the newest Fisher of the old task's rounds counts, and its anchor is the model of its round; with ``scope: server``
-    the centre of their sum. A client that has computed none in these rounds has no part.
+    With the method ``FoundBoundaries`` beside it, EWC is not told where tasks end. Every few rounds, each client
+    computes its Fisher at the model that it has received, and keeps the two newest Fishers with their models. When a
+    boundary is found, each client's newest Fisher of the old task's rounds counts. Its anchor is the model of its
+    round; with ``scope: server`` the anchor is the centre of the summed quadratics. A client that has computed no
+    Fisher in these rounds is left out.
 
     Sends: after every task but the last, an extra round: the new global model down and, with ``scope: server``, one
     tensor per parameter up (two where boundaries are found), read as a sum; then ``S`` and ``A`` down in every round.
@@ -166,7 +167,7 @@ class EWC(Method):
     # Local steps.
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
-        """The pulls that are the gradients of these clients' penalties."""
+        """The gradients of these clients' penalties, as pulls."""
         if self.strength == 0:
             return {}
         tensors = self.context.state_tensors()
@@ -199,7 +200,7 @@ class EWC(Method):
     # After a task.
 
     def end_task(self, plan: RoundPlan) -> None:
-        """Clients compute the Fisher of the task's data at the new global model, which becomes an anchor."""
+        """Let clients compute the Fisher of the task's data at the new global model, and make this model an anchor."""
         context = self.context
         if self.strength == 0 or context.is_last(plan.task):
             return
@@ -208,7 +209,7 @@ class EWC(Method):
         clients, lost = context.select_clients(plan, self.fisher_clients), context.channel.lost(plan.round)
         counted = (0, 0.0, 0.0)
         for client in context.extra_round(plan.task, clients):
-            if client in lost:  # it is sent the model, and computes nothing
+            if client in lost:  # it receives the model but computes nothing
                 continue
             fisher, model = self._fisher(plan.task, client, plan.task)
             self._keep(client, {n: fisher[n] for n in self._kept}, model)
@@ -223,7 +224,10 @@ class EWC(Method):
         self._note(plan.task, len(set(clients).difference(lost)), (*counted, time.perf_counter() - started))
 
     def _note(self, task: int, clients: int, figures: tuple[int, float, float, float]) -> None:
-        """Add a row: number, sum and greatest of this process's entries, and seconds."""
+        """Add a row to the method's table.
+
+        ``figures`` are number, sum and greatest of the Fisher entries of this process's clients, and seconds.
+        """
         everyones = self.context.everyones(figures)
         entries = sum(row[0] for row in everyones)
         self._rows.append(
@@ -240,7 +244,7 @@ class EWC(Method):
         """One client's Fisher and the model at which it was computed, both in the server's order of features.
 
         Args:
-            task: whose samples it is of.
+            task: the task whose samples are used.
             client: the client.
             moment: keys the labels that are drawn.
         """
@@ -276,8 +280,8 @@ class EWC(Method):
     # Where boundaries are found.
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Where boundaries are found, let clients compute a Fisher of the model that they had received in some rounds,
-        and keep both."""
+        """If boundaries are found, let clients compute the Fisher at the model that they have received, in some rounds,
+        and keep it with this model."""
         if self._finder is None or self.strength == 0 or not self._finder.keeps_in(cohort.round):
             return
         for client in (cohort.clients[position] for position in positions):
@@ -285,7 +289,7 @@ class EWC(Method):
             self._remembered.keep(client, cohort.round, _joined(fisher, {n: model[n].detach() for n in fisher}))
 
     def end_found_task(self, plan: RoundPlan, rounds: range) -> None:
-        """The newest Fisher that each client has computed in the task's rounds becomes part of the penalty."""
+        """Add the newest Fisher that each client has computed in the task's rounds to the penalty."""
         if self.strength == 0:
             return
         started = time.perf_counter()
@@ -334,7 +338,7 @@ class EWC(Method):
     def report(self) -> Report:
         """Seconds for Fishers, and bytes: what one client keeps, sends after a task, and receives every round.
 
-        Where boundaries are found also ``remembered_bytes``: what one client keeps to have it when one is found.
+        If boundaries are found, also ``remembered_bytes``: bytes of Fishers that a client keeps for the next boundary.
 
         A row per task: clients that computed a Fisher, mean and greatest of its entries, seconds of the extra round.
         """
@@ -352,7 +356,7 @@ class EWC(Method):
         return Report(figures, self._rows)
 
     def client_storage(self) -> int:
-        """Two numbers per parameter, once there is a Fisher, and what is kept for boundaries that are found."""
+        """Bytes of two numbers per parameter, once there is a Fisher, and of the Fishers kept for the next boundary."""
         figures = self.report().figures
         return int(figures["client_bytes"] + figures.get("remembered_bytes", 0))
 
@@ -363,7 +367,7 @@ class EWC(Method):
 
 
 def _counted(before: tuple[int, float, float], fisher: Tensors) -> tuple[int, float, float]:
-    """Number, sum and greatest of the entries of a Fisher and of those before it."""
+    """Add a Fisher's entries to the number, sum and greatest of the entries ``before``."""
     entries, total, most = before
     return (
         entries + sum(values.numel() for values in fisher.values()),
@@ -377,7 +381,7 @@ def _times(fisher: Tensors, model: Tensors) -> Tensors:
 
 
 def _joined(curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensors:
-    """Both in one mapping, to be sent or stored."""
+    """Curvature and anchor in one mapping, to be sent or stored."""
     return {**{f"curvature {n}": v for n, v in curvature.items()}, **{f"anchor {n}": v for n, v in anchor.items()}}
 
 

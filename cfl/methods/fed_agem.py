@@ -46,20 +46,20 @@ class FedAGEM(Method):
     server's step in addition. The reference belongs to the model with which the next round begins, so it must also come
     after methods that change the global model after a round: CFeD's server distillation, FedCIL's consolidation.
 
-    Differs from the paper in two points. By default a buffer stores each sample of a task at most once, and as it was
-    augmented then, as in the authors' code (:class:`cfl.federation.replay_buffer.ReplayBuffer`). A gradient whose
-    conflict with the reference is mere rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the
-    gradients, is not changed (:func:`cfl.methods.components.gradient_projection.conflicts`). The paper's variants are
-    options: how a gradient is changed (section 5.3.1, Table 9), in which share of the conflicts (Table 10), how often
-    the reference is renewed. Table 3's "local weights between synchronisations" is ``schedule.local_epochs`` with fewer
-    rounds.
+    Differs from the paper in two points. By default a buffer stores each sample of a task at most once, with the
+    augmentation of that moment, as in the authors' code (:class:`cfl.federation.replay_buffer.ReplayBuffer`). A
+    gradient whose conflict with the reference is mere rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the
+    precision of the gradients, is not changed (:func:`cfl.methods.components.gradient_projection.conflicts`). The
+    paper's variants are options: how a gradient is changed (section 5.3.1, Table 9), in which share of the conflicts
+    (Table 10), how often the reference is renewed. Table 3's "local weights between synchronisations" is
+    ``schedule.local_epochs`` with fewer rounds.
 
     Personal parameters are neither in the reference nor changed. The method adds a multiple of the reference. After a
     method that restricts the clients' directions, as GPM does, or freezes parameters, gradients may therefore leave the
     allowed directions a little where there is a conflict. (FOT's restriction holds, because there the server projects.)
     A client without a sample of a task is refused before training, as in every run, or, with ``data.participation:
-    Holders``, does not train in that task. Its buffer takes part in the reference only with ``clients: holders``; in
-    the authors' code, which does not train it either, it always does.
+    Holders``, does not train in that task. Its buffer is then used for the reference only with ``clients: holders``.
+    The authors' code, in which such a client does not train either, always uses its buffer.
 
     Sends: up, a gradient (a tensor per parameter) for every new reference, as a sum; down, the reference with the
     model, once to every client that trains while the reference is in use. The new global model goes down once more to
@@ -74,8 +74,9 @@ class FedAGEM(Method):
             say how many; its code takes a minibatch, 32.
         every: rounds between two references. In between, clients keep and use the last one.
         refinement: how a gradient is changed (:func:`cfl.methods.components.gradient_projection.refine`).
-        when: which gradients are changed: on ``conflict``, at more than a right angle, or ``always``.
-        share: share of these cases, drawn at random, in (0, 1].
+        when: which gradients are changed: only those in ``conflict`` with the reference, at more than a right angle to
+            it, or all (``always``).
+        share: share of these gradients that are changed, drawn at random, in (0, 1].
         clients: clients whose buffers are used: those ``sampled`` in the round; ``all`` that hold its task (with clocks
             of their own, those that have not finished all their tasks); or all ``holders`` of a sample, whether or not
             they train now.
@@ -127,8 +128,10 @@ class FedAGEM(Method):
     def setup(self, context: Context) -> None:
         """Find the parameters of the reference.
 
-        Refuses a run without any, later methods that change gradients or the global model, and an ``every`` of as many
-        rounds as there are."""
+        Raises:
+            ConfigError: there are no such parameters, a later method changes gradients or the global model, or
+                ``every`` is above 1 and not below the number of rounds.
+        """
         super().setup(context)
         later = {name: context.methods[name] for name in list(context.methods)[self.source :]}
         for behind, why in (
@@ -158,12 +161,12 @@ class FedAGEM(Method):
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether there is a reference."""
+        """Whether there is a reference; True before the first cohort."""
         # Before the first cohort an engine is chosen for the later rounds, nearly all of which have a reference.
         return not self._opened or bool(self.reference)
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Send clients the reference, and permute it as the model they compute with."""
+        """Send the reference to clients that do not have it."""
         self._opened = True
         if not self.reference:
             return
@@ -175,7 +178,7 @@ class FedAGEM(Method):
         self._lengths = {}
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        """Record the step and its clients."""
+        """Record the number of the step and which clients have samples in it."""
         self._step, self._training = batch.step, batch.mask.any(1)
         return batch
 
@@ -217,7 +220,7 @@ class FedAGEM(Method):
         return (words >> 11 & (2**53 - 1)).double() / 2**53 < self.share
 
     def _use_outputs(self, cohort: Cohort, rows: Tensor) -> None:
-        """Mark all outputs as used: the reference also moves outputs of tasks that a client does not train now."""
+        """Mark outputs that the reference moves as used, including those of tasks that a client does not train now."""
         if cohort.used_outputs is None:
             return
         touched = torch.zeros_like(cohort.used_outputs[0])
@@ -276,7 +279,7 @@ class FedAGEM(Method):
         if drawn is None:
             return False
         key = seed_for(context.seed, "dropout of the reference", plan.round, client)
-        task = context.task_at(plan.round, client)  # with clocks of their own not the round's
+        task = context.task_at(plan.round, client)  # with clients' own clocks, it may not be the round's task
         model = client_model(context, task, client)
         outputs = context.outputs_in_loss_of(drawn.tasks, task)
         gradient = self._gradient(model, drawn, outputs, key)

@@ -59,13 +59,14 @@ class FedCIL(Method):
     round. For the networks see :class:`cfl.models.ACGAN`. Samples that other methods add count as real images.
 
     Sends: the generator as a part of the model; the replay generator down, once per client and task, when the client is
-    first sampled. Both include the statistics by which the generator normalises, so that ``federated.batchnorm`` has to
-    be ``average`` if it does. With ``consolidation_source: clients`` the server must see single clients' generators and
-    their classes of the task, which rules out secure aggregation. They are sent, and counted, beside the update.
-    Storage per client: the replay generator (``replay_generator_bytes`` of the summary). Extra compute: three passes of
-    the critic and one of the generator instead of one of the critic, over twice the samples from the second task on,
-    and the replay generator's forward pass. At the server: ``consolidation_steps`` such steps per round. Scenarios:
-    task-, class- and domain-incremental. Optimizers: any; the authors' is Adam with betas 0.5 and 0.999.
+    first sampled. Both include the statistics by which the generator normalises. If it has such statistics,
+    ``federated.batchnorm`` must be ``average``. With ``consolidation_source: clients`` the server must see single
+    clients' generators and their classes of the task, which rules out secure aggregation. They are sent, and counted,
+    beside the update. Storage per client: the replay generator (``replay_generator_bytes`` of the summary). Extra
+    compute: three passes of the critic and one of the generator instead of one of the critic, over twice the samples
+    from the second task on, and the replay generator's forward pass. At the server: ``consolidation_steps`` such steps
+    per round. Scenarios: task-, class- and domain-incremental. Optimizers: any; the authors' is Adam with betas 0.5 and
+    0.999.
 
     Args:
         replay_share: weight of the replayed images' loss, in [0, 1); 0 for no replay.
@@ -142,7 +143,7 @@ class FedCIL(Method):
         assert isinstance(network, ACGAN)
         return network
 
-    # Which outputs there are.
+    # Outputs of tasks.
 
     def _outputs_before(self, task: int) -> Tensor:
         """``[n]`` int64, the outputs of the tasks before ``task``."""
@@ -205,8 +206,8 @@ class FedCIL(Method):
         dtype = network.head.weight.dtype
         x, noise = x.to(dtype), samples.extras[self._noise].to(dtype)
         weights = torch.where(samples.mask, samples.weights, torch.zeros_like(samples.weights)).to(dtype)
-        # One image is generated for every real or replayed one. If other methods have added samples too, these
-        # images stand against all.
+        # One image is generated for every real or replayed one. If other methods have added samples too, the weights
+        # of the generated images are scaled to balance all samples.
         ours = torch.where(self.ours(samples), weights, torch.zeros_like(weights))
         against = ours * (weights.sum() / ours.sum().clamp(min=torch.finfo(dtype).tiny))
         loss = acgan_loss(network, x, samples.y, weights, noise, against, samples.allowed)
@@ -226,7 +227,7 @@ class FedCIL(Method):
         return moved(torch.tensor(keys, dtype=torch.int64), batch.index.device)
 
     def _replayed(self, noise: Tensor, y: Tensor) -> Tensor:
-        """Images of the replay generator, computed as at the clients of its task."""
+        """Images of the replay generator in evaluation mode, for given noise and outputs."""
         tensors = {name: tensor.to(noise.device) for name, tensor in self._replay.items()}
         return self._generation.images(tensors, noise, y)
 
@@ -318,7 +319,7 @@ class FedCIL(Method):
             held = context.outputs.own[plan.task].unsqueeze(0)
         batches = self._made_batches(plan, generators, held, next(iter(tensors.values())).device)
         names = context.shared_parameters
-        # In one process: rounding differences between processes would grow with every step.
+        # In one process, because rounding differences between processes would grow with every step.
         trained = context.at_server(lambda: consolidated(self._network, tensors, names, batches, self.consolidation_lr))
         server = context.state_tensors()
         trained = {name: tensor.to(server[name].device) for name, tensor in trained.items()}
@@ -346,7 +347,7 @@ class FedCIL(Method):
         def drawn(options: Tensor) -> Tensor:
             return options[torch.randint(len(options), (steps, size), generator=generator)]
 
-        # Draw classes first, then for each one of the generators that know it.
+        # Draw classes first, then, for each class, one of the generators whose clients have samples of it.
         y = drawn(held.any(0).nonzero().squeeze(1))
         who = torch.multinomial(held.T[y.flatten()].float(), 1, generator=generator).view(steps, size)
         given = noise()

@@ -39,7 +39,7 @@ class FedCurv(Method):
         L_s(w) + strength * sum_{j != s} (w - w_j)^T diag(F_j) (w - w_j)    (Shoham et al., 2019, eq 3, without a half)
 
     in client s's local training of round t, with ``w_j``, the weights at which client j ended its local training of
-    round t - 1, and ``F_j``, the diagonal Fisher information of its own data there
+    round t - 1, and ``F_j``, the diagonal Fisher information of its own data at ``w_j``
     (:func:`cfl.methods.components.curvature.fisher.diagonal_fisher`, the network in evaluation mode). The server reads
     two sums
 
@@ -50,14 +50,14 @@ class FedCurv(Method):
     optimizer. As for all methods, the reported training loss does not include the penalty. There is no penalty in the
     run's first round.
 
-    Nothing accumulates: u and v belong to the last round alone, also at the beginning of a task, when they belong to
-    the last round of the previous task. If clients are sampled (not in the paper), u and v are sums over those that
-    took part in the last round; a client that did not take part subtracts nothing. The sums are not weighted, whatever
+    Nothing accumulates: u and v belong to the last round alone. At the beginning of a task, this is the last round of
+    the previous task. If clients are sampled (not in the paper), u and v are sums over those that took part in the last
+    round; a client that did not take part subtracts nothing. The sums are not weighted, whatever
     ``federated.client_weighting`` is.
 
     The penalty is on exchanged parameters only, not on personal ones nor on BatchNorm's running statistics. The Fisher
-    uses the running statistics at the client's end (with ``federated.batchnorm: drop`` each batch's own). Outputs that
-    are not in a client's loss have no Fisher and no penalty.
+    uses the client's running statistics after local training (with ``federated.batchnorm: drop`` each batch's own).
+    Outputs that are not in a client's loss have no Fisher and no penalty.
 
     Precision: sums and differences have the parameters' dtype. Rounding may make ``u - F_s`` negative; these entries,
     and those of ``v_s``, are set to 0. The error is at most some units in the last place of u, and the penalty never
@@ -166,7 +166,7 @@ class FedCurv(Method):
     # Local steps.
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
-        """``2 strength (u_s w - v_s)`` is a pull towards ``v_s / u_s``."""
+        """Pulls towards ``v_s / u_s`` that add ``2 strength (u_s w - v_s)`` to gradients."""
         held = self._held_to(cohort)
         anchors = {name: _anchor(u, v) for name, (u, v) in held.items()}
         return {name: Pull(2 * self.strength * u, anchors[name]) for name, (u, _) in held.items()}
@@ -214,7 +214,7 @@ class FedCurv(Method):
         started = time.perf_counter()
         context = self.context
         clients = [cohort.clients[p] for p in positions]
-        # Weight decay of outputs outside the loss does not matter: they have no Fisher, hence no share in v.
+        # Weight decay of outputs outside the loss does not matter, because they have no Fisher and so no share in v.
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         u = self._fishers(cohort, clients, trained)
         ends = {n: trained[n] for n in self._names}
@@ -345,7 +345,7 @@ class FedCurv(Method):
 
 
 def _joined(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> Tensors:
-    """Both in one mapping, to be sent or stored."""
+    """u and v in one mapping, to be sent or stored."""
     return {**{f"u {n}": values for n, values in u.items()}, **{f"v {n}": values for n, values in v.items()}}
 
 

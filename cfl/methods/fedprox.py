@@ -62,5 +62,5 @@ class FedProx(Method):
 
     @property
     def computes_locally(self) -> bool:
-        """Whether the term has a weight."""
+        """Whether ``mu`` is above 0."""
         return self.mu > 0

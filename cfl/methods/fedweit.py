@@ -50,10 +50,11 @@ class FedWeIT(APD):
     newest known A of every other client, whatever task it belongs to. If all clocks agree and all clients take part,
     that is the same as above.
 
-    Sends, in place of the model: up, the values of the kept units and a bit per unit; down, likewise, all units in the
-    first round. Between tasks, A up, read client by client, and down all A except the client's own: values with their
-    indices, or all values if that is smaller. Extra memory per client: as for APD, and the knowledge base of every
-    task, sparse. Extra compute: as for APD, and one product of attention and knowledge base per step.
+    Sends, in place of the model: up, the values of the kept units and a bit per unit; down, the values of the averaged
+    units and a bit per unit, in the first round of all units. Between tasks, A up, read client by client, and down all
+    A except the client's own: values with their indices, or all values if that is smaller. Extra memory per client: as
+    for APD, and the knowledge base of every task, sparse. Extra compute: as for APD, and one product of attention and
+    knowledge base per step.
 
     Args:
         keep: share of each layer's output units that a client sends, in (0, 1].
@@ -141,18 +142,19 @@ class FedWeIT(APD):
         return True
 
     def setup(self, context: Context) -> None:
-        """As for APD; all clients will receive the whole initial base."""
+        """Set up as for APD; all clients will receive the whole initial base."""
         super().setup(context)
         self._sent = {x.name: torch.ones(len(x.weight), dtype=torch.bool) for x in self._layers}
         if self.borrows and context.num_tasks > 1:
-            # For the trial of engines: reading the knowledge base takes most of the time in all tasks but the first, in
-            # which the first cohort removes these zeros. They are written, since memory that never was is read faster.
+            # Zeros for the trial of engines, because reading the knowledge base takes most of the time in all tasks but
+            # the first. The first cohort removes them. They are written explicitly, because memory that was never
+            # written is read faster.
             for layer in self._layers:
                 room = layer.weight.new_empty(self._knowledge_entries(), *layer.weight.shape)
                 layer.parts.knowledge.entries = room.zero_()
 
     def _knowledge_entries(self) -> int:
-        """As many entries as clients take part in a round; with clocks of their own, as many as there are clients."""
+        """Number of entries: the largest number of clients in a round, or of all clients if they have own clocks."""
         context = self.context
         return context.num_clients if context.client_clocks else context.most_clients
 
@@ -160,7 +162,7 @@ class FedWeIT(APD):
 
     @torch.no_grad()
     def start_clients(self, cohort: Cohort) -> None:
-        """As for APD, with the task's knowledge base."""
+        """Start clients as for APD, with the task's knowledge base."""
         super().start_clients(cohort)
         if not self.borrows:
             return
@@ -193,7 +195,7 @@ class FedWeIT(APD):
         return [newest[owner] for owner in sorted(newest)]
 
     def _borrowed(self, client: int, task: int) -> list[dict[str, Any]]:
-        """:meth:`_held` of a client's task."""
+        """The knowledge base of a client's task; see :meth:`_held`."""
         return self._held(task, self.context.began(task, client))
 
     def _owners(self, client: int, task: int) -> list[int]:
@@ -206,7 +208,7 @@ class FedWeIT(APD):
         return torch.tensor(factors + [0.0] * (self._knowledge_entries() - len(factors)))
 
     def _receive(self, cohort: Cohort) -> None:
-        """Replace the units of clients' bases by those that the server has."""
+        """Replace units of clients' bases by those that the server sends."""
         if not self.send_base:
             return
         for layer in self._layers:
@@ -216,7 +218,7 @@ class FedWeIT(APD):
         self._down("base", self._base_bytes(self._sent), len(cohort.clients))
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """As for APD; send clients that begin a task its knowledge base."""
+        """Begin the task as for APD, and send clients its knowledge base."""
         latest, context = self._tasks.latest(cohort.clients), self.context
         super()._begin(cohort, positions)
         for position in positions:
@@ -299,7 +301,7 @@ class FedWeIT(APD):
     def end_round(self, plan: RoundPlan) -> None:
         """Average every unit that some client sent."""
         if self.send_base:
-            with self._counting():  # of sums of integers
+            with self._counting():  # sums of integers count their bytes when they are read
                 sums, clients = self.context.channel.sum("base")
             for layer in self._layers:
                 senders = sums[f"units of {layer.name}"]
@@ -364,7 +366,7 @@ class FedWeIT(APD):
         self._count_bytes(plan.task)
         if not collected:
             return
-        apart = context.client_clocks  # then a client may later send newer ones
+        apart = context.client_clocks  # with own clocks, a client may later replace its entry
         for owners in [[owner] for owner in collected] if apart else [list(collected)]:
             messages = [collected[owner] for owner in owners]
             self._knowledge.append(

@@ -48,11 +48,11 @@ class FOT(Method):
     A layer with many more inputs than dimensions is sketched from its covariance, which is several times cheaper and
     has the same distribution (:class:`cfl.methods.components.layer_inputs.sketch.LayerSketch`).
 
-    With the method ``FoundBoundaries`` beside it, nobody tells where tasks end. It needs ``message: covariance``. Every
-    few rounds, each client computes the second moments of its layer inputs in the model that it has received, and keeps
-    the two newest. When a boundary is found, each client sends the newest that are of the old task's rounds, and the
-    server extracts the subspace from their sum. With ``gpse_clients: sampled`` only the clients of the newest of these
-    rounds send, with ``all`` every client that keeps some.
+    With the method ``FoundBoundaries`` beside it, FOT is not told where tasks end. It needs ``message: covariance``.
+    Every few rounds, each client computes the second moments of its layer inputs in the model that it has received, and
+    keeps the two newest results. When a boundary is found, each client sends its newest result of the old task's
+    rounds, and the server extracts the subspace from their sum. With ``gpse_clients: sampled`` only the clients of the
+    newest of these rounds send, with ``all`` every client that keeps such a result.
 
     Sends: down, for GPSE, the new global model and, for sketches, the bases (float32); up the sketches (float32) and
     two float64 scalars per layer, or second moments (float32), all of them as sums. Extra memory per client: none
@@ -82,7 +82,7 @@ class FOT(Method):
             sent down in every round from the second task on; clients store nothing. Extra compute per local step and
             layer: ``4 o d k`` operations, or ``2 o d^2``. With ``protect_bias`` a client's weight is kept out of the
             span of the basis's rows for the weight, and the server projects both together.
-        capacity: most directions that a task may add to a layer, whatever the threshold says, so that later tasks find
+        capacity: most directions that a task may add to a layer, whatever the threshold is, so that later tasks find
             room. ``{total: share}``: all tasks together use at most this share of the layer's input space, divided
             evenly among the extractions to come. ``{per_task: share}``: a task uses at most this share of what is free.
             null: all that is free (:func:`cfl.methods.components.capacity.room_for`).
@@ -91,7 +91,7 @@ class FOT(Method):
             (:func:`cfl.methods.components.importance.accumulated_importance`). null: all directions of the basis are
             protected fully, as in the paper. Needs ``message: covariance``. With ``project_clients`` both the clients'
             gradients and the server's step are scaled: a direction of importance c keeps ``(1 - c)^2`` of its step.
-        last_extraction: extract after the last task, too. Its basis protects nothing in this run, and is reported.
+        last_extraction: extract after the last task, too. Its basis protects nothing in this run, but is reported.
         residual_share: ``energy``: rho from summed energies, exact; ``client_mean``: mean over clients of their own
             rho, weighted by samples, as in the authors' code.
         layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer where
@@ -295,8 +295,9 @@ class FOT(Method):
         return self.context.task_of(self.context.round) > 0
 
     def _protection(self, name: str, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        """A layer's basis, and its directions' importance, on ``device``: a checkpoint is loaded before the network
-        moves to an accelerator.
+        """A layer's basis, and its directions' importance, on ``device``.
+
+        They may be on another device, because a checkpoint is loaded before the network moves to an accelerator.
         """
         for held in (self.bases, self.importance):
             if name in held:
@@ -308,8 +309,8 @@ class FOT(Method):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """With ``gpse_model: local``, let clients sketch the layer inputs of their trained models.
 
-        Where boundaries are found, let them compute and keep the moments of those of the model that they had received,
-        in some rounds.
+        If boundaries are found, let them compute and keep, in some rounds, the moments of the layer inputs of the model
+        that they have received.
         """
         if self._finder is not None:
             self._keep_moments(cohort, positions)
@@ -352,7 +353,7 @@ class FOT(Method):
         senders: Sequence[int],
         local: Iterable[dict[str, Tensor]] | None = None,
     ) -> None:
-        """Send the bases to some of the ``senders`` if they need them, and their messages to the server."""
+        """Send the bases to ``clients``, if they need them, and send the clients' messages to the server."""
         device = self.context.device
         bases = {}
         if self._message.needs_bases:
@@ -374,7 +375,7 @@ class FOT(Method):
             self._remembered.keep(client, cohort.round, {name: values[0] for name, values in message.items()})
 
     def end_found_task(self, plan: RoundPlan, rounds: range) -> None:
-        """Add the principal subspace of the newest moments that clients keep of the task to the bases."""
+        """Add the principal subspace of the newest moments that clients have kept in the task's rounds to the bases."""
         started = time.perf_counter()
         chosen = self._remembered.computed_in(rounds)
         if self.gpse_clients == "sampled":
@@ -393,20 +394,20 @@ class FOT(Method):
         """Apply the rank rule and grow the bases from the summed messages, at the server."""
         sums, _ = self.context.channel.sum(self._topic)
         self._keep_own(sums)
-        # In one process: rounding may differ between processes, and with it the number of directions.
+        # In one process, because rounding, and with it the number of directions, may differ between processes.
         self.bases, self.importance, rows = self.context.at_server(lambda: self._grown(sums, task))
         seconds = time.perf_counter() - started
         self.gpse_seconds.append(seconds)
         self._rows += [{**row, "gpse_seconds": seconds} for row in rows]
 
     def _keep_own(self, sums: Mapping[str, Tensor]) -> None:
-        """For subclasses: keep more of a task's summed messages than the directions outside the bases."""
+        """Keep more of a task's summed messages than the directions outside the bases; does nothing here."""
 
     def _grown(
         self, sums: Mapping[str, Tensor], task: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Any]]]:
         """The grown bases, their directions' importance, and rows of the method's table without the seconds."""
-        # Extractions to come, this one included. Only capacity: {total} uses it, which found boundaries refuse.
+        # Extractions to come, this one included. Only capacity: {total} uses it, refused with found boundaries.
         left = 1 if self._finder else self.context.num_tasks - 1 - task + self.last_extraction
         rows, bases, importances = [], dict(self.bases), dict(self.importance)
         for name, d in self._dims.items():
@@ -449,7 +450,7 @@ class FOT(Method):
     def report(self) -> Report:
         """Used space (%), seconds in GPSE, and bytes of model, one client's sketches, and bases (Tables 3 to 5).
 
-        Where boundaries are found also ``remembered_bytes``: what one client keeps to have it when one is found.
+        If boundaries are found, also ``remembered_bytes``: bytes of moments that a client keeps for the next boundary.
 
         A row per task and layer: sizes, used space (%), residual share, bytes, seconds of the whole extraction.
         """
@@ -466,5 +467,5 @@ class FOT(Method):
         return Report(figures, self._rows)
 
     def client_storage(self) -> int:
-        """What is kept for boundaries that are found."""
+        """Bytes of the moments that a client keeps for the next boundary."""
         return self._remembered.bytes() if self._finder is not None else 0

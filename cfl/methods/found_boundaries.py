@@ -1,4 +1,4 @@
-"""Finds where tasks end, from what the clients' losses add up to."""
+"""Finds where tasks end, from the sum of the clients' losses."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from cfl.runtime.option_checks import check_integers, check_numbers
 class FoundBoundaries(Method):
     """Finds where tasks end from clients' losses, and tells the methods beside it.
 
-    Every client of a round computes its loss of the received model on the samples that it is about to train on. The
-    server reads their mean, and takes a rise of it for a new task (the Page-Hinkley test,
-    :class:`cfl.methods.components.page_hinkley.PageHinkley`). The methods beside it that work with found tasks
-    (:class:`cfl.methods.capabilities.FoundTasks`: EWC, FOT) are then told so after the round, in place of the stream's
-    boundaries, and see neither tasks nor boundaries otherwise. FedCurv, Fed-A-GEM and other task-free methods need
-    none. It changes no training by itself.
+    Every client of a round computes the loss of the received model on the samples that it is about to train on. The
+    server reads the mean of these losses. A rise of the mean counts as the beginning of a new task (the Page-Hinkley
+    test, :class:`cfl.methods.components.page_hinkley.PageHinkley`). After the round, the methods beside it that work
+    with found tasks (:class:`cfl.methods.capabilities.FoundTasks`: EWC, FOT) are told of the boundary. They see neither
+    the stream's boundaries nor its tasks. FedCurv, Fed-A-GEM and other task-free methods need no boundaries. This
+    method does not change training itself.
 
-    A boundary is found after the first round of the new task at the earliest: the old task's samples are then gone.
-    Methods therefore use what clients computed before, every ``keep_every`` rounds.
+    A boundary is found after the first round of the new task at the earliest, when the old task's samples are gone.
+    Methods therefore use results that clients have computed before, every ``keep_every`` rounds.
 
-    What cannot be found: a new task on which the model's loss is hardly higher, tasks of fewer rounds than ``warm_up``,
-    and boundaries of single clients: where clients change tasks at different times, the mean rises a little in many
-    rounds. A rise for any other reason is taken for a new task.
+    It cannot find a new task on which the model's loss is hardly higher, tasks of fewer rounds than ``warm_up``, and
+    boundaries of single clients: if clients change tasks at different times, the mean rises a little in many rounds. A
+    rise for any other reason counts as a new task by mistake.
 
     The defaults were chosen on streams of digits; the documentation's page of results on found boundaries has delays,
     misses and false alarms.
@@ -44,12 +44,14 @@ class FoundBoundaries(Method):
     over a client's samples per round. Scenarios: all.
 
     Args:
-        tolerance: standard deviations by which the mean loss may lie above its mean without any effect, at least 0.
-        threshold: the sum of what exceeds that, in standard deviations, at which a boundary is found, above 0.
-        window: rounds over which mean and standard deviation are taken, at least 2.
+        tolerance: standard deviations by which the mean loss may lie above its running mean without any effect, at
+            least 0.
+        threshold: a boundary is found when the sum of what exceeds ``tolerance`` is larger than this, in standard
+            deviations, above 0.
+        window: rounds over which running mean and standard deviation are taken, at least 2.
         warm_up: rounds after a boundary in which none is found, at least 2.
         floor: the least standard deviation as a share of the first round's loss, above 0.
-        keep_every: rounds from one that clients compute what methods need of a task to the next, at least 1.
+        keep_every: clients compute the results that methods keep once in this number of rounds, at least 1.
         batch_size: samples per forward pass; affects results only if the batch's own statistics are used.
 
     Raises:
@@ -85,8 +87,8 @@ class FoundBoundaries(Method):
         self._ended: range | None = None
 
     def setup(self, context: Context) -> None:
-        """Refuse two of these methods, samples of several tasks at a time whose outputs in the loss differ, and
-        ``data.exposure: cumulative``.
+        """Refuse two of these methods, ``data.exposure: cumulative``, and samples of several tasks at a time whose
+        outputs in the loss differ.
 
         Raises:
             ConfigError: ``methods``, ``data.scenario`` or ``data.exposure``.
@@ -105,18 +107,18 @@ class FoundBoundaries(Method):
 
     @property
     def rounds_of_ended(self) -> range | None:
-        """The rounds of the task that was found, after the last round, to have ended, or None."""
+        """The rounds of the task whose end was found after the last round, or None if no end was found."""
         return self._ended
 
     def keeps_in(self, round: int) -> bool:
-        """Whether clients compute in a round what methods need of a task after it has ended."""
+        """Whether clients compute, in this round, results that methods use once the end of the task is found."""
         return round % self.keep_every == 0
 
     # A round.
 
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients compute their losses of the model that they had received, and send them."""
+        """Let clients compute the loss of the model that they have received, and send it."""
         context = self.context
         device = next(iter(cohort.parameters.values())).device
         clients = [cohort.clients[position] for position in positions]
@@ -136,7 +138,7 @@ class FoundBoundaries(Method):
         context.channel.uplink(self._topic, {"loss": losses}, [1.0] * len(losses), clients)
 
     def end_round(self, plan: RoundPlan) -> None:
-        """Compare the mean loss with those before."""
+        """Compare the clients' mean loss with those of earlier rounds."""
         sums, clients = self.context.channel.sum(self._topic)
         loss = float(sums["loss"]) / clients
         began = max((row["since"] for row in self._rows if row["found"]), default=0)
@@ -160,9 +162,9 @@ class FoundBoundaries(Method):
     # Reports.
 
     def report(self) -> Report:
-        """``boundaries_found``: how many.
+        """The number of boundaries found, as ``boundaries_found``.
 
-        A row per round: clients, their mean loss of the received model on what they were about to train on, the test's
-        statistic, whether a boundary was found, and the round with which the new task began.
+        A row per round: clients, their mean loss of the received model on the samples that they were about to train on,
+        the test's statistic, whether a boundary was found, and the round with which the new task began.
         """
         return Report({"boundaries_found": sum(row["found"] for row in self._rows)}, self._rows)

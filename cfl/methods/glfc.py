@@ -53,17 +53,17 @@ class GLFC(OwnLoss):
     never. A client therefore keeps its former samples when its data change, which it sees by comparing its current
     samples with those of its last round.
 
-    **Loss** over own samples and, in proportion, the memory's (augmented anew in every step, as own ones are), with
-    means that count every sample of the client's training set and memory the same, over the outputs of the sample's
-    loss::
+    **Loss** of the step's own samples and a proportional number of memory samples, which are augmented anew in every
+    step like own samples. Its means count every sample of the client's training set and memory the same, and BCE is
+    over the outputs in the sample's loss::
 
         1/2 mean_i w_i BCE(sigmoid(h(x_i)), onehot(y_i)) + 1/2 mean_i BCE(sigmoid(h(x_i)), t_i)
 
     The first term is gradient compensation: ``w_i = g_i / (mean of g over i's group)`` with
-    ``g_i = |sigmoid(h(x_i))_y - 1|``, one group being the samples of classes that the client has learned before, the
-    other all others; 1 before it has learned any. The second is relation distillation: ``t_i`` is ``onehot(y_i)`` with
-    the entries of the old model's classes replaced by that model's sigmoids. Without an old model the first term stands
-    alone, without the half.
+    ``g_i = |sigmoid(h(x_i))_y - 1|``. One group is the samples of classes that the client has learned before, the other
+    group all others. Before it has learned any class, ``w_i = 1``. The second term is relation distillation: ``t_i`` is
+    ``onehot(y_i)`` with the entries of the old model's classes replaced by that model's sigmoids. Without an old model
+    the loss is the first term without the factor 1/2.
 
     **Proxy server.** A client with a signal takes, after local training, the image nearest to the mean feature of each
     of its current classes. It perturbs the image by ``perturbation_steps`` steps of SGD towards the trained model's
@@ -76,16 +76,16 @@ class GLFC(OwnLoss):
 
     Differs from the authors' code: entropies are exact. That code has ``log(p + 1e-5)``, which lowers the entropy of O
     outputs by at most O times 1e-5. Differs from the paper, whose network grows, and which distils all old outputs.
-    Here outputs exist from the start. Distilled are those of classes of which the server had images when it chose the
-    model, and models are evaluated among the classes of which it has images. Prototypes are perturbed as standardised
-    pixels, in the authors' code as plain ones. In the paper the entropy rises because the network grows: new outputs,
-    not yet trained, are as probable as others. ``data.class_loss: seen`` has the same effect (an output is in loss and
-    entropy only from its task on). ``all`` has no such effect, and gives few signals. New outputs alone raise the
-    entropy of a flat prediction, from log 2 to log 4 by 0.69; with a lower ``threshold`` signals follow the growth,
-    whatever the data. In the paper clients check their data in every round; here, in rounds in which they are sampled.
-    A client's first round counts as a signal even if the entropy, from 0, rises by less. Inversion has a line search,
-    without which it may diverge, and an image that has converged takes no further iterations. No entropy exceeds log O,
-    so with fewer than four outputs in the loss it cannot rise by the paper's 1.2.
+    Here outputs exist from the start. Clients distil the outputs of classes of which the server had images when it
+    chose the model, and models are evaluated among the classes of which it has images. Prototypes are perturbed as
+    standardised pixels, in the authors' code as plain ones. In the paper the entropy rises because the network grows:
+    new outputs, not yet trained, are as probable as others. ``data.class_loss: seen`` has the same effect (an output is
+    in loss and entropy only from its task on). ``all`` has no such effect, and gives few signals. New outputs alone
+    raise the entropy of a flat prediction, from log 2 to log 4 by 0.69; with a lower ``threshold`` signals follow the
+    growth, whatever the data. In the paper clients check their data in every round; here, in rounds in which they are
+    sampled. A client's first round counts as a signal even if the entropy, from 0, rises by less. Inversion has a line
+    search, without which it may diverge, and an image that has converged takes no further iterations. No entropy
+    exceeds log O, so with fewer than four outputs in the loss it cannot rise by the paper's 1.2.
 
     Sends: up, with a signal, a gradient of the encoder per class. The server sees them one by one, which rules out
     secure aggregation, and is meant to reconstruct images from them. Down, the old model whenever the client has
@@ -99,9 +99,9 @@ class GLFC(OwnLoss):
         size: samples in a client's memory, of all classes together.
         batch_size: memory samples per local step; null is their proportion, as if they were in the training set.
         threshold: rise of the mean entropy, in nats.
-        perturbation_steps: at least 0.
-        inversion_steps: per image, at least 1.
-        images: kept of each inversion, at least 1.
+        perturbation_steps: steps of SGD that perturb a prototype, at least 0.
+        inversion_steps: steps of L-BFGS per image, at least 1.
+        images: last iterates kept of each inversion, at least 1.
 
     Raises:
         ConfigError: a value other than these; or, before training, clients' models differ.
@@ -322,7 +322,7 @@ class GLFC(OwnLoss):
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Store the clients' tables; clients with a signal send a gradient of a prototype of each class."""
-        # Not earlier: a client that trains to NaN keeps its former table, and checks its data again.
+        # Stored only now, so that a client that trains to NaN keeps its former table and checks its data again.
         clients, rows = [cohort.clients[p] for p in positions], list(positions)
         self.context.clients.scatter(self.name, clients, {name: v[rows] for name, v in self._table.items()})
         tensors = {**cohort.parameters, **cohort.buffers}
@@ -372,7 +372,7 @@ class GLFC(OwnLoss):
         messages = context.channel.collect_individually(f"{self.name} prototypes")
         moved = False
         if messages:
-            # In one process: rounding differences between processes would grow with every iteration.
+            # In one process, because rounding differences between processes would grow with every iteration.
             given = context.at_server(lambda: self._inverted(plan, messages))
             moved = self.proxy.receive(*given)
             self._rows.append(
@@ -425,7 +425,8 @@ class GLFC(OwnLoss):
     def report(self) -> Report:
         """Samples in a client's memory, clients' signals (first rounds included), seconds of the proxy server.
 
-        A row per round in which clients sent images: number of clients and images, and whether it began a new task.
+        A row per round in which clients sent gradients: number of clients and images, and whether these images began a
+        new task.
         """
         signals = sum(row["clients"] for row in self._rows)
         figures = {"memory_samples": self.size, "signals": signals, "proxy_seconds": self.seconds}

@@ -292,7 +292,7 @@ class GPM(Method):
 
 
 def _affine_parameters(network: nn.Module, protected: Container[str]) -> list[str]:
-    """Names of biases, scales and shifts, but for those of layers with a weight matrix that is not protected."""
+    """Names of biases, scales and shifts, except those of layers with a weight matrix that is not protected."""
     free = [name for name in weighted_layers(network) if name not in protected]
     vectors = [name for name, parameter in network.named_parameters() if parameter.ndim == 1]
     return [name for name in vectors if name.rpartition(".")[0] not in free]

@@ -23,9 +23,9 @@ class GradientCompensation(ER):
     own the other. Without memory samples the factor is 1. The factors are not differentiated.
 
     FOT (Appendix F.2) leaves out GLFC's relation distillation, which has no meaning if every task has its own outputs,
-    and the proxy server. It does not say which loss it uses, nor which groups it forms with a head per task. Memory
-    against current task is our reading. Its memory sizes are those of ER. Samples are chosen uniformly, as in ER; GLFC
-    uses herding.
+    and the proxy server. It does not say which loss it uses, nor which groups it forms with a head per task. We take
+    the memory and the current task as the two groups. Its memory sizes are those of ER. Samples are chosen uniformly,
+    as in ER; GLFC uses herding.
 
     Sends: nothing beyond the model. Storage per client and extra compute: those of ER.
 
@@ -37,7 +37,7 @@ class GradientCompensation(ER):
         update: see ER.
         batch_size: see ER.
         weight: see ER; 0 is federated averaging with ``loss: ce``.
-        weighting: see ER; GLFC appends the memory to the training set, hence ``appended``.
+        weighting: see ER; the default is ``appended`` because GLFC appends the memory to the training set.
     """
 
     _source_name = "glfc"
@@ -59,7 +59,7 @@ class GradientCompensation(ER):
         self.replaces_own_loss = loss == "bce"
 
     def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
-        """The compensated weights; 0 with ``bce``, which :meth:`sample_loss` computes."""
+        """The compensated weights; 0 with ``bce``, whose loss :meth:`sample_loss` computes."""
         if self.loss == "bce":
             return torch.where(self.ours(samples), torch.zeros_like(weights), weights)
         return weights * self._compensation(logits, samples)

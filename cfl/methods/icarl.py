@@ -52,7 +52,7 @@ class ICaRL(OwnLoss):
     Sends: after every task an extra round of the clients that hold it and, for class means, of all others that have
     exemplars: the new global model down; up, class means and the list of classes that have one, as sums. The previous
     task's model goes down once more to every client that was neither in that round nor in the task's first. If clients
-    keep BatchNorm's running statistics local, it computes with theirs. Storage per client: exemplars and that model.
+    keep BatchNorm's running statistics local, that model uses theirs. Storage per client: exemplars and that model.
     Extra compute: a forward pass of the old model over every step's samples, training on exemplars, and a forward pass
     over the task's samples after the task. Scenarios: class-incremental; task-incremental figures are computed from the
     same run. Optimizers: any.
@@ -154,7 +154,8 @@ class ICaRL(OwnLoss):
         self._table = context.clients.gather(self.name, cohort.clients, self._empty)
         self._models = []
         if cohort.used_outputs is not None:
-            cohort.used_outputs |= moved(self._seen(cohort.task), cohort.used_outputs.device)  # all are in the loss
+            # The loss is over all classes seen so far.
+            cohort.used_outputs |= moved(self._seen(cohort.task), cohort.used_outputs.device)
         if not self._old:
             return
         old = self._old.lend(context, "old model", cohort.clients, context.device)
@@ -229,7 +230,7 @@ class ICaRL(OwnLoss):
             sums, _ = context.channel.sum(f"{self.name} means")
             known = sums["clients"] > 0
             means = F.normalize(sums["means"] / sums["clients"].clamp(min=1).unsqueeze(1), dim=1)
-            if self.means is not None:  # of classes whose clients have all been left out
+            if self.means is not None:  # keep the former means of classes whose clients have all been left out
                 before, means = self.means.to(means.device), means
                 means = torch.where(known.unsqueeze(1), means, before)
                 known = known | self.known.to(known.device)

@@ -23,37 +23,39 @@ from cfl.runtime.option_checks import check_integers
 
 
 class InferringFOT(FOT):
-    """FOT whose tests do not know a sample's task: the task whose subspace leaves the least of it answers.
+    """FOT for tests with unknown tasks: a test sample gets the task whose subspace holds most of its layer inputs.
 
     FOT's clients send second moments ``C_t`` of their layer inputs after every task, the last included
     (``message: covariance``). The server takes FOT's bases from them, and a second basis ``U_t [d, r]`` of each
-    protected layer: the r leading eigenvectors of ``C_t`` itself. FOT's bases hold only what earlier tasks lack; those
-    of tasks overlap. A test sample with inputs ``x_l`` of layer l, all patches of a convolution together, belongs to::
+    protected layer: the r leading eigenvectors of ``C_t`` itself. FOT's bases get only directions that earlier tasks
+    lack, whereas the bases ``U_t`` of different tasks may overlap. A test sample with inputs ``x_l`` of layer l, all
+    patches of a convolution together, belongs to the task::
 
         argmin_t  mean over l of  ||x_l - U_tl U_tl^T x_l||^2 / ||x_l||^2
 
-    among the tasks so far, and the class is that of the largest logit among the task's own outputs. Every task has as
-    many directions as the others, so that no residual is smaller because its basis is larger.
+    among the tasks so far, and the class is that of the largest logit among the task's own outputs. All tasks have
+    equally many directions, so that no residual is smaller only because its basis is larger.
 
-    After FedProTIP (Cha et al., 2025, arXiv 2509.21606), which also projects gradients and infers the task from
-    subspaces of earlier tasks. Its abstract and its code were read. Differs from its code: there a batch of test
-    samples of one task is given one task, here each sample by itself. There the features are compared, by the norms of
-    their projections on the directions that each task added, with clients' own such norms, and clients vote; here all
-    protected layers are, with each task's own subspace, and clients send sums alone. There clients project their
-    gradients; here the server does, or both (``project_clients``). Residuals, equal ranks and layers are ours.
+    This follows FedProTIP (Cha et al., 2025, arXiv 2509.21606), which also projects gradients and infers the task from
+    subspaces of earlier tasks. We have read its abstract and its code. Differs from its code: there a batch of test
+    samples of one task is given one task, here each sample by itself. There the norms of the features' projections on
+    the directions that each task added are compared with clients' own norms, and clients vote. Here the inputs of all
+    protected layers are compared with each task's own subspace, and clients send only sums. There clients project their
+    gradients; here the server projects its step, or both project (``project_clients``). Residuals, equal ranks and the
+    choice of layers are our own.
 
     Use ``data.class_loss: own``: the output layer is then left free, as each task trains outputs of its own. Otherwise
     it is protected like all layers.
 
     Sends: what FOT sends with second moments, and once more after the last task. Storage per client: none between
-    rounds; whoever tests needs the U_t beside the model (``task_bases_bytes``). Extra compute: in tests, r products
+    rounds; for tests the U_t are needed beside the model (``task_bases_bytes``). Extra compute: in tests, r products
     per task for each input of a protected layer. Scenarios: class-incremental. Reports ``tasks_identified``: the share
     in percent of test samples whose class is one of their own task, mean over the tasks so far. ``acc_task_il`` has the
     accuracy with known tasks. Tests during a task (``schedule.evaluate_every``) do not infer it yet.
 
     Args:
         directions: r; of a layer with d inputs at most ``d / 2``.
-        options: those of FOT, but for what concerns sketches, ``message`` and ``last_extraction``.
+        options: those of FOT, except ``message``, ``last_extraction`` and the options of sketches.
     """
 
     common_order: ClassVar[bool] = True
@@ -70,10 +72,11 @@ class InferringFOT(FOT):
         self.identified = AccuracyMatrix(1)
 
     def setup(self, context: Context) -> None:
-        """As FOT.
+        """Find the protected layers, as FOT does.
 
         Raises:
-            ConfigError: also if clients' models differ, so that there are no common inputs, or no layer is protected.
+            ConfigError: as for FOT; also if clients' models differ, so that there are no common inputs, or no layer is
+                protected.
         """
         super().setup(context)
         if context.has_personal_models:
@@ -100,7 +103,7 @@ class InferringFOT(FOT):
     # Tests.
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        """The logits, with those of all tasks but the inferred one lowered below its own."""
+        """The logits, with those of all other tasks lowered below those of the inferred task."""
         if not self.task_bases:
             return None
         logits, residuals = self._passed(model, x)

@@ -15,8 +15,9 @@ from cfl.runtime.option_checks import check_numbers
 class L2P(Method):
     """Pulls the keys of prompts towards the queries that choose them, and masks other tasks' logits in training.
 
-    Prompts, their keys and the head belong to the network (:class:`cfl.models.PromptedViT`), which also describes query
-    and choice. They are trained and averaged like any weights. Every local step minimises (eq 5)::
+    Prompts, their keys and the head belong to the network (:class:`cfl.models.PromptedViT`), whose documentation
+    describes queries and the choice of prompts. They are trained and averaged like any weights. Every local step
+    minimises (eq 5)::
 
         CE(h(x), y) - strength * mean_i sum_{s in S_i} cos(q(x_i), key_s)
 
@@ -26,8 +27,8 @@ class L2P(Method):
     With ``mask_logits`` the cross-entropy of a sample is over the outputs of its own task alone, as in the authors'
     code; tests still choose among all classes. In class-incremental streams training then depends on the task, as if
     ``data.class_loss`` left out all other tasks, for every method and for the server's momentum. In task- and
-    domain-incremental streams it always does. Without ``mask_logits`` the method needs no tasks, and asynchronous
-    clients (``data.exposure``) are possible.
+    domain-incremental streams the cross-entropy is always over these outputs. Without ``mask_logits`` the method needs
+    no tasks, and asynchronous clients (``data.exposure``) are possible.
 
     Sends: nothing beyond the model, which is prompts, keys and head. Storage per client: none; the frozen transformer
     is assumed to be present at the clients and is not counted. Extra compute: none beyond the network's two passes.
@@ -68,7 +69,7 @@ class L2P(Method):
 
     @property
     def computes_locally(self) -> bool:
-        """Whether the pull has a weight."""
+        """Whether ``strength`` is above 0."""
         return self.strength > 0
 
     def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:

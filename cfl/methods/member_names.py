@@ -14,16 +14,16 @@ from cfl.methods.base import Method
 from cfl.runtime.errors import ConfigError
 
 ALIKE = 0.85
-"""Likeness from which on two names are taken for one, as of :class:`difflib.SequenceMatcher`."""
+"""Likeness of two names, by :class:`difflib.SequenceMatcher`, at or above which one counts as the other misspelt."""
 
 
 SET_BY_SETUP = ("context", "name", "source")
-"""Attributes that :meth:`Method.setup` sets; an option that is kept in one of them would be lost."""
+"""Attributes that :meth:`Method.setup` sets; it would overwrite an option that is kept in one of them."""
 
 
 @cache
 def called_names() -> frozenset[str]:
-    """Names of the moments, of everything else that :class:`Method` has, and of the members of capabilities."""
+    """Public names of :class:`Method`, moments included, and names of the members of capabilities."""
     of_capabilities = {name for kind in _protocols() for name in capabilities.members(kind)}
     return frozenset({name for name in dir(Method) if name[0] != "_"} | of_capabilities)
 
@@ -40,7 +40,7 @@ def _declared() -> dict[str, Callable[..., Any]]:
 
 
 def check_members(methods: Mapping[str, Method]) -> None:
-    """Refuse members that would not be called, or not with the declared parameters, and options that would be lost.
+    """Refuse members that are never called or lack the declared parameters, and options that ``setup`` overwrites.
 
     Raises:
         ConfigError: naming the member or the option, and what would be valid.

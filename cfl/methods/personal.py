@@ -45,5 +45,5 @@ class PersonalLayers(Method):
             )
 
     def keeps_local(self, name: str) -> bool:
-        """Whether a pattern matches."""
+        """Whether a pattern matches the name."""
         return any(fnmatchcase(name, pattern) for pattern in self.layers)

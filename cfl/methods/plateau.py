@@ -30,7 +30,8 @@ BEGINNING = {
     "best": torch.tensor(math.inf, dtype=torch.float64),
     "waited": torch.tensor(0),
 }
-"""A client's state at the beginning of a task: factor of its learning rate, lowest loss, rounds since."""
+"""A client's state at the beginning of a task: task, factor of its learning rate, lowest loss, rounds since that loss.
+"""
 
 
 class LearningRateDecay(Method):
@@ -62,7 +63,7 @@ class LearningRateDecay(Method):
     gradients from updates of a known learning rate.
 
     Args:
-        factor: the learning rate is divided by it, at least 1; 1 changes nothing.
+        factor: number by which the learning rate is divided, at least 1; 1 changes nothing.
         patience: rounds of a client without a lower loss, at least 1.
         floor: the learning rate at or below which a client stops training for the task, at least 0.
         threshold: a loss counts as lower if it is below the lowest by this share of it, in [0, 1).
@@ -198,7 +199,7 @@ class LearningRateDecay(Method):
     # Reports and checkpoints.
 
     def end_round(self, plan: RoundPlan) -> None:
-        """If clients have their own clocks, record the rates of those whose task is over, sampled or not."""
+        """If clients have their own clocks, record the rates of all clients whose task is over, sampled or not."""
         if self.context.client_clocks:
             self._record(plan)
 

@@ -41,12 +41,12 @@ class RGO(Method):
     of that idea.
 
     **Optimizer**: the gradient ``G [o, d]`` of a layer becomes ``G P`` between backward and the optimizer. After tasks
-    ``1 .. t`` is ``P = d S^-1 / trace(S^-1)`` with ``S = sum_i (c_i A_i + damping trace(c_i A_i) / d I)``. ``A = E[x
-    x^T]`` are the second moments of the layer's inputs (patches for convolutions, added up over positions), ``c`` is
-    the mean square of the loss gradients by the layer's outputs, with labels drawn from the model's own predictions:
-    the Kronecker approximation of the Gauss-Newton matrix, ``trace(D A D^T) c`` for a change ``D``, with the outputs'
-    side reduced to its mean. ``S`` is ``t`` times the running mean; this factor cancels in ``P``, whose trace
-    is always ``d``, so that the mean step is that of plain SGD. ``S^-1`` follows from the last task's ``P`` and a
+    ``1 .. t``, ``P = d S^-1 / trace(S^-1)`` with ``S = sum_i (c_i A_i + damping trace(c_i A_i) / d I)``.
+    ``A = E[x x^T]`` are the second moments of the layer's inputs (patches for convolutions, added up over positions),
+    ``c`` is the mean square of the loss gradients by the layer's outputs, with labels drawn from the model's own
+    predictions: the Kronecker approximation of the Gauss-Newton matrix, ``trace(D A D^T) c`` for a change ``D``, with
+    the outputs' side reduced to its mean. ``S`` is ``t`` times the running mean; this factor cancels in ``P``, whose
+    trace is always ``d``, so that the mean step is that of plain SGD. ``S^-1`` follows from the last task's ``P`` and a
     factor by Woodbury's identity; no ``S``, input or sample is stored.
 
     **Feature encoding**: before every layer except the network's first, the features are permuted (channels before a
@@ -122,8 +122,8 @@ class RGO(Method):
 
         Raises:
             ConfigError: if a pattern matches no layer, the share is less than half a client, there are two of these
-                methods, which would share their clients' state, or features are encoded where samples of several tasks
-                pass through one order.
+                methods, which would share their clients' state, or feature encoding cannot work with the data or with
+                another method.
         """
         super().setup(context)
         self.refuse_twins(RGO, "one RGO; which layers is its option")
@@ -145,8 +145,8 @@ class RGO(Method):
             )
 
     def _check_encoding(self) -> None:
-        """Refuse permutations by task if samples of several tasks pass through one of them, or if another method keeps
-        something of the model, which would be in the server's order."""
+        """Refuse feature encoding if samples of several tasks would pass through one permutation, if a test image's
+        task is unknown, or if another method keeps something of the model, which would be in the server's order."""
         context = self.context
         others = {name: method for name, method in context.methods.items() if method is not self}
         crossing = [name for name, method in others.items() if crosses_tasks(method)]

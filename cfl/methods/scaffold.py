@@ -51,15 +51,16 @@ class SCAFFOLD(Method):
     does not change there. A client that is left out of a round (``federated.on_bad_update=skip``) keeps its ``c_i``.
     The correction is added in the method's turn among the others, before clipping and the optimizer.
 
-    Option II takes any step for a gradient. It therefore includes weight decay (as part of the loss), changes by other
-    methods and, if gradients are clipped, ``c_i - c`` plus the clipped gradients, which is then no mean gradient. It is
-    exact for plain SGD only; other optimizers, and momentum, are refused unless ``any_optimizer``. Option I uses the
-    client's unaugmented images in batches of ``schedule.batch_size`` with the network in training mode, because it has
-    to cancel the gradients of local steps, with BatchNorm's batch statistics and dropout. It includes neither weight
-    decay nor changes by other methods.
+    Option II treats any step as a gradient step. Its result therefore includes weight decay (as part of the loss),
+    changes by other methods and, if gradients are clipped, ``c_i - c`` plus the clipped gradients, which is then no
+    mean gradient. It is exact for plain SGD only; other optimizers, and momentum, are refused unless ``any_optimizer``.
+    Option I uses the client's unaugmented images in batches of ``schedule.batch_size`` with the network in training
+    mode, because it has to cancel the gradients of local steps, with BatchNorm's batch statistics and dropout. It
+    includes neither weight decay nor changes by other methods.
 
-    Variates date from a client's last round, and their error is added K times. The method therefore needs shorter steps
-    than federated averaging (in the paper's theorems lr falls as 1 / K), and diverges if steps are too long.
+    A client's variate was computed in its last round, and its error is added in each of K steps. The method therefore
+    needs shorter steps than federated averaging (in the paper's theorems lr falls as 1 / K), and diverges if steps are
+    too long.
 
     Differs from the paper, which has no tasks: at a task switch variates belong to the last task, and
     ``at_task_switch`` decides whether they are kept. The paper's server learning rate is ``federated.server_lr``.
@@ -72,7 +73,7 @@ class SCAFFOLD(Method):
     Args:
         variant: the option, ``II`` or ``I``.
         at_task_switch: ``keep`` variates when a new task begins, or ``reset`` all of them, the server's and the
-            clients', to zero; the latter where clients change tasks together.
+            clients', to zero. ``reset`` requires that clients change tasks together.
         any_optimizer: allow optimizers other than plain SGD, for which ``(w_t - y_i) / (K lr)`` is no gradient.
 
     Raises:
@@ -102,7 +103,7 @@ class SCAFFOLD(Method):
         self._corrected: Tensor | None = None
 
     def setup(self, context: Context) -> None:
-        """Refuse settings with which it cannot work."""
+        """Refuse settings with which the method cannot work."""
         super().setup(context)
         if context.optimizer is not None:
             self._check_optimizer(context.optimizer)
@@ -153,7 +154,7 @@ class SCAFFOLD(Method):
             self.context.clients.forget(_TOPIC)
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Send ``c`` to the clients."""
+        """Send ``c`` to the clients, and compute their corrections ``c - c_i``."""
         context = self.context
         tensors = context.state_tensors()
         of_its_size = {n: tensors[n] for n in context.shared_parameters}
@@ -168,7 +169,7 @@ class SCAFFOLD(Method):
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether any variate is not zero."""
+        """Whether any variate is not zero; True between rounds."""
         # Between rounds an engine is chosen for the later rounds, nearly all of which have variates.
         return self._correction is None or bool(self._correction)
 

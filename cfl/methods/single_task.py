@@ -21,17 +21,17 @@ from cfl.runtime.errors import ConfigError
 class SingleTask(Method):
     """Trains every task from the initial model, as if it were the only one (FOT, Table 11).
 
-    With one global model the figure is ``acc_single_task``, the mean of the accuracy matrix's diagonal. ACC, FGT and
-    BWT of such a run have no meaning.
+    With one global model the figure to read is ``acc_single_task``, the mean of the accuracy matrix's diagonal. ACC,
+    FGT and BWT of such a run have no meaning.
 
-    If models are personal (``PersonalLayers``), personal parameters are reset, too, when a client begins a task, in the
-    first round of the task in which it is sampled. Those of the last task are stored, and images of earlier tasks are
-    tested with the parameters stored for them. With ``["*"]`` every client thus has a model per task, and nothing is
-    forgotten: STL of FedWeIT (Yoon et al., 2021, Table 1), whose figure is ACC and whose size, ``model_bytes``, grows
-    by a model per task.
+    If models are personal (``PersonalLayers``), a client begins a task in the first round of the task in which it is
+    sampled. Its personal parameters are then stored for its last task and reset. Images of earlier tasks are tested
+    with the parameters stored for them. With ``["*"]`` every client thus has a model per task, and nothing is
+    forgotten. This is STL of FedWeIT (Yoon et al., 2021, Table 1). The figure to read is then ACC, and the size,
+    ``model_bytes``, grows by a model per task.
 
-    BatchNorm's running statistics that clients keep (``federated.batchnorm: local``) go on from task to task unless
-    models are personal, as no test of a global model uses them.
+    BatchNorm's running statistics that clients keep (``federated.batchnorm: local``) are reset only if models are
+    personal, because no test of a global model uses them.
 
     Sends nothing of its own. Extra memory per client: its personal parameters, once per learned task.
     """
@@ -43,8 +43,8 @@ class SingleTask(Method):
         """Store the initial model.
 
         Raises:
-            ConfigError: if there are two of these methods, which would share their clients' state, or a method beside
-                it uses something of earlier tasks.
+            ConfigError: if there are two of these methods, which would share their clients' state, or another method
+                uses something of earlier tasks.
         """
         super().setup(context)
         self.refuse_twins(SingleTask, "one SingleTask")

@@ -1,13 +1,13 @@
-"""Rounds, cohorts and contexts as methods see them that need neither task ids nor boundaries (``Method.task_free``).
+"""Rounds, cohorts and contexts for methods that need neither task ids nor boundaries (``Method.task_free``).
 
 General continual learning has neither at training time. In rounds, cohorts and batches, ``task`` is an opaque handle
 (:class:`cfl.data.task_handles.TaskHandle`): functions that look up a client's current data take it, arithmetic and
 comparisons fail. Samples have handles too, also in a step's ``index``, and tasks of replayed samples are hidden. The
 context shows the names listed here and looks up samples by handles only.
 
-This keeps a method from using a task by mistake; it is no sandbox. That no number depends on tasks is a test: training
-with scrambled task ids changes nothing. The outputs in a client's loss stay visible. They differ from task to task only
-where the scenario or ``data.class_loss`` tells clients so.
+This keeps a method from using a task by mistake; it is no sandbox. A test checks that no number depends on tasks:
+training with scrambled task ids changes nothing. The outputs in a client's loss stay visible. They differ from task to
+task only if the scenario or ``data.class_loss`` lets clients know the outputs of their task.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class TaskFreeCohort(_View):
 class TaskFreeContext(_View):
     """A context that hides which task clients are at.
 
-    Samples are looked up by a task handle or by their own handles (:class:`cfl.data.exposure.Handles`): global indices
-    increase from task to task, handles do not. Later rounds are hidden, since clients may join or leave with a task.
+    Samples are looked up by a task handle or by their own handles (:class:`cfl.data.exposure.Handles`). Global indices
+    are hidden because they increase from task to task; handles do not. Later rounds are hidden because clients may join
+    or leave with a task.
 
     Args:
         behind: the :class:`cfl.methods.context.Context`.
@@ -146,8 +147,8 @@ class TaskFreeContext(_View):
     # Samples by handles.
 
     def global_index_trained_on(self, task: TaskHandle, client: int) -> np.ndarray:
-        """Ascending handles of what a client trains on. In the order of global indices, a portion's samples
-        (``data.exposure: asynchronous``) would be sorted by task."""
+        """Ascending handles of the samples that a client trains on during a task. They are not in the order of global
+        indices, which would sort a portion's samples (``data.exposure: asynchronous``) by task."""
         return np.sort(self._handles.of(self._behind.global_index_trained_on(only_handle(task), client)))
 
     @property

@@ -1,4 +1,4 @@
-"""Runs many experiments: one process for each, several at a time, those that are finished already left out.
+"""Runs many experiments, each in its own process, several at a time. Finished runs are not repeated.
 
-``cfl sweep`` (:mod:`cfl.running.command`) and the papers' tables (:mod:`cfl.papers`) are built on it.
+``cfl sweep`` (:mod:`cfl.running.command`) and the papers' tables (:mod:`cfl.papers`) are built on this package.
 """

@@ -1,4 +1,4 @@
-"""``cfl sweep``: the command line, read before anything slow is imported."""
+"""``cfl sweep``: reads the command line before modules that are slow to import."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: without the program's name and ``sweep``; None takes ``sys.argv``'s after these.
+        arguments: the command line without the program's name and ``sweep``; None takes that of the process.
 
     Returns:
         Exit status: 0 if every run is finished, 1 if not, 2 if the command is refused, 128 plus the signal that ended
-        it.
+        the command.
     """
     options, words = _parser().parse_known_args(sys.argv[2:] if arguments is None else arguments)
     try:
         seeds, launcher = seeds_in(options.seeds), Launcher(environment_for(options.jobs))
         if not options.dry_run:
-            launcher.begin()  # so that it imports while this process does
+            launcher.begin()  # now, so that both processes import at the same time
         try:
             from cfl.running import sweep
 

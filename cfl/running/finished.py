@@ -22,7 +22,7 @@ class Finished:
     """One finished run.
 
     Attributes:
-        experiment: what decides its results (:func:`cfl.reporting.experiment.experiment_of`).
+        experiment: the settings that decide the run's results (:func:`cfl.reporting.experiment.experiment_of`).
     """
 
     experiment: Mapping[str, Any]
@@ -47,7 +47,7 @@ def read_finished(folder: Path) -> FinishedRun:
     """Read a finished run's folder.
 
     Raises:
-        RunFolderError: it holds no finished run, or one of which a file is missing or damaged.
+        RunFolderError: the folder holds no finished run, or a file of the run is missing or damaged.
     """
     run = read_run(folder)
     check_unchanged(folder, CONFIG)
@@ -59,7 +59,7 @@ def read_finished(folder: Path) -> FinishedRun:
 
 
 def read_experiment(folder: Path) -> dict[str, Any] | None:
-    """The experiment of a run that need not be finished; None where its configuration cannot be read."""
+    """The experiment of a run, finished or not; None if its configuration cannot be read."""
     try:
         config = read_yaml(folder / CONFIG)
         int(config["seed_everything"])
@@ -69,17 +69,17 @@ def read_experiment(folder: Path) -> dict[str, Any] | None:
 
 
 def diverged_experiment(folder: Path) -> dict[str, Any] | None:
-    """The experiment of a run that has no end because its values left the finite numbers; None for any other."""
+    """The experiment of a run that was ended by NaN or infinity; None for any other run."""
     return read_experiment(folder) if has_diverged(folder) else None
 
 
 class Results(Generic[R]):
-    """A collection of finished runs that is asked for those of an experiment.
+    """Finished runs, which can be searched for those of an experiment.
 
     Args:
-        results: in order of preference, where two are of one experiment and seed.
-        left_out: what is wrong with folders that could not be read, a line each.
-        diverged: folder -> experiment, of runs that have no end because their values left the finite numbers.
+        results: the finished runs. If two have the same experiment and seed, the first one is used.
+        left_out: reasons why folders could not be read, a line for each folder.
+        diverged: folder -> experiment of each run that was ended by NaN or infinity.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Results(Generic[R]):
         return dict(sorted(found.items()))
 
     def diverged_seeds(self, experiment: Mapping[str, Any]) -> dict[int, Path]:
-        """Seed -> run folder, of seeds with which an experiment's values left the finite numbers and none finished."""
+        """Seed -> run folder, for seeds whose run was ended by NaN or infinity and of which no run is finished."""
         seeds = {
             int(found["seed_everything"]): folder
             for folder, found in self.diverged.items()
@@ -116,11 +116,11 @@ class Results(Generic[R]):
 
 
 def read_results(root: Path, read: Callable[[Path], R]) -> Results[R]:
-    """All finished runs below a folder; what is not readable is left out, with the reason.
+    """Read all finished runs below a folder. Folders that cannot be read are left out, with the reason.
 
     Args:
         root: the folder.
-        read: reads a run's folder; raises a :class:`RunFolderError` where it cannot.
+        read: reads a run folder; raises a :class:`RunFolderError` if it cannot.
     """
     found, left_out = [], []
     diverged: dict[Path, Mapping[str, Any]] = {}

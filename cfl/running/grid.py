@@ -1,4 +1,4 @@
-"""Settings that take several values: the grid of their combinations, and seeds."""
+"""Combinations of settings that take several values, and ranges of seeds, as texts of the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def setting(key: str, value: Any) -> str:
 
 
 def values_in(text: str) -> list[str]:
-    """What stands between commas, without blanks around it; those within brackets or quotes part nothing."""
+    """Split a text at its commas, except those in brackets or quotes, and strip blanks around the parts."""
     parts, depth, quote = [""], 0, ""
     for sign in text:
         if quote:
@@ -51,10 +51,10 @@ def values_in(text: str) -> list[str]:
 
 
 def seeds_in(text: str) -> range:
-    """``3`` are seeds 0, 1, 2, and ``3-4`` are 3 and 4.
+    """The seeds that a text names: 0, 1 and 2 for ``3``, 3 and 4 for ``3-4``.
 
     Raises:
-        ConfigError: ``--seeds`` is neither.
+        ConfigError: the text has neither form.
     """
     first, dash, last = text.strip().partition("-")
     numbers = [first, last] if dash else [first]

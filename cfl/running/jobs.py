@@ -1,4 +1,4 @@
-"""The runs that are still to be made of the experiments that are wanted, and where they lie."""
+"""Finds which runs of some experiments are still to be made, and their run folders."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Job:
     """One run to be made.
 
     Attributes:
-        name: for the user.
-        arguments: of ``cfl fit``, seed included, run folder not.
-        folder: the run folder. One that holds an interrupted run is continued.
+        name: name of the run, for the user.
+        arguments: arguments of ``cfl fit``, with the seed and without the run folder.
+        folder: the run folder. An interrupted run in it is continued.
         config: the resolved configuration.
-        experiment: what decides the results.
+        experiment: the settings that decide the results.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Job:
 
     @property
     def words(self) -> list[str]:
-        """The command line without the program's name. It goes on with what is in the folder."""
+        """The command line without the program's name. It continues a run that is in the folder."""
         return ["fit", *self.arguments, f"--run.dir={self.folder}", "--ckpt_path=last"]
 
     @property
     def shown(self) -> str:
-        """The command as one could type it, with config files as they are called from the project's folder."""
+        """The command, quoted for a shell, with installed configurations by their short paths."""
         words = [word.replace(f"--config={CONFIGS}/", "--config=configs/") for word in self.words]
         return shlex.join(["cfl", *words])
 
@@ -49,10 +49,10 @@ class Wanted(NamedTuple):
     """An experiment of which runs are wanted.
 
     Attributes:
-        name: for the user.
-        arguments: of ``cfl fit``, without seed and run folder.
-        above: the folder in which those of its runs lie.
-        prefix: with which the names of these begin.
+        name: name of the experiment, for the user.
+        arguments: arguments of ``cfl fit``, without seed and run folder.
+        above: the folder in which the run folders are.
+        prefix: the beginning of the run folders' names.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Wanted(NamedTuple):
 
 @dataclass
 class Lacking(Generic[R]):
-    """What there is of the wanted runs, and what not.
+    """The wanted runs, divided into those that are to be made, finished, and diverged.
 
     Attributes:
         jobs: the runs to be made, seed by seed.
-        finished: those that there are.
-        diverged: of runs that came to no end as their values left the finite numbers, and would again: name, folder.
+        finished: the finished runs.
+        diverged: (name, folder) of runs that were ended by NaN or infinity. They are not made again.
     """
 
     jobs: list[Job]
@@ -77,19 +77,19 @@ class Lacking(Generic[R]):
 
     @property
     def counted(self) -> str:
-        """How many of each there are."""
+        """The number of runs of each kind, in words."""
         more = f", {len(self.diverged)} diverged" if self.diverged else ""
         return f"{len(self.jobs)} run{'' if len(self.jobs) == 1 else 's'} to make, {len(self.finished)} finished{more}"
 
 
 def lacking(wanted: Iterable[Wanted], seeds: Iterable[int], resolver: Resolver, results: Results[R]) -> Lacking[R]:
-    """The runs that are to be made, or to be continued where they were begun.
+    """Find the runs that are to be made or continued.
 
     Args:
         wanted: the experiments, each once.
-        seeds: of each.
+        seeds: the seeds of each experiment.
         resolver: resolves their configurations.
-        results: what is finished, or has diverged.
+        results: finished and diverged runs.
     """
     found: Lacking[R] = Lacking([], [], [])
     known = []
@@ -117,13 +117,14 @@ def run_name(prefix: str, experiment: Mapping[str, Any]) -> str:
 
 
 def begun(folder: Path, experiment: Mapping[str, Any]) -> Path:
-    """The folder in which a run of an experiment was begun, else the one given.
+    """The folder in which a run of an experiment was begun, or otherwise ``folder``.
 
-    A folder's name ends with the hash of all options that there were when the run began; there may be others by now.
+    A folder's name ends with the hash of all options that existed when the run began. If options have been added since,
+    the hash of the same experiment differs.
 
     Args:
-        folder: where the run would lie: ``<prefix>-seed<n>-<hash>``.
-        experiment: seed included.
+        folder: the run folder by present options: ``<prefix>-seed<n>-<hash>``.
+        experiment: the experiment, with its seed.
     """
     if (folder / CHECKPOINT).exists() or (folder / SUMMARY).exists():
         return folder

@@ -1,8 +1,8 @@
-"""Starts commands of ``cfl`` as processes that need not import the program: they are forked from one that has.
+"""Starts commands of ``cfl`` as processes that are forked from one that has already imported the program.
 
-Three kinds of processes take part. The *server* imports the program once and computes nothing, so that it has no math
-threads, which a fork would lose. For every command it forks a *keeper*, which forks the command and tells its starter
-process id and exit status.
+Three kinds of processes take part. The *server* imports the program once. It computes nothing, so that it has no math
+threads, which a fork would lose. For every command it forks a *keeper*, which forks the command and reports the
+command's process id and exit status to the process that started it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _IMPORTED = ("cfl.__main__", "cfl.cli.main")
 
 
 def environment_for(jobs: int) -> dict[str, str]:
-    """The environment of runs of which ``jobs`` share the cores, unless ``OMP_NUM_THREADS`` is set.
+    """The environment of runs if ``jobs`` runs share the cores. A given ``OMP_NUM_THREADS`` is kept.
 
     Raises:
         ConfigError: ``jobs`` is below 1.
@@ -49,7 +49,7 @@ class Launched:
     """A command that was started.
 
     Args:
-        wire: to its keeper.
+        wire: the connection to its keeper.
     """
 
     def __init__(self, wire: socket.socket) -> None:
@@ -78,7 +78,7 @@ class Launcher:
     """Starts commands, each in a session of its own.
 
     Args:
-        environment: of the server. Math libraries read their number of threads from it when they are imported.
+        environment: environment of the server. Math libraries read their number of threads from it on import.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -87,7 +87,7 @@ class Launcher:
         self._server: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> socket.socket:
-        """Start the server, unless it runs already: it imports while others do something else."""
+        """Start the server, unless it runs already, and return the connection to it. Does not wait for its imports."""
         if self._wire is None:
             self._wire, theirs = socket.socketpair()
             with theirs:
@@ -103,16 +103,16 @@ class Launcher:
         return self._wire
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], log: int, lock: int) -> Launched:
-        """Start ``cfl`` with some words.
+        """Start a command of ``cfl``.
 
         Args:
             words: the command line without the program's name.
-            environment: the command's.
-            log: descriptor of the file that its output goes to.
-            lock: descriptor of a file that it holds open until it ends.
+            environment: environment of the command.
+            log: descriptor of the file for the command's output.
+            lock: descriptor of a file that the command holds open until it ends.
 
         Raises:
-            OSError: the server is gone.
+            OSError: the server has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -138,17 +138,17 @@ def _number(wire: socket.socket) -> int | None:
 
 
 def serve(descriptor: int) -> None:
-    """Be the server until its starter closes the wire.
+    """Run the server until its starter closes the connection.
 
     Args:
-        descriptor: of the wire.
+        descriptor: file descriptor of the connection.
     """
     gc.disable()
     for name in _IMPORTED:
         import_module(name)
     gc.freeze()  # collections in forked processes would copy the memory that they share with this one
     gc.enable()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     with socket.socket(fileno=descriptor) as wire:
         while True:
             _, descriptors, _, _ = socket.recv_fds(wire, 1, 3)
@@ -162,7 +162,7 @@ def serve(descriptor: int) -> None:
 
 
 def _keep(descriptor: int, log: int, lock: int) -> NoReturn:
-    """Be the keeper of a command, or the command."""
+    """Run the keeper of a command, and in its child the command."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -188,7 +188,7 @@ def _keep(descriptor: int, log: int, lock: int) -> NoReturn:
 
 
 def _end_with(program: Callable[[], int]) -> NoReturn:
-    """End this process with a program, as Python would, but for taking all modules apart, which takes half a second."""
+    """Run a program and end this process like Python, but without its half a second of taking modules apart."""
     status: Any = 1
     try:
         status = program()

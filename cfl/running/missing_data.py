@@ -1,4 +1,4 @@
-"""Which data sets and files of trained weights are absent on this machine, as runs have found out."""
+"""Remembers which data sets and files of trained weights runs have found to be missing on this machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 MISSING = "missing-data.json"
-"""Name of the file in which it is remembered."""
+"""Name of the file in which missing data are remembered."""
 
 
 def needs_of(experiment: Mapping[str, Any]) -> list[str]:
-    """What an experiment reads, each once: short names of its data sets and of its file of trained weights.
+    """Short names of the data sets that an experiment reads, and of its file of trained weights, each once.
 
-    A data set is called by its class; where that reads any of many, by the option that says which (``told_by``).
+    A data set has the name of its class. If the class can read many data sets, its name is the value of the option that
+    chooses one (``told_by``).
     """
     sources = _sources([experiment["data"], experiment.get("methods", {})])
     weights = _weights(experiment)
@@ -43,7 +44,7 @@ def _name(node: Mapping[str, Any], source: type[Source]) -> str:
 
 
 def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
-    """The data sets in a configuration that read files; not those that change what another one reads."""
+    """Entry and class of the data sets in a configuration, without those that are made from another data set."""
     if isinstance(tree, list):
         for part in tree:
             yield from _sources(part)
@@ -56,11 +57,11 @@ def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
 
 
 def find_missing(experiment: Mapping[str, Any], root: str | None) -> dict[str, str]:
-    """Try to read what an experiment needs; name -> the first line that says what is missing.
+    """Try to read the data that an experiment needs, and return the missing ones: name -> first line of the error.
 
     Args:
-        experiment: what decides the results.
-        root: the run's ``data.root``, which decides none.
+        experiment: the settings that decide the results.
+        root: the run's ``data.root``, which is not part of the experiment.
     """
     missing = {}
     weights = _weights(experiment)
@@ -78,13 +79,13 @@ def find_missing(experiment: Mapping[str, Any], root: str | None) -> dict[str, s
 
 
 class MissingData:
-    """Remembers in a file what was missing, so that a report can say so without running anything.
+    """Remembers missing data in a file, so that a report can name them without running anything.
 
     Args:
-        path: the JSON file, name -> what was said; need not exist.
+        path: the JSON file, name -> error message. It need not exist.
 
     Raises:
-        ConfigError: the file is another one.
+        ConfigError: the file has another content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,26 +102,26 @@ class MissingData:
             raise ConfigError("--runs", str(self.path), f"{valid} ({error})") from None
 
     def add(self, missing: Mapping[str, str]) -> None:
-        """Remember these."""
+        """Add missing data: name -> error message."""
         if missing:
             self._change(lambda known: {**known, **missing})
 
     def replace(self, known: Mapping[str, str]) -> None:
-        """These are missing, and nothing else."""
+        """Replace all missing data by these: name -> error message."""
         self._change(lambda _: dict(known))
 
     def remove(self, present: Iterable[str]) -> None:
-        """These were read, so they are there."""
+        """Forget that data of these names were missing."""
         gone = set(present)
         if gone:
             self._change(lambda known: {name: text for name, text in known.items() if name not in gone})
 
     def _change(self, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
-        """Change what the file says by now: other processes write it too, one at a time."""
+        """Read the file again, change its content and write it, under a lock, because other processes write it, too."""
         if not self.path.parent.exists() and not change({}):
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.path.parent, os.O_RDONLY)  # a file of its own for the lock would stay behind
+        folder = os.open(self.path.parent, os.O_RDONLY)  # locked instead of a lock file, which would remain
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
             before = self._read()
@@ -131,6 +132,10 @@ class MissingData:
             os.close(folder)
 
     def reason(self, needs: Collection[str]) -> str | None:
-        """Why an experiment with these needs (:func:`needs_of`) cannot run here, e.g. ``needs SVHN``; None: it can."""
+        """The reason why an experiment cannot run here, e.g. ``needs SVHN``; None if nothing that it needs is missing.
+
+        Args:
+            needs: names of the data that the experiment needs (:func:`needs_of`).
+        """
         names = sorted(set(needs) & set(self.known))
         return f"needs {', '.join(names)}" if names else None

@@ -36,15 +36,15 @@ _BUILT = {
     "targets": AccuracyTargets,
     "privacy": PrivacyBudget,
 }
-"""Section -> its class, where that needs neither files nor a network."""
+"""Section -> its class, for sections that can be built without files and network."""
 
 
 class _Ready(Exception):
-    """The parsers are built."""
+    """Raised when the parsers are built, to end the construction of the command line there."""
 
 
 class _ParsersOnly(FederatedCLI):
-    """The command line's parsers, and nothing is run."""
+    """Builds the command line's parsers, and runs nothing."""
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         raise _Ready(self)
@@ -77,11 +77,11 @@ class Resolver:
         """The configuration that ``cfl fit`` with these arguments would resolve to.
 
         Args:
-            arguments: of ``cfl fit``.
-            validate: also look at the whole once more, which takes as long as the rest: for what is to be run.
+            arguments: arguments of ``cfl fit``.
+            validate: also validate the whole configuration, which doubles the time. Used before runs.
 
         Raises:
-            ConfigError, NotUnderstood: it would refuse them, with the same sentence.
+            ConfigError, NotUnderstood: ``cfl fit`` would refuse the arguments with the same message.
         """
         key = tuple(arguments)
         if validate or key not in self._known:
@@ -89,20 +89,20 @@ class Resolver:
         return self._known[key]
 
     def experiment(self, arguments: Sequence[str], seed: int = 0) -> dict[str, Any]:
-        """What decides the results of ``cfl fit`` with these arguments under a seed.
+        """The settings that decide the results of ``cfl fit`` with these arguments and a seed.
 
         Raises:
-            ConfigError, NotUnderstood: it would refuse them.
+            ConfigError, NotUnderstood: ``cfl fit`` would refuse the arguments.
         """
-        # The seed is one value of the configuration, and nothing else is made of it before the run.
+        # No other value of the configuration depends on the seed, so it can be set afterwards.
         return {**experiment_of(self.config(arguments)), "seed_everything": seed}
 
     def check(self, arguments: Sequence[str]) -> None:
-        """Build what ``cfl fit`` builds before it reads data, but for the network, for what is refused by then.
+        """Refuse arguments that ``cfl fit`` would refuse before it reads data or builds the network.
 
         Raises:
             ConfigError, NotUnderstood: the parser or a constructor refuses a value, or methods cannot work with the
-                settings or beside each other.
+                settings or with each other.
         """
         config = self.config(arguments, validate=True)
         check_method_names(config["methods"])
@@ -127,26 +127,26 @@ class Resolver:
 
 
 def without_seed(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for all seeds."""
+    """The experiment with None as its seed, to compare experiments of different seeds."""
     return {**experiment, "seed_everything": None}
 
 
 def same_experiment(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether a run found is one of the experiment wanted, but for the seed.
+    """Whether a run that was found belongs to the wanted experiment, whatever its seed.
 
-    A run made before an option existed counts, if the experiment wanted leaves that option at its default.
+    A run from before an option existed belongs to it if the wanted experiment has the option's default.
     """
-    if set(wanted["methods"]) != set(found["methods"]):  # most runs that are asked about, and quick
+    if set(wanted["methods"]) != set(found["methods"]):  # a quick test that settles most cases
         return False
     ours, theirs = without_seed(wanted), without_seed(found)
     return ours == theirs or ours == completed(theirs, ours, SECTIONS)
 
 
 def num_rounds(config: Mapping[str, Any]) -> int | None:
-    """Communication rounds of a run, if no target ends it early.
+    """Number of communication rounds of a run, if no target ends it early.
 
-    None where that is not known without data or draws: clients have clocks of their own, or neither sequences nor
-    stream say how many tasks there are.
+    None if the number is not known without data or random draws: clients have their own clocks, or neither sequences
+    nor stream give the number of tasks.
     """
     schedule = config["schedule"]
     if schedule.get("clock_spread"):
@@ -159,7 +159,7 @@ def num_rounds(config: Mapping[str, Any]) -> int | None:
 
 
 def _num_tasks(data: Mapping[str, Any]) -> int | None:
-    """Tasks that a client learns one after another, as far as the configuration says."""
+    """Number of tasks that a client learns one after another; None or 0 if the configuration does not give it."""
     if data.get("sequences"):
         try:
             sequences: TaskSequences = instantiate_class((), data["sequences"])
@@ -167,6 +167,6 @@ def _num_tasks(data: Mapping[str, Any]) -> int | None:
         except Exception:  # the run refuses them, in words of its own
             return None
     stream = data["stream"].get("init_args") or {}
-    if "tasks_per_source" in stream:  # a mixture, which without this has as many as the sources' classes make
+    if "tasks_per_source" in stream:  # a mixture; if null, the number of tasks depends on the sources' classes
         return sum(stream["tasks_per_source"] or [])
     return stream.get("num_tasks") or len(stream.get("sources") or [])

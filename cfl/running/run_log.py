@@ -1,4 +1,4 @@
-"""What a run printed, and whether it says that its values left the finite numbers."""
+"""Reads the log of a run: its last lines, and whether NaN or infinity ended the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIVERGED = re.compile(
     r"trained to NaN or infinity|every client was skipped|has NaN or infinity|"
     r"(log-likelihood|squared error) of (nan|-?inf)"
 )
-"""What a run says at its end whose values have left the finite numbers."""
+"""Matches the last messages of a run that was ended by NaN or infinity."""
 
 
 def last_lines(path: Path) -> str:
@@ -28,5 +28,5 @@ def last_lines(path: Path) -> str:
 
 
 def has_diverged(folder: Path) -> bool:
-    """Whether a run has no end because its values have left the finite numbers, as its log says."""
+    """Whether a run is not finished because NaN or infinity ended it, according to its log."""
     return not (folder / SUMMARY).exists() and _DIVERGED.search(last_lines(folder / LOG)) is not None

@@ -1,4 +1,4 @@
-"""Run experiments as processes, several at a time: resume what was interrupted, survive what fails."""
+"""Runs experiments as processes, several at a time. Interrupted runs are resumed; a failed run does not end others."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ State = Literal["finished", "failed", "cannot run here", "interrupted", "runs el
 
 @dataclass
 class Outcome:
-    """What became of a job.
+    """The outcome of a job.
 
     Attributes:
         job: the job.
-        state: what became of it.
-        reason: why, for the user.
-        diverged: it failed because its values left the finite numbers, which says something of its settings.
+        state: how the job ended.
+        reason: reason for this state, for the user.
+        diverged: whether the run failed because of NaN or infinity, so that it would fail again with its settings.
     """
 
     job: Job
@@ -53,7 +53,7 @@ class Outcome:
 
 
 Start = Callable[[Sequence[str], Mapping[str, str], int, int], Launched]
-"""Starts a command: words, environment, descriptors of its log and of a lock that it holds until it ends."""
+"""Function that starts a command, see :meth:`cfl.running.launcher.Launcher.start`."""
 
 
 @dataclass
@@ -75,20 +75,20 @@ def cuda_devices() -> list[str]:
 class Runner:
     """Runs jobs, ``jobs`` of them at a time.
 
-    Every run is a process ``cfl fit`` with the cores divided by ``jobs`` as its number of math threads, unless
-    ``OMP_NUM_THREADS`` is set; of several CUDA devices, every run is given one, that with the fewest runs, because all
-    would take the first one otherwise. Its output goes to ``log.txt`` in its folder. A file lock that the process
-    inherits keeps two runners from one folder, and is gone with the process, however it dies.
+    Every run is a process ``cfl fit``. Its number of math threads is the number of cores divided by ``jobs``, unless
+    ``OMP_NUM_THREADS`` is set. If there are several CUDA devices, every run gets the one with the fewest runs, because
+    otherwise all would use the first device. A run's output goes to ``log.txt`` in its folder. The process inherits a
+    file lock, so that two runners never use one folder. The lock ends with the process, however it dies.
 
     SIGINT, SIGTERM and SIGHUP are passed on as SIGTERM: runs write their checkpoint after the round and end, and no
-    other is started. Another signal ends them at once.
+    further run is started. A second signal ends the runs at once.
 
     Args:
-        jobs: runs at a time.
-        missing: where missing data sets are remembered; a job that needs one that was found missing is not started.
-        console: where progress is shown: live bars on a terminal, a line per start and end elsewhere.
-        read: reads a finished run's folder; raises a :class:`RunFolderError` where that is damaged.
-        start: starts a process; unless given, a launcher of the runner's own does, which :meth:`close` ends.
+        jobs: number of runs at a time.
+        missing: remembers missing data sets. A job is not started if it needs one that this runner has found missing.
+        console: shows progress: live bars on a terminal, otherwise a line per start and end.
+        read: reads a finished run's folder; raises a :class:`RunFolderError` if the folder is damaged.
+        start: starts a process; by default a launcher of the runner's own does, which :meth:`close` ends.
 
     Raises:
         ConfigError: ``jobs`` is below 1.
@@ -114,11 +114,11 @@ class Runner:
         self._absent: set[str] = set()  # found missing by this runner; what earlier ones found may be there by now
 
     def close(self) -> None:
-        """End what starts processes."""
+        """End the runner's own launcher."""
         self._launcher.close()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Run all, in order; what became of each, in the order in which they ended."""
+        """Run all jobs, started in this order, and return their outcomes in the order in which they ended."""
         outcomes: list[Outcome] = []
         waiting = list(jobs)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -145,14 +145,14 @@ class Runner:
         return outcomes
 
     def _safely(self, job: Job, said: str, step: Callable[[], Outcome | None]) -> Outcome | None:
-        """What a step with a job says; no single job's folder ends all others."""
+        """Return ``step()``, or a failed outcome after an error in the job's folder, so that other jobs continue."""
         try:
             return step()
         except (OSError, ConfigError) as error:
             return Outcome(job, "failed", f"{said}: {error}")
 
     def _start(self, job: Job, progress: Progress) -> Outcome | None:
-        """Start a job's process; an outcome where it is not started."""
+        """Start a job's process. Returns an outcome if it is not started, and otherwise None."""
         if self.interrupted_by is not None:
             return Outcome(job, "interrupted", "not started")
         absent = [name for name in needs_of(job.experiment) if name in self._absent]
@@ -231,7 +231,7 @@ class Runner:
 
 
 def rounds_done(folder: Path) -> int:
-    """Rounds that a run has behind it, read off its table."""
+    """Number of finished rounds of a run, read from its ``rounds.csv``; 0 without such a file."""
     try:
         with (folder / ROUNDS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
@@ -242,7 +242,7 @@ def rounds_done(folder: Path) -> int:
 
 
 def exit_status(outcomes: Sequence[Outcome], interrupted_by: int | None) -> int:
-    """0; 1 where a run failed or is being made by another process; 128 plus the signal where one came."""
+    """Exit status: 128 plus the signal if one came, 1 if a run failed or another process is running it, otherwise 0."""
     if interrupted_by is not None:
         return 128 + interrupted_by
     return 1 if any(outcome.state in ("failed", "runs elsewhere") for outcome in outcomes) else 0

@@ -1,4 +1,4 @@
-"""Every combination of methods, values and seeds: what is run, and what came of it."""
+"""Runs every combination of methods, values and seeds, and compares the results."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _OF_THE_SWEEP = {
     "allow": "no such option, as no run's configuration is taken",
     "print_config": "cfl fit --print_config, or --dry-run",
 }
-"""Options of ``cfl fit`` that are not all runs' -> what there is instead."""
+"""Options of ``cfl fit`` that a sweep sets for each run -> what to use instead."""
 
 
 def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int], launcher: Launcher) -> int:
-    """Run what is lacking, then compare; return the exit status.
+    """Make the missing runs, compare all runs, and return the exit status.
 
     Args:
-        options: of ``cfl sweep``.
+        options: options of ``cfl sweep``.
         words: options of ``cfl fit``.
-        seeds: of every experiment.
+        seeds: seeds of every experiment.
         launcher: starts the runs.
 
     Raises:
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int],
     folders, lost = [str(found.folder) for found in after.finished], {job.folder for job in after.jobs}
     drawn = ["--pictures", ",".join(options.pictures)] if options.pictures else []
     status = comparing.main([*folders, "--out", str(out), *drawn]) if folders else 1
-    elsewhere = {found.folder for found in after.finished}  # another sweep in the same folder has made them meanwhile
+    elsewhere = {found.folder for found in after.finished}  # includes runs that another sweep in this folder made
     without = [_reason(one) for one in outcomes if one.state != "finished" and one.job.folder not in elsewhere]
     without += [
         f"{outcome.job.name}: {outcome.job.folder / CONFIG} is not of the experiment that was asked for"
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int],
 
 
 def _reason(outcome: Outcome) -> str:
-    """Why a run has no result, in a line: its log's last one is behind it."""
+    """The reason why a run has no result, in one line that ends with the last line of its log."""
     why, *said = outcome.reason.splitlines()
     return f"{outcome.job.name}: {outcome.state}, {why}{f': {said[-1].strip()}' if said else ''}"
 
@@ -101,14 +101,14 @@ def _reason(outcome: Outcome) -> str:
 def wanted(
     words: Sequence[str], methods: str | None, grid: Mapping[str, Sequence[str]], out: Path, resolver: Resolver
 ) -> list[Wanted]:
-    """The experiments of a sweep, seeds apart.
+    """The experiments of a sweep, without seeds.
 
     Args:
-        words: options of ``cfl fit`` for all of them.
-        methods: names or files of methods between commas; None for what ``words`` say.
+        words: options of ``cfl fit`` for all experiments.
+        methods: names or files of methods, separated by commas; None for the methods that ``words`` give.
         grid: config key -> values.
-        out: the folder in which their runs lie.
-        resolver: resolves their configurations.
+        out: the folder in which the run folders are.
+        resolver: resolves the configurations.
 
     Raises:
         ConfigError, NotUnderstood: ``cfl fit`` would refuse one of them, or two are the same experiment.
@@ -122,7 +122,7 @@ def wanted(
     known = set().union(*used.values())
     found: dict[str, Wanted] = {}
     for name, arguments in bases.items():
-        # An option of another method of the sweep is none of this one's; that of none is refused as cfl fit does it.
+        # Options of other methods of the sweep are left out. An option of no method is refused like in cfl fit.
         axes = {key: grid[key] for key in grid if _method_in(key) not in known - used[name]}
         for combination in combinations(axes):
             one = _wanted(name, arguments, combination, out)
@@ -165,7 +165,7 @@ def _grid(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _methods(given: str | None) -> dict[str, Path | None]:
-    """Name -> configuration file; no file for what the other options say."""
+    """Name -> configuration file of each method. Without ``--methods``: an empty name without a file."""
     if given is None:
         return {"": None}
     found: dict[str, Path | None] = {}
@@ -190,9 +190,10 @@ def _method_file(text: str) -> Path:
 
 
 def _with_method(words: Sequence[str], file: Path | None) -> list[str]:
-    """The words with a method's file behind the last ``--config``, before the options that are laid over it.
+    """Insert a method's file into the words after the last ``--config``, so that later options override it.
 
-    Without any file the default configuration is named: a run that goes on would else take that of its folder.
+    If there is no file at all, the default configuration is named. A resumed run would otherwise use the configuration
+    in its folder.
     """
     files = [k for k, word in enumerate(words) if word.partition("=")[0] in ("--config", "-c")]
     place = max((k + (1 if "=" in words[k] else 2) for k in files), default=0)

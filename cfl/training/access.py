@@ -1,4 +1,4 @@
-"""What callbacks work on: the client module, its federation and the data module behind a Trainer."""
+"""Access for callbacks to the client module, its federation, the data module and other callbacks of a Trainer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def client_of(module: LightningModule) -> Client:
-    """The module as what it has to be.
+    """Return the module, typed as :class:`cfl.training.client.Client`.
 
     Raises:
-        TypeError: it is another one.
+        TypeError: the module is of another class.
     """
     if not isinstance(module, Client):
         raise TypeError(f"cfl's callbacks go with a cfl.training.client.Client, not with {type(module).__name__}")
@@ -28,17 +28,17 @@ def federation_of(module: LightningModule) -> Federation:
     """The federation that the FederatedOrchestrator has set up.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: no federation has been set up.
         TypeError: as :func:`client_of`.
     """
     return client_of(module).require_federation()
 
 
 def data_of(trainer: Trainer) -> FederatedDataModule:
-    """The Trainer's data module as what it has to be.
+    """Return the Trainer's data module, typed as :class:`cfl.data.datamodule.FederatedDataModule`.
 
     Raises:
-        TypeError: it is another one.
+        TypeError: the data module is of another class, or there is none.
     """
     data = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):

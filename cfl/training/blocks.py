@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from cfl.training.left_to_engine import replaces
 
 BLOCK_SECONDS = 1.0
-"""About how long a block of local steps may take, so that progress and signals are seen to."""
+"""Approximate duration of a block of local steps. Progress and signals are handled between blocks."""
 
 _OF_A_STEP = (
     "on_train_batch_start",
@@ -32,15 +32,15 @@ _OF_A_MODULE = (
 
 
 def steps_are_watched(trainer: Trainer, module: LightningModule, own: type[LightningModule]) -> bool:
-    """Whether somebody outside of this program has a part in single local steps.
+    """Whether single local steps must go through Lightning's loop.
 
-    That is gradient clipping, mixed precision, or a callback or a subclass of the module with a hook that Lightning
-    calls in every step.
+    That is so with gradient clipping, with mixed precision, and if a foreign callback or a subclass of the module has a
+    hook that Lightning calls in every step.
 
     Args:
-        trainer: with its callbacks.
-        module: what it trains.
-        own: the program's own class of it.
+        trainer: the Trainer, with its callbacks.
+        module: the module that it trains.
+        own: this program's class of modules.
     """
     settings: Any = trainer
     return (
@@ -59,9 +59,9 @@ def is_own(kind: type[Callback]) -> bool:
 
 
 def steps_per_block(seconds_per_step: float) -> int:
-    """Local steps that take about :data:`BLOCK_SECONDS`, at least 1.
+    """Number of local steps that take about :data:`BLOCK_SECONDS`, at least 1.
 
     Args:
-        seconds_per_step: of a step of a whole cohort.
+        seconds_per_step: duration of a step of a whole cohort.
     """
     return max(1, int(BLOCK_SECONDS / max(seconds_per_step, 1e-6)))

@@ -46,26 +46,26 @@ class Client(LightningModule):
     """Clients' local training, K side by side, and the global model they start from.
 
     ``network`` holds the global model; the clients being trained are the rows of :attr:`work`'s cohort. One training
-    step is one local step of every client of the cohort. The rounds themselves are run by the
-    FederatedOrchestrator callback.
+    step is one local step of every client of the cohort, or a block of several. The FederatedOrchestrator callback runs
+    the rounds.
 
     Args:
         network: class and options of the network, called with input shape and number of outputs.
-        optimizer: the clients' optimizer, fresh for every client and round; one that treats weights elementwise.
-        methods: name -> method; their hooks run in this order. Empty is federated averaging.
+        optimizer: the clients' optimizer, fresh for every client and round. It must treat weights elementwise.
+        methods: name -> method; their hooks run in this order. Without methods, training is federated averaging.
         input_shape: ``(C, H, W)``; follows from the data.
-        num_outputs: follows from the data.
-        seed: of the network's initial weights: the run's (in YAML ``seed_everything``).
+        num_outputs: number of the network's outputs; follows from the data.
+        seed: seed of the network's initial weights, which is the run's (in YAML ``seed_everything``).
         engine: how local steps are computed (in YAML the top-level key ``engine``).
         buffer: the clients' buffers, for methods that replay (in YAML the top-level key ``buffer``).
 
     Attributes:
         federation: the state of the experiment, which owns methods and buffers; None until the FederatedOrchestrator
             has built it.
-        frozen: names of the network's parameters that require no gradient: nobody trains or sends them.
-        work: what clients do; None until training has started.
-        engine_choice: what computes local steps, and how many clients side by side; known once training has started.
-        engine_trials: what was measured to find that out, if anything.
+        frozen: names of the network's parameters that require no gradient. They are neither trained nor sent.
+        work: the clients' local work; None until training has started.
+        engine_choice: the engine of local steps and the cohort's width; None until training has started.
+        engine_trials: the measurements that led to this choice; empty if there were none.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Client(LightningModule):
         self._loss_parts = self.methods.loss_parts()
         self._scoring: Scoring | None = None
 
-    # The federation's, once there is one; until then what the constructor was given.
+    # Methods and buffer belong to the federation once it is built. Until then they are those given to the constructor.
 
     @property
     def methods(self) -> Composition:
@@ -108,7 +108,7 @@ class Client(LightningModule):
 
     @property
     def buffer(self) -> ReplayBuffer | None:
-        """The clients' buffers, or their settings as long as there is no federation; None where nobody replays."""
+        """The clients' buffers, or their settings until the federation is built; None if no method replays."""
         return self._buffer if self.federation is None else self.federation.buffer
 
     @buffer.setter
@@ -141,7 +141,7 @@ class Client(LightningModule):
         """See :attr:`cfl.training.local_work.LocalWork.mean_loss`; NaN until training has started."""
         return math.nan if self.work is None else self.work.mean_loss
 
-    # Training: Lightning's hooks, handed on. In a step there is always work: each look-up counts.
+    # Training: Lightning's hooks, passed to local work. Hooks of every step only cast, because a check costs time.
 
     def configure_optimizers(self) -> Optimizer:
         """Allocate the stacked clients and give them one elementwise optimizer."""
@@ -166,18 +166,18 @@ class Client(LightningModule):
         self.work = LocalWork(federation, engine, width, objective, precision, watched, blocks)
         trials = chosen.trials
         seconds = trials[0].seconds_per_client_step * width if blocks and trials else math.inf
-        # All processes must have as many batches, whatever each has measured.
+        # All processes must have equally many batches, so they use the slowest measurement.
         federation.data.steps_per_block = steps_per_block(max(distributed.gather(seconds)))
         return self._optimizer_of(self.work.cohort.parameters.values())
 
     def optimizer_for_its_options(self, clipping: str | None) -> Optimizer:
-        """One like those that clients will have.
+        """Return an optimizer with the options of the clients' optimizers, after checking them.
 
         Args:
             clipping: how gradients are clipped, ``norm`` or ``value``; None if they are not.
 
         Raises:
-            ConfigError: it would mix clients, or a method does not allow it or how gradients are clipped.
+            ConfigError: the optimizer would mix clients, or a method does not allow it or this kind of clipping.
         """
         optimizer = self._optimizer_of([torch.nn.Parameter(torch.zeros(1))])
         name = type(optimizer).__name__
@@ -195,14 +195,14 @@ class Client(LightningModule):
         return optimizer
 
     def training_step(self, batch: CohortBatch | CohortBlock, batch_idx: int) -> Tensor:
-        """A local step of every client of the cohort, up to its losses; or several, from the first to the last."""
+        """Return the losses of a local step of the cohort, summed. For a block, take all its steps as well."""
         work = cast(LocalWork, self.work)
-        if not batch.clients:  # Lightning wants a loss of every step
+        if not batch.clients:  # Lightning needs a loss from every step
             return torch.zeros((), device=self.device, requires_grad=True)
         return work.train(batch) if isinstance(batch, CohortBlock) else work.losses(batch)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """See :meth:`cfl.training.local_work.LocalWork.backward`; a block of steps has had its own."""
+        """See :meth:`cfl.training.local_work.LocalWork.backward`. A block's gradients were computed in its steps."""
         if not self._is_no_step:
             cast(LocalWork, self.work).backward(loss)
 
@@ -221,9 +221,9 @@ class Client(LightningModule):
             self.require_work().clip(gradient_clip_val, gradient_clip_algorithm == "value")
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """As any module's; then clients that learn at another rate take back, or add, what that makes of their step.
+        """Take the optimizer's step, and rescale it for clients with learning rates of their own.
 
-        A block has taken its steps when the closure returns.
+        For a block of steps only the closure is called, which takes all its steps.
         """
         if self._is_no_step:
             optimizer_closure()
@@ -233,24 +233,26 @@ class Client(LightningModule):
 
     @property
     def _is_no_step(self) -> bool:
-        """Whether the optimizer has nothing to do: the round comes in blocks of steps, or nobody has joined it."""
+        """Whether the optimizer has nothing to do: the round comes in blocks of steps, or has no clients."""
         plan = cast(LocalWork, self.work).plan
         return cast(Federation, self.federation).data.steps_per_block > 1 or (plan is not None and not plan.clients)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Nothing where the engine leaves no gradients."""
+        """Delete the gradients, if the engine leaves any."""
         if cast(LocalWork, self.work).context.fused_sgd is None:
             optimizer.zero_grad()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As any module; but Lightning notes the hook it is in some forty times a step, which is no parameter."""
+        """Set an attribute as any module does, but ``_current_fx_name`` without torch's checks, to save time.
+
+        Lightning sets this attribute to the name of the current hook about forty times a step."""
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 
     def on_fit_end(self) -> None:
-        """Give the engine's threads back; the data's loaders yield single steps again."""
+        """Close the engine, and let the data's loaders yield single steps again."""
         self.require_work().engine.close()
         self.require_federation().data.steps_per_block = 1
 
@@ -271,10 +273,10 @@ class Client(LightningModule):
             self._scoring = Scoring(self.require_federation())
         return self._scoring
 
-    # Checkpoints: the network's state dict is the global model; the rest lies under one key.
+    # Checkpoints: the network's state dict is the global model. The key "federation" has the rest of the federation.
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the federation; drop the optimizer's state, which no client keeps between rounds."""
+        """Add the federation and the engine, and drop the optimizer's state, which no client keeps between rounds."""
         checkpoint["federation"] = self.require_federation().state_dict()
         checkpoint["engine"] = None if self.engine_choice is None else self.engine_choice.to_dict()
         checkpoint["optimizer_states"] = []

@@ -1,4 +1,4 @@
-"""What a density has learned, as a picture: images drawn from it."""
+"""Draws images from a density network, to show what it has learned."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from cfl.randomness.generators import torch_generator
 from cfl.training.client import Client
 
 CLIENTS_AT_MOST = 8
-"""Rows of a picture of personal models."""
+"""Most rows of a picture of personal models, one per client."""
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnImages:
-    """Samples in rows.
+    """Images of a picture, in rows.
 
     Attributes:
-        images: ``[R, N, C, H, W]`` float32, 0 or 1; NaN where a row has fewer.
-        whose: of which model they are, for the caption.
-        row_names: whose row it is, where models are personal or tasks have rows.
-        what: what is shown, for the caption; ``whose`` follows.
+        images: ``[R, N, C, H, W]`` float32 from 0 to 1; NaN where a row has fewer images.
+        whose: the model that the images are from, for the caption.
+        row_names: name of each row, if rows are clients or tasks.
+        what: what is shown, for the caption, in front of ``whose``.
         inches: width of an image in the picture.
     """
 
@@ -39,20 +39,21 @@ class DrawnImages:
 
 @torch.no_grad()
 def draw_images(client: Client, count: int) -> DrawnImages | None:
-    """Ancestral samples of a run's model as it is now.
+    """Draw ancestral samples of a run's current model.
 
-    They depend on the run's seed, the task and, of personal models, the client, besides the weights. A global model
-    fills a square; where its density differs by client, it is that by client 0's masks. Of personal models the first
-    :data:`CLIENTS_AT_MOST` clients that hold the task they are at have a row each, with an equal share of the samples,
-    drawn from the model that the client uses where a sample's task is unknown.
+    They depend on the weights, the run's seed, the task and, with personal models, the client. Samples of a global
+    model fill a square; if its density differs by client, client 0's masks are used. With personal models, each of the
+    first :data:`CLIENTS_AT_MOST` clients that hold their current task has a row with an equal share of the samples.
+    They are drawn from the model that the client uses if a sample's task is unknown.
 
     Args:
-        client: with its federation.
-        count: how many samples.
+        client: the module, with its federation.
+        count: number of samples.
 
     Returns:
-        None where there is nothing to look at: no density, samples that are no images (a single row or column), a
-        number of channels other than 1 or 3, or outputs that depend on themselves (MADE's ``stale_output_mask``).
+        The images. None if there is nothing to show: the network is no density, samples are no images (a single row or
+        column), they have a number of channels other than 1 or 3, or outputs depend on themselves (MADE's
+        ``stale_output_mask``).
     """
     federation, network = client.require_federation(), client.network
     channels, height, width = client.input_shape

@@ -29,7 +29,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Chosen:
-    """An engine, and what was measured to find it, now or by an earlier run; nothing where there was no choice."""
+    """A choice of engine, and the measurements that led to it.
+
+    Attributes:
+        choice: the engine and its options.
+        trials: measurements of this run or of an earlier one; empty if nothing was measured.
+    """
 
     choice: EngineChoice
     trials: list[Measured]
@@ -46,25 +51,27 @@ def choose_engine(
     resumed: dict[str, Any] | None = None,
     blocks: bool = False,
 ) -> Chosen:
-    """What the settings say, the checkpoint's choice, the one that an earlier trial of the same question has found, or
-    the fastest in a short trial on the next round's data.
+    """Choose the engine of a run and its cohort width.
+
+    The choice is the only one that the settings leave open, the checkpoint's, that of an earlier trial between the same
+    candidates under the same conditions, or the fastest in a short trial on the next round's data.
 
     Args:
         options: the settings of engines.
-        federation: whose clients will be trained; it is not changed.
+        federation: the federation whose clients will be trained. It is not changed.
         input_shape: ``(C, H, W)``.
-        precision: the Trainer's.
+        precision: the Trainer's precision.
         objective: what a client minimises.
-        optimizer_of: the clients' optimizer for a cohort's parameters.
+        optimizer_of: builds the clients' optimizer for a cohort's parameters.
         watched: see :func:`cfl.training.left_to_engine.step_at_once`.
-        resumed: what a checkpoint says of its run's choice.
-        blocks: whether local steps are taken several in one go.
+        resumed: the choice that is stored in the checkpoint, if the run is resumed.
+        blocks: whether local steps are taken in blocks.
     """
     data, network = federation.data, federation.network
     by_hand = objective.of_logits
     width, most = data.schedule.cohort_width, data.rounds.most_clients
     if not isinstance(width, int):
-        most = -(-most // distributed.count())  # of clients with alike samples: who has fewer may have more of them
+        most = -(-most // distributed.count())  # approximate: processes share steps, not clients
     open_choices = candidates(
         options,
         width if isinstance(width, int) else None,
@@ -91,7 +98,7 @@ def choose_engine(
         asked = remembered.question(network, open_choices, shapes, arithmetic, fused is not None, by_hand, blocks)
         known = remembered.recall(asked, open_choices)
         settled = None if known is None else known.choice
-    # What is open depends on a process's math threads: if one needs a trial, the others must be in it.
+    # Open choices depend on a process's math threads. If one process needs a trial, all must take part in it.
     everyones = distributed.gather(settled)
     if everyones[0] is not None and None not in everyones:
         return Chosen(everyones[0], [] if known is None else [known])
@@ -113,8 +120,9 @@ def settle_engine(
     input_shape: tuple[int, int, int],
     objective: Objective,
 ) -> Engine:
-    """Build the engine, and note the choice in the schedule and in the record of the run; arguments as for
-    :func:`choose_engine`."""
+    """Build the chosen engine, and write the choice to the schedule and to the run's summary.
+
+    Arguments are those of :func:`choose_engine`."""
     choice, schedule = chosen.choice, federation.data.schedule
     schedule.settle_width(choice.width, choice.most_padding, choice.at_once)
     trials = {str(trial.choice): trial.seconds_per_client_step for trial in chosen.trials}

@@ -1,4 +1,4 @@
-"""Test samples under the global model, or under every client's own, counted into the run's matrices."""
+"""Scores test samples with the global model, or with every client's own, and adds them to the run's matrices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision
 
 Owners = Sequence[tuple[int | None, int]]
-"""(client, task) of entries of a matrix that a test is counted into; None where there is one matrix for all."""
+"""(client, task) of each matrix entry that a test is added to; the client is None if there is one matrix for all."""
 
 
 class Scoring:
     """An evaluation: :meth:`begin`, :meth:`score` for every batch, :meth:`finish`.
 
     Args:
-        federation: whose models, and whose matrices. Its network is in evaluation mode meanwhile.
+        federation: has the models and the matrices. Its network must be in evaluation mode.
     """
 
     def __init__(self, federation: Federation) -> None:
@@ -36,11 +36,11 @@ class Scoring:
         self._channels_last: bool | None = None
 
     def begin(self, untrained: bool, everyone: bool) -> None:
-        """Forget what a new evaluation replaces.
+        """Choose the matrix rows that this evaluation fills, and clear them.
 
         Args:
-            untrained: it is of the models before any training; a run that is resumed keeps what it has of that.
-            everyone: score all clients, also those in the middle of a task while others have ended one.
+            untrained: evaluate the models before any training. In a resumed run no rows are then filled or cleared.
+            everyone: evaluate all clients, including those that are in the middle of a task.
         """
         self._rows = matrix_rows.due(self.federation, everyone or untrained)
         if untrained:
@@ -61,7 +61,7 @@ class Scoring:
         """Add one task's test batch to the run's matrices.
 
         Raises:
-            RuntimeError: naming task and round, with the failure as its cause.
+            RuntimeError: scoring failed. The message names task and round, and the failure is its cause.
         """
         where = ErrorContext(lambda: f"testing on task {batch.task} failed after {self.federation.round} rounds")
         with where, full_precision():
@@ -93,7 +93,7 @@ class Scoring:
                 self._count(scores, batch, owner, task)
 
     def _score_personal(self, batch: EvaluationBatch, learners: Sequence[tuple[int | None, int]]) -> None:
-        """Clients are shared out among processes."""
+        """Score the personal models of this process's share of the clients."""
         federation = self.federation
         for owner, task in learners[distributed.rank() :: distributed.count()]:
             client = cast(int, owner)
@@ -108,10 +108,16 @@ class Scoring:
     def answers(
         self, batch: EvaluationBatch, model: dict[str, Tensor], is_network: bool, whose: Sequence[int] = (0,)
     ) -> Tensor:
-        """``[B, O]`` of a test batch under a model, which may be the one that the network holds.
+        """Scores ``[B, O]`` of a test batch under a model.
 
-        Where tests ask something else of the network (:meth:`Network.answering`), such as log-likelihoods ``[B]``, its
-        scores instead; if these differ by client, the mean over those of the clients ``whose``.
+        If the network's scores come from another module (:meth:`Network.answering`), such as log-likelihoods ``[B]``,
+        these are returned. If they differ by client, they are the mean over the clients ``whose``.
+
+        Args:
+            batch: the test batch.
+            model: name -> tensor.
+            is_network: whether ``model`` is what the network holds.
+            whose: the clients over which scores are averaged if they differ by client.
         """
         network, x = cast(Network, self.federation.network), cast(Tensor, batch.x)
         if (asked := network.answering(whose)) is not network:
@@ -141,16 +147,17 @@ class Scoring:
 
 
 def answering_alike(federation: Federation, stream_task: int, owners: Owners) -> list[tuple[Sequence[int], Owners]]:
-    """Groups of clients that share one score, with the matrix entries it is counted into.
+    """Groups of clients whose scores of the global model are the same, with the matrix entries that these are added to.
 
-    Usually all answer alike. Where networks are another density at every client (MADE with ``synchronised: false``),
-    the global model is one by each client's own masks: a matrix of a client takes that client's score, and the one
-    matrix of all takes the mean over the clients that hold the task. That is a pass over the tests per client.
+    Usually there is one group. If the network is another density at every client (MADE with ``synchronised: false``),
+    the global model is scored with each client's own masks. A client's matrix then takes that client's score, and a
+    single matrix for all takes the mean over the clients that hold the task. Each client then needs a pass over the
+    test samples.
 
     Args:
-        federation: whose model.
-        stream_task: of whose test samples there is a score.
-        owners: what the score is to be counted for.
+        federation: has the global model.
+        stream_task: the task whose test samples are scored.
+        owners: the matrix entries that the scores are added to.
     """
     if not densities_differ(federation.network):
         return [((0,), owners)]
@@ -162,10 +169,10 @@ def answering_alike(federation: Federation, stream_task: int, owners: Owners) ->
 
 
 def over_clients(federation: Federation, values: Tensor) -> Tensor:
-    """The mean over the first dimension, clients, where each has values of its own; else the values as they are."""
+    """The mean over clients, the first dimension, if there is a matrix per client; otherwise the values as they are."""
     return values.nanmean(0) if federation.measures_clients else values
 
 
 def mean_matrix(federation: Federation) -> Tensor:
-    """What is measured, ``[T, T]``, such as accuracies in percent; the mean over clients where each has one."""
+    """The measured matrix ``[T, T]``, such as accuracies in percent; the mean over clients if each has a matrix."""
     return over_clients(federation, federation.measured.compute())

@@ -1,4 +1,4 @@
-"""A global model with NaN or infinity, which no run can go on with."""
+"""Refuses a global model with NaN or infinity."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cfl.runtime.errors import BadUpdate
 
 
 def require_finite(federation: Federation, plan: RoundPlan, cause: str) -> None:
-    """Refuse a global model that is not finite, before it is saved. What clients send has been checked before.
+    """Refuse a global model that is not finite, before it is saved. Clients' messages have already been checked.
 
     Args:
-        federation: of the run.
+        federation: the federation of the run.
         plan: the round.
-        cause: what has changed the model, in words.
+        cause: what has changed the model, for the error message.
 
     Raises:
-        BadUpdate: naming the round, what has changed the model, and the methods.
+        BadUpdate: the model is not finite. The message names the round, the cause and the methods.
     """
     model = federation.model
     tensors, changing = model.state_tensors(), (*model.shared_parameters, *model.shared_buffers)  # constants may be inf

@@ -1,4 +1,4 @@
-"""What a detector has learned, as a picture: test images with their boxes and those that it finds."""
+"""Draws true and found boxes into test images, to show what a detector has learned."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from cfl.training.client import Client
 from cfl.training.density_samples import DrawnImages
 
 ACROSS = 4
-"""Most images of a task."""
+"""Largest number of images of a task."""
 ROWS = 4
-"""Most tasks."""
+"""Largest number of tasks."""
 SURE = 0.3
-"""Score from which a box is drawn."""
+"""Lowest score of a box that is drawn."""
 GREEN, ORANGE = (0.0, 0.8, 0.2), (1.0, 0.5, 0.0)
 _INCHES = 1.7
 
 
 @torch.no_grad()
 def draw_boxes(client: Client, count: int) -> DrawnImages | None:
-    """Test images of each task, those with boxes evenly spaced, under the global model as it is now.
+    """Draw the true boxes, and those that the current global model finds, into test images of each task.
+
+    Images are evenly spaced among those with boxes.
 
     Args:
-        client: with its federation.
-        count: how many images, of which there are at most :data:`ACROSS` of a task and as many of each.
+        client: the module, with its federation.
+        count: number of images, divided equally among tasks. There are at most :data:`ACROSS` of a task.
 
     Returns:
-        None where nothing is detected, no image is wanted, or models are personal.
+        The images, or None if the run does not detect boxes, ``count`` is 0 or models are personal.
     """
     federation, network = client.require_federation(), client.network
     if (

@@ -1,4 +1,4 @@
-"""Ends a process that waits for others to connect when a signal asks for it, or when one of them will never come."""
+"""Ends a process that waits for others to connect, if a signal asks for it or another process has ended."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _GRACE = 1.0
 
 
 class Gathering:
-    """Within the context, a thread does what the main thread cannot, because it waits inside torch for all to connect.
+    """Within the context, a thread watches for signals and ended processes, since the main thread waits inside torch.
 
     Args:
         children: processes that this one has started.
-        count: how many processes are to connect.
+        count: number of processes that are to connect.
         put_away: called before this process ends.
     """
 
@@ -39,7 +39,7 @@ class Gathering:
         self._signals, self._told = os.pipe()
         os.set_blocking(self._told, False)
         self._before: int | None = None
-        with suppress(ValueError):  # outside the main thread there are no signals
+        with suppress(ValueError):  # only the main thread may set it
             self._before = signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -61,7 +61,7 @@ class Gathering:
                     self._end(128 + number, str(Stopped(number)))
             for child in self._children:
                 if (status := child.poll()) is not None:
-                    status = 128 - status if status < 0 else status  # of a signal, as shells have it
+                    status = 128 - status if status < 0 else status  # 128 + signal, as in shells
                     gone = f"process {child.pid}, started by this one, has ended with status {status}"
                     self._end(2, f"error: {gone} before all {self._count} processes were connected")
             if os.getppid() != self._parent:

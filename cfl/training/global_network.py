@@ -1,4 +1,4 @@
-"""The network of a run: built, made fit for stacked clients, and refused where it cannot be."""
+"""Builds the network of a run and adapts it to stacked clients, or refuses it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def global_network(
         make: class and options of the network.
         input_shape: ``(C, H, W)``.
         num_outputs: size of its output layer.
-        methods: may add parameters.
+        methods: the methods of the run, which may add parameters.
         seed: the run's seed.
 
     Returns:
-        The network, none of whose parameters requires a gradient any more, and the names of those that never did.
+        The network, with ``requires_grad`` off for all parameters, and the names of those for which it was off already.
 
     Raises:
-        ConfigError: it cannot be trained by stacked clients, or not in the memory there is.
+        ConfigError: the network cannot be trained by stacked clients, or does not fit in memory.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed_for(seed, "initialise network"))
-        with WithinMemory("model.network", None, "a smaller network", copies=3):  # with a client's, and its gradient
+        with WithinMemory("model.network", None, "a smaller network", copies=3):  # global model, client, gradient
             network = convert_dropout(convert_batchnorm(_made(make, input_shape, num_outputs)))
         require_one_name_each(network)
         require_head(network)
@@ -52,7 +52,7 @@ def global_network(
     if thawed := before - frozen:
         valid = "a network without frozen parameters in layers that the methods replace"
         raise ConfigError("model.network", sorted(thawed), valid)
-    # The global model moves by the server's hand alone.
+    # Only the server changes the global model; clients train stacked copies.
     network.requires_grad_(False)
     return network, frozen
 
@@ -60,7 +60,7 @@ def global_network(
 def _made(
     make: Callable[[tuple[int, int, int], int], Network], input_shape: tuple[int, int, int], num_outputs: int
 ) -> Network:
-    """What the maker makes.
+    """Build the network, and turn its errors into errors of configuration.
 
     Raises:
         ConfigError: a layer refuses a value, such as a dropout above 1, or the class does not take these arguments.
@@ -75,16 +75,16 @@ def _made(
 
 
 def _name_of(make: Callable[..., Network]) -> str:
-    """The name of the class that a maker, such as jsonargparse's ``partial``, makes."""
+    """The name of the class that ``make``, such as a ``partial`` of jsonargparse, builds."""
     parts = (make, getattr(make, "func", None), *getattr(make, "args", ()))
     return next((part.__name__ for part in parts if isinstance(part, type)), str(make))
 
 
 def frozen_parameters(network: Network) -> frozenset[str]:
-    """Names of the parameters that do not ask for a gradient.
+    """Names of the parameters that do not require a gradient.
 
     Raises:
-        ConfigError: none of them does.
+        ConfigError: no parameter requires a gradient.
     """
     frozen = frozenset(name for name, parameter in network.named_parameters() if not parameter.requires_grad)
     if frozen and all(name in frozen for name, _ in network.named_parameters()):

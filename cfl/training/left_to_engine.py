@@ -1,4 +1,4 @@
-"""What an engine may do of a local step in the place of the optimizer and of methods."""
+"""Which parts of a local step an engine takes over from the optimizer and from methods."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _STEPS = ("backward", "configure_gradient_clipping", "optimizer_step", "optimize
 
 
 def gradients_are_watched(trainer: Trainer, module: LightningModule, own: type[LightningModule]) -> bool:
-    """Whether clipping, a callback or a subclass of the module wants to see the gradients of local steps.
+    """Whether clipping, a callback or a subclass of the module reads the gradients of local steps.
 
     Args:
-        trainer: with its callbacks.
-        module: what it trains.
-        own: the program's own class of it.
+        trainer: the Trainer, with its callbacks.
+        module: the module that it trains.
+        own: this program's class of modules.
     """
     settings: Any = trainer
     return (
@@ -34,23 +34,23 @@ def gradients_are_watched(trainer: Trainer, module: LightningModule, own: type[L
 
 
 def replaces(module: LightningModule, hook: str, own: type[LightningModule]) -> bool:
-    """Whether a module has another hook than the program's own class."""
+    """Whether a module overrides a hook of this program's class."""
     return hook in vars(module) or getattr(type(module), hook) is not getattr(own, hook)
 
 
 def step_at_once(
     optimizer: Optimizer, methods: Composition, engine: Engine | None, watched: Callable[[], bool]
 ) -> tuple[float, float] | None:
-    """Learning rate and weight decay, if an engine may take the optimizer's step without leaving gradients.
+    """Learning rate and weight decay, if an engine may take the optimizer's step without storing gradients; else None.
 
-    That is so for plain SGD whose weight decay leaves something of the weights, unless a method or somebody else wants
-    to see the gradients.
+    It may do so for plain SGD whose learning rate times weight decay is below 1, unless other code reads the gradients
+    or a method changes them in a way that the engine does not take over.
 
     Args:
-        optimizer: the clients'.
+        optimizer: the clients' optimizer.
         methods: the methods of the run.
-        engine: what computes the steps; None while one is being chosen.
-        watched: whether somebody else wants to see gradients.
+        engine: computes the steps; None while an engine is being chosen.
+        watched: whether code other than methods reads gradients.
     """
     pulls, factors = left_to_engine(methods, engine)
     if (methods.changing_gradients() and not (pulls or factors)) or watched():
@@ -60,6 +60,7 @@ def step_at_once(
 
 
 def left_to_engine(methods: Composition, engine: Engine | None) -> tuple[Pulls, Factors]:
-    """What an engine does itself of a method, see :meth:`cfl.methods.composition.Composition.left_to_engine`; nothing
-    while one is being chosen."""
+    """The pulls and right factors of methods that an engine applies itself; none while an engine is being chosen.
+
+    See :meth:`cfl.methods.composition.Composition.left_to_engine`."""
     return methods.left_to_engine(engine is not None and engine.multiplies, engine is not None and engine.pulls)

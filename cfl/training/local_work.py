@@ -1,4 +1,4 @@
-"""A cohort's whole life: its clients start, take their local steps and are collected, until the round is closed."""
+"""Runs a round: cohorts of clients start, take their local steps and are collected, then the round is closed."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ from cfl.training.same_model import check_same_model
 
 
 class LocalWork:
-    """What a round's clients do, cohort after cohort.
+    """The local training of a round's clients, cohort after cohort.
 
     A round is :meth:`begin_round`, its cohorts, :meth:`close_round`. A cohort is :meth:`open`, its steps, and
     :meth:`finish` whenever some of its clients have taken their last step. Steps are taken by :meth:`train`, several at
     a time, or one by one: :meth:`losses`, :meth:`backward`, :meth:`adjust_gradients`, the optimizer's own step,
-    :meth:`rescale`. Failures say what was being done, in which round and to whom.
+    :meth:`rescale`. Errors name the failed action, its round and its clients.
 
     Args:
-        federation: whose clients work, and whose model moves when a round is closed.
+        federation: the federation whose clients are trained, and whose global model is updated.
         engine: computes the local steps.
-        width: greatest number of clients that work side by side.
+        width: greatest number of clients that are trained side by side.
         objective: what a client minimises.
-        precision: torch's float32 matmul precision in local steps; between them products are float32.
-        watched: whether anybody else than methods wants to see gradients; asked once for every cohort.
+        precision: torch's float32 matmul precision in local steps. Outside of them products have full precision.
+        watched: whether code other than methods reads gradients. It is called at most once per cohort.
         blocks: whether rounds may come in blocks of several local steps.
 
     Attributes:
-        cohort: the clients at work.
+        cohort: the clients being trained.
         plan: the running round; None before the first.
-        context: what the cohort's steps have in common.
-        local_step: number of the step, from 0.
+        context: settings that all steps of the cohort share.
+        local_step: number of the current step, from 0.
         finish: called with the positions of clients that have taken their last step; by default :meth:`collect`.
     """
 
@@ -97,7 +97,7 @@ class LocalWork:
     # A round begins.
 
     def begin_round(self, plan: RoundPlan) -> None:
-        """Announce the round and send the global model to its clients."""
+        """Begin a round, and the tasks that begin with it, and send the global model to the round's clients."""
         federation = self.federation
         self.plan = plan
         self._losses = RoundLosses()
@@ -120,7 +120,7 @@ class LocalWork:
 
         Args:
             batch: the step or block that opens the cohort.
-            optimizer: of the cohort's parameters; what it has kept is dropped.
+            optimizer: the optimizer of the cohort's parameters. Its state is cleared.
         """
         with full_precision(), self._in_round(f"opening clients {list(batch.clients)}"):
             self._open(batch, optimizer)
@@ -149,7 +149,7 @@ class LocalWork:
         self.methods.start_clients()
 
     def _settle_steps(self) -> None:
-        """What holds for all steps of the clients that have just been opened."""
+        """Set :attr:`context` and the other settings for all steps of the new cohort."""
         methods, buffer = self.methods, self.buffer
         optimizer = cast(Optimizer, self._optimizer)
         self._scaled_steps = ScaledSteps.of(methods.step_factors(), self.cohort.buffers)
@@ -190,7 +190,7 @@ class LocalWork:
         return total
 
     def _gradients_of(self, batch: CohortBatch, optimizer: Optimizer) -> Tensor:
-        """The sum of a step's losses, detached; its gradients are left for the optimizer."""
+        """Compute a step's gradients for the optimizer, and return the sum of its losses, detached."""
         losses = self._step_losses(batch).sum()
         if self.context.fused_sgd is None:
             optimizer.zero_grad()
@@ -200,7 +200,7 @@ class LocalWork:
 
     @property
     def _in_one_go(self) -> bool:
-        """Whether nobody but the engine has a part in a step."""
+        """Whether the engine computes whole blocks: no buffer, method or optimizer has a part in single steps."""
         others = self.buffer is not None or self.methods.with_capability(BatchExtension)
         alone = not others and not self.federation.data.by_global_index and self.context.fused_sgd is not None
         return alone and self.engine.leaves_finished_clients
@@ -221,12 +221,12 @@ class LocalWork:
     # A local step.
 
     def losses(self, batch: CohortBatch) -> Tensor:
-        """``[]``, the sum over the cohort of each client's loss on its own batch; 0 where all parameters are frozen.
+        """Return ``[]``, the sum over the cohort of each client's loss on its own batch.
 
-        Nothing is computed then: there are no gradients, and running statistics stay.
+        If all parameters are frozen, the sum is 0 and nothing is computed, so that running statistics do not change.
 
         Raises:
-            RuntimeError: naming round, task, clients and step, with the failure as its cause.
+            RuntimeError: the step failed. The message names round, task, clients and step; the failure is its cause.
         """
         if batch.opens:
             self._settle_steps()
@@ -249,33 +249,35 @@ class LocalWork:
             return self.methods.penalties(losses)
 
     def _extended(self, batch: CohortBatch) -> CohortBatch:
-        """The step with what methods add to it; the cohort knows which outputs have a part in it."""
+        """The step with the samples that methods add to it. The outputs that it trains are registered in the cohort."""
         batch = self.methods.extend_batch(batch)
         if batch.tasks_of_own is not None:
             self.cohort.use_outputs(batch.task_ids, batch.mask)
-        for added in batch.added:  # nothing of clients that are done, while others of their cohort go on
+        for added in batch.added:  # not for clients that have finished before others
             self.cohort.use_outputs(added.tasks, added.mask & batch.mask.any(1, keepdim=True))
         return batch
 
     @property
     def mean_loss(self) -> float:
-        """Mean of the finite losses of the round's local steps so far, every client's step counting once; else NaN."""
+        """Mean of the finite losses of all clients' local steps in the round so far; NaN if there are none."""
         return self._losses.mean
 
     def gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
-        """See :attr:`cfl.engines.cohort.Cohort.gradients_on`: name -> ``[k, ...]``, none of frozen parameters."""
+        """Gradients on another batch, name -> ``[k, ...]``, without frozen parameters.
+
+        See :attr:`cfl.engines.cohort.Cohort.gradients_on`."""
         context = StepContext(self._seed, objective=self._plain_objective, purpose=purpose)
         found = self.engine.gradients(self.cohort, batch.unwrapped(), context)
         return {name: gradient for name, gradient in found.items() if name not in self._frozen}
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the last :meth:`losses`, by the engine; none of parameters that are frozen."""
+        """Let the engine compute the gradients of the last :meth:`losses`; frozen parameters get none."""
         if not self._trains:
             return
         with self._located, matmul_precision(self._precision):
             self.engine.backward(loss, self.cohort)
         for name in self._frozen:
-            # Not zero: optimizers leave alone what has no gradient, and apply weight decay to what has one.
+            # None instead of zero: with a gradient of zero, optimizers would still apply weight decay and momentum.
             self.cohort.parameters[name].grad = None
 
     def adjust_gradients(self) -> None:
@@ -307,7 +309,7 @@ class LocalWork:
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
     def rescale(self) -> None:
-        """Clients that learn at another rate take back, or add, what that makes of the step just taken."""
+        """Rescale the step just taken for clients whose learning rate differs from the optimizer's."""
         if self._scaled_steps is not None:
             self._scaled_steps.rescale()
 
@@ -320,11 +322,11 @@ class LocalWork:
     # Clients finish.
 
     def collect(self, positions: tuple[int, ...], by_samples: bool) -> None:
-        """Take what clients that have taken their last step send and keep.
+        """Send the messages of clients that have taken their last step, and store the state that they keep.
 
         Args:
-            positions: their rows in the cohort.
-            by_samples: weigh a client in the mean by its number of training samples, not by 1.
+            positions: rows of these clients in the cohort.
+            by_samples: weight a client in the mean by its number of training samples; otherwise by 1.
         """
         closing = [self.cohort.clients[position] for position in positions]
         with full_precision(), self._in_round(f"collecting from clients {closing}"):
@@ -333,7 +335,7 @@ class LocalWork:
     @torch.no_grad()
     def _collect(self, positions: tuple[int, ...], by_samples: bool) -> None:
         cohort, federation = self.cohort, self.federation
-        federation.channel.enter_round(cohort.task, cohort.round)  # of clients with clocks of their own, their task
+        federation.channel.enter_round(cohort.task, cohort.round)  # with clients' own clocks, the cohort's task
         cohort.put_back_unused_outputs(positions)
         sound = positions
         if federation.buffer is not None or self.methods.collects:
@@ -348,7 +350,7 @@ class LocalWork:
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         weights = [float(cohort.sizes[p]) if by_samples else 1.0 for p in positions]
-        # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
+        # In place: the weights are not needed any more, and allocating new memory would double the time of this method.
         update = {n: trained[n].sub_(cohort.global_parameters[n]) for n in federation.model.shared_parameters}
         message = cohort.to_server({**update, **{n: trained[n] for n in federation.model.shared_buffers}})
         if (protection := self.methods.protection) is not None:
@@ -368,14 +370,14 @@ class LocalWork:
     # The round is closed.
 
     def close_round(self) -> None:
-        """Move the global model by what was collected; end the round, and the tasks that end with it."""
+        """Update the global model with the collected messages, and end the round and the tasks that end with it."""
         with full_precision(), self._in_round("closing the round"):
             self._close_round()
 
     def _close_round(self) -> None:
         federation, plan = self.federation, self.require_plan()
         federation.channel.enter_round(plan.task, plan.round)
-        federation.clients.synchronise()  # what follows may need any client's
+        federation.clients.synchronise()  # methods may need the state of any client below
         self._hear_others()
         mean = self._mean_update()
         if mean:
@@ -402,7 +404,7 @@ class LocalWork:
         federation.synchronise()
 
     def _mean_update(self) -> dict[str, Tensor]:
-        """What the server moves the global model by; empty if nothing was sent."""
+        """The mean update that the server applies; empty if no client sends one and no noise is added."""
         federation, channel, protection = self.federation, self.federation.channel, self.methods.protection
         if not (federation.model.shared_parameters or federation.model.shared_buffers):
             return {}
@@ -419,8 +421,8 @@ class LocalWork:
     def _outputs_of_anybody(self) -> Tensor | None:
         """The outputs that any client could have trained in the round, ``[O]`` bool; None for all.
 
-        Where updates are protected, these are moved in every round: which of them the round's clients have trained, or
-        that there was no client, is not to be seen.
+        With protected updates, the server's step moves these outputs in every round. Otherwise the model would reveal
+        which of them the round's clients have trained, or that the round had no clients.
         """
         federation, task = self.federation, self.require_plan().task
         data, train = federation.data, federation.data.outputs.train
@@ -435,7 +437,7 @@ class LocalWork:
         return train[sorted({data.stream_task(t, client) for t, clients in whose.items() for client in clients})].any(0)
 
     def _hear_others(self) -> None:
-        """Take in losses of other processes' clients, the outputs that they trained, and how long their steps took."""
+        """Exchange clients' losses, trained outputs and seconds per step between processes."""
         seconds = (time.perf_counter() - self._began) / self._steps if self._steps else 0.0
         if distributed.count() > 1:
             used = self._used_outputs
@@ -448,7 +450,7 @@ class LocalWork:
             self.federation.data.steps_per_block = steps_per_block(seconds)
 
     def _hold_unused_outputs(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Server momentum does not move outputs that no client of this round trained."""
+        """Set the step of outputs that no client of this round trained to zero, so that momentum does not move them."""
         used = self._used_outputs
         if used is None:
             return step
@@ -460,10 +462,10 @@ class LocalWork:
         return held
 
     def require_plan(self) -> RoundPlan:
-        """:attr:`plan`, which must be there.
+        """Return :attr:`plan`.
 
         Raises:
-            RuntimeError: it is not.
+            RuntimeError: no round has started.
         """
         if self.plan is None:
             raise RuntimeError("no round has started")

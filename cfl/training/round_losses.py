@@ -12,12 +12,12 @@ from cfl.data.cohorts import CohortBatch
 
 
 class RoundLosses:
-    """Sums of losses, kept per client, so that a round's mean does not depend on who worked beside whom.
+    """Sums of losses per client, so that a round's mean does not depend on how clients were grouped in cohorts.
 
-    Sums stay on the device: nobody waits for them before they are read.
+    Sums stay on the device, so that no step waits for them. Only reading them waits.
 
     Args:
-        known: client -> sum of its finite losses and how many they are.
+        known: client -> sum and number of its finite losses.
     """
 
     def __init__(self, known: Mapping[int, tuple[float, float]] | None = None) -> None:
@@ -26,13 +26,12 @@ class RoundLosses:
         self._mean: float | None = None
 
     def open(self, clients: tuple[int, ...], device: torch.device) -> None:
-        """Clients begin; what is added next is theirs."""
+        """Start a cohort; the losses that are added next belong to its clients."""
         self._cohorts.append((clients, torch.zeros(2, len(clients), device=device)))
         self._mean = None
 
     def add(self, losses: Tensor, batch: CohortBatch) -> None:
-        """Add the clients' losses ``[k]`` of a step; those that are not finite, or of clients that only pad, do not
-        count."""
+        """Add the clients' losses ``[k]`` of a step, except those that are not finite or of clients without samples."""
         if not len(losses):
             return
         counted = losses.isfinite()  # who trains to NaN is left out, or the run stops
@@ -44,7 +43,7 @@ class RoundLosses:
 
     @property
     def of_clients(self) -> dict[int, tuple[float, float]]:
-        """Client -> sum of its finite losses and how many they are; waits for the device."""
+        """Client -> sum and number of its finite losses. Waits for the device."""
         if self._cohorts:
             sums = torch.cat([sums for _, sums in self._cohorts], 1).tolist()
             clients = [client for clients, _ in self._cohorts for client in clients]
@@ -53,7 +52,7 @@ class RoundLosses:
 
     @property
     def mean(self) -> float:
-        """Mean of the finite losses, every client's step counting once; NaN without any. Waits for the device once."""
+        """Mean of the finite losses of all clients' steps; NaN without any. Waits for the device once."""
         if self._mean is None:
             found = self.of_clients
             total, count = (sum(found[client][k] for client in sorted(found)) for k in (0, 1))

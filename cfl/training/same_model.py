@@ -1,4 +1,4 @@
-"""Whether all processes hold the same global model."""
+"""Checks that all processes hold the same global model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from cfl.runtime import distributed
 
 
 def check_same_model(federation: Federation) -> None:
-    """Refuse to go on with processes that have drifted apart: a method used what only one of them knows.
+    """Refuse to continue if a method has changed the global model by values that only one process knows.
 
-    Compared are two numbers per tensor: its norm, and its product with a fixed vector, which tells signs and orders of
-    entries apart as well.
+    Two numbers per tensor are compared: its norm, and its product with a fixed vector, which also depends on signs and
+    on the order of entries.
 
     Raises:
-        RuntimeError: naming the first process whose global model is not that of process 0, rounding aside.
+        RuntimeError: the model of a process differs from that of process 0 by more than rounding. The message names the
+            first such process.
     """
     if distributed.count() == 1:
         return
@@ -30,7 +31,7 @@ def check_same_model(federation: Federation) -> None:
 
 
 def _digest(tensor: Tensor) -> tuple[float, float]:
-    """Norm, and product with a vector of norm 1."""
+    """Norm of a tensor, and its product with a fixed vector of norm 1."""
     values = tensor.double().flatten()
     direction = arange(1, len(values) + 1, dtype=values.dtype, device=values.device).sqrt().mul_(1e3).sin_()
     return values.norm().item(), (values @ direction / direction.norm().clamp(min=1e-300)).item()

@@ -1,4 +1,4 @@
-"""Several processes train one experiment: the clients of each round are shared out among them."""
+"""Trains one experiment in several processes, each of which trains some of the clients of each round."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _SECONDS_TO_END = 5.0
 
 
 class ClientParallel(DDPStrategy):
-    """Every process trains a share of each round's clients; what they send is summed over processes.
+    """Every process trains a share of each round's clients. Their messages are summed over processes.
 
     Lightning's DDP launches the processes and connects them (``trainer.devices`` and ``num_nodes`` say how many;
-    torchrun and SLURM may have started them already), but nothing is wrapped: gradients of clients never mix, and no
-    process's data are cut. All processes hold the same global model and make the same server step from the same sums.
-    The first process alone writes and prints. If one fails, all end, the first with the reason.
+    torchrun and SLURM may have started them already). The module is not wrapped: clients' gradients are not averaged
+    over processes. All processes hold the same global model and make the same server step from the same sums. Only the
+    first process writes and prints. If a process fails, all end, and the first prints the reason.
 
     Args:
-        timeout_seconds: a process that lets the others wait for longer than this is taken for dead.
+        timeout_seconds: a process for which the others wait longer than this counts as failed.
         process_group_backend: of torch.distributed; null takes gloo on CPUs and both gloo and NCCL on CUDA devices.
     """
 
@@ -49,7 +49,7 @@ class ClientParallel(DDPStrategy):
             timeout=timedelta(seconds=timeout_seconds),
         )
         self.timeout_seconds = timeout_seconds
-        # Before anything below sets the variable.
+        # Read here, because Lightning's launcher sets the variable later.
         self._threads_are_set = "OMP_NUM_THREADS" in os.environ
         self._children: list[subprocess.Popen] = []
         self._idle = False
@@ -66,10 +66,10 @@ class ClientParallel(DDPStrategy):
             torch.set_num_threads(fair_threads())
 
     def setup_distributed(self) -> None:
-        """As DDP's, with a plain message when not all processes come, and an end to the waiting.
+        """Connect the processes as DDP does, but end with a plain message if some of them cannot connect.
 
-        Gloo takes the address of the machine's name, which is often the loopback's. Between machines, it is told the
-        interface that leads to the first process, unless the user has.
+        By default gloo uses the address to which the machine's name resolves, which is often the loopback address. With
+        several machines, gloo is given the interface that leads to the first process, unless the user has chosen one.
         """
         if self.num_nodes > 1 and GLOO_INTERFACE not in os.environ and self.cluster_environment is not None:
             environment = self.cluster_environment
@@ -78,7 +78,7 @@ class ClientParallel(DDPStrategy):
                 os.environ[GLOO_INTERFACE] = interface
         with distributed.answered(), Gathering(self._children, self.num_processes * self.num_nodes, self._put_away):
             super().setup_distributed()
-        if "nccl" in (self.process_group_backend or ""):  # Lightning does so where that is all of the name
+        if "nccl" in (self.process_group_backend or ""):  # Lightning does this for the exact name "nccl" only
             atexit.register(distributed.leave)
 
     def _get_process_group_backend(self) -> str:
@@ -87,7 +87,7 @@ class ClientParallel(DDPStrategy):
         return self._process_group_backend or usual
 
     def _take_over_children(self) -> None:
-        """From here on a failing process tells the others; Lightning's observer would kill this one without a word."""
+        """Take the children from Lightning's observer, which would kill this process without a message if one fails."""
         launcher = self.launcher
         if isinstance(launcher, _SubprocessScriptLauncher):
             self._children = list(launcher.procs)
@@ -95,9 +95,9 @@ class ClientParallel(DDPStrategy):
             launcher.procs = list(self._children)
 
     def setup(self, trainer: Trainer) -> None:
-        """As DDP's; and spare the processes a message before every training step, which Lightning has for SIGTERM.
+        """Set up as DDP does, but without Lightning's message about SIGTERM before every training step.
 
-        RoundCheckpoint has the processes agree on signals at the end of each round.
+        RoundCheckpoint lets the processes agree on signals at the end of each round.
         """
         super().setup(trainer)
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -111,48 +111,48 @@ class ClientParallel(DDPStrategy):
     # Steps without clients: a process that is through with its share before the others.
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Notice a step without clients, and other processes' failures."""
+        """Note whether the step has clients, and raise if another process has failed."""
         self._idle = isinstance(batch, CohortBatch) and not batch.clients
         self._ask()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Nothing to train gives a loss that depends on nothing: Lightning wants one from every process."""
+        """Return a constant loss for a step without clients, because Lightning needs a loss from every process."""
         if self._idle:
             return torch.zeros((), device=self.root_device, requires_grad=True)
         return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Nothing in a step without clients."""
+        """Compute gradients, except in a step without clients."""
         return closure_loss if self._idle else super().backward(closure_loss, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
-        """In a step without clients, neither hooks nor optimizer."""
+        """Take the optimizer's step; in a step without clients, call only the closure, without hooks or optimizer."""
         return closure() if self._idle else super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As DDP's; notice other processes' failures."""
+        """Validate as DDP does; raise if another process has failed."""
         self._ask()
         return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As DDP's; notice other processes' failures."""
+        """Test as DDP does; raise if another process has failed."""
         self._ask()
         return super().test_step(*args, **kwargs)
 
-    # Messages of Lightning's own, with a plain word when there is no answer.
+    # Lightning's messages between processes, with a plain error if one is not answered.
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """As DDP's."""
+        """Wait for all processes, as DDP does."""
         with distributed.answered():
             super().barrier(*args, **kwargs)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """As DDP's."""
+        """Send an object to all processes, as DDP does."""
         with distributed.answered():
             return super().broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """As DDP's."""
+        """Reduce a tensor over all processes, as DDP does."""
         with distributed.answered():
             return super().reduce(tensor, group, reduce_op)
 
@@ -165,26 +165,26 @@ class ClientParallel(DDPStrategy):
             distributed.raise_if_one_failed()
 
     def teardown(self) -> None:
-        """As DDP's; from here on processes end when they are through."""
+        """Stop watching the other processes, and tear down as DDP does."""
         distributed.unwatch()
         super().teardown()
 
     def _put_away(self) -> None:
-        """What is left to do where this process ends while it waits for others to connect."""
+        """End the children and release the run folder, if this process ends while it waits for others to connect."""
         for child in self._children:
             child.kill()
             child.wait()
         folder_lock.release()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the other processes, and see that those started here end."""
-        self._take_over_children()  # there may have been no time for it
+        """Report the failure to the other processes, and end those that this process has started."""
+        self._take_over_children()  # needed if the failure came before setup_environment
         elsewhere = distributed.cause_elsewhere(exception) is not None
         if not elsewhere:
             distributed.report_failure(exception)
         distributed.unwatch()
         for child in self._children:
-            if elsewhere:  # one of them may be telling what went wrong
+            if elsewhere:  # the child may be the one that failed and still be reporting the reason
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(_SECONDS_TO_END)
             child.kill()
@@ -193,7 +193,7 @@ class ClientParallel(DDPStrategy):
 
 
 def fair_threads() -> int:
-    """Cores that this process may use, divided by the processes that may use the same ones; at least 1."""
+    """Number of cores that this process may use, divided by the number of processes that may use them; at least 1."""
     cores = usable_cores()
     machine = platform.node()
     sharing = [1 for node, theirs in distributed.gather((machine, cores)) if node == machine and cores & theirs]
@@ -201,10 +201,10 @@ def fair_threads() -> int:
 
 
 def check_strategy(trainer: Trainer) -> None:
-    """Refuse several processes that know nothing of each other, or would mix clients.
+    """Refuse settings with which several processes would not share a round's clients, or would mix them.
 
     Raises:
-        ConfigError: naming the setting.
+        ConfigError: a setting of the Trainer is not possible. The error names it.
     """
     strategy, settings = trainer.strategy, cast(Any, trainer)
     if settings._accelerator_connector._layer_sync is not None:
@@ -230,6 +230,6 @@ def check_strategy(trainer: Trainer) -> None:
         )
 
 
-# `trainer.strategy: cfl.training.strategy.ClientParallel` alone is text to Lightning, which looks it up in lower case.
+# `trainer.strategy: cfl.training.strategy.ClientParallel` is a text, which Lightning looks up here in lower case.
 for _name in ("cfl.training.strategy.clientparallel", "cfl.parallel.clientparallel", "clientparallel"):
     StrategyRegistry.register(_name, ClientParallel, description=ClientParallel.__doc__ or "", override=True)

@@ -50,14 +50,14 @@ class BasisGrowth:
     def grown(
         self, basis: Tensor | None, importance: Tensor | None, seen: Spectrum, task: int, extractions_left: int
     ) -> tuple[Tensor, Tensor | None]:
-        """A layer's basis with the directions that a task adds, and its directions' importance, if that has a scale.
+        """A layer's basis with the directions that a task adds, and their importance with ``importance_scale``.
 
         Args:
             basis: ``[d, k]`` of earlier tasks, or None.
             importance: ``[k]`` of its directions, or None.
-            seen: the task's inputs.
+            seen: the principal directions of the task's inputs outside the basis.
             task: number of the extraction, from 0.
-            extractions_left: this one and those of later tasks, at least 1.
+            extractions_left: number of extractions to come, this one included, at least 1.
 
         Returns:
             ``[d, k']`` with ``k' >= k``, and ``[k']`` or None.

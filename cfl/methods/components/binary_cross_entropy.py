@@ -10,12 +10,12 @@ from cfl.runtime.moving import moved
 
 
 def mean_bce(logits: Tensor, target: Tensor, allowed: Tensor | None) -> Tensor:
-    """``[..., N]`` binary cross-entropies with logits, of each sample the mean over the allowed outputs.
+    """``[..., N]`` binary cross-entropies with logits, each the mean over a sample's allowed outputs.
 
     Args:
         logits: ``[..., N, O]``.
         target: ``[..., N, O]`` in [0, 1].
-        allowed: bool, of a shape that goes with these, or None for all outputs.
+        allowed: bool, of a shape that expands to that of ``logits``, or None for all outputs.
     """
     each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     if allowed is None:

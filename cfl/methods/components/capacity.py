@@ -1,4 +1,4 @@
-"""Room in a layer's input space that later tasks will need."""
+"""Limits the directions that a task adds to a layer's basis, so that later tasks find room in the input space."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cfl.runtime.errors import ConfigError
 
 
 def check_capacity(key: str, capacity: Mapping[str, Any] | None) -> None:
-    """Refuse what :func:`room_for` cannot use.
+    """Refuse a capacity that :func:`room_for` cannot use.
 
     Raises:
         ConfigError: naming ``key``.
@@ -24,16 +24,16 @@ def check_capacity(key: str, capacity: Mapping[str, Any] | None) -> None:
 def room_for(capacity: Mapping[str, float] | None, d: int, used: int, extractions_left: int) -> int:
     """The most directions that a task may add to a layer's basis.
 
-    ``total``: all tasks together may use this share of the layer's ``d`` dimensions. What is left of it is divided
-    evenly among the extractions to come. ``per_task``: a task may take this share of the dimensions that are free;
-    after n tasks at least ``(1 - share)^n`` of the space is free, however many follow. Both round to the nearest
+    ``total``: all tasks together may use this share of the layer's ``d`` dimensions. The unused part of this share is
+    divided evenly among the ``extractions_left``. ``per_task``: a task may take this share of the dimensions that are
+    free; after n tasks at least ``(1 - share)^n`` of the space is free, up to rounding. Both round to the nearest
     number, and give at least 1 while dimensions are left.
 
     Args:
         capacity: one of the two with its share, or None for all that is free.
         d: dimensions of the layer's inputs.
         used: directions of the basis, at most ``d``.
-        extractions_left: this one and those of later tasks, at least 1.
+        extractions_left: number of extractions to come, this one included, at least 1.
     """
     free = d - used
     if capacity is None or free == 0:

@@ -59,14 +59,14 @@ class Replayed(NamedTuple):
     """Exemplars that join a local step, as if they were in the clients' training sets.
 
     Attributes:
-        places: ``[K, M]`` int64 indices on the CPU, valid everywhere; arbitrary ones where a client takes fewer than M.
-        mask: ``[K, M]`` bool, False there.
-        mask_on_cpu: the same on the CPU.
+        places: ``[K, M]`` int64 indices on the CPU; arbitrary valid ones where a client takes fewer than M.
+        mask: ``[K, M]`` bool, False for these arbitrary indices.
+        mask_on_cpu: ``mask`` on the CPU.
         weights: ``[K, M]`` float64, of the exemplars' losses. With a number of exemplars per step, the loss is the mean
             over the step's own samples and exemplars together. With their proportion it is the mean over the step's own
             samples times n/(n + m) plus the mean over its exemplars times m/(n + m), with n training samples and m
             exemplars of the client: over an epoch, every sample of both counts the same.
-        own_factor: ``[K]`` float64, by which the mean over own samples has to be multiplied for that.
+        own_factor: ``[K]`` float64, factor of the mean over own samples in that loss.
     """
 
     places: Tensor

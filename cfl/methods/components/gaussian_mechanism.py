@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 class GaussianMechanism:
     """Central (epsilon, delta) differential privacy for a sum over clients, by noise that the clients add.
 
-    Each client clips its tensor to Frobenius norm ``clip`` and adds ``N(0, sigma^2)`` to every entry (FOT eq 14).
-    Under secure aggregation the server sees only the sum over ``C`` clients, whose noise has variance
-    ``C sigma^2``: that is why each client's share is divided by ``C``.
+    Each client clips its tensor to Frobenius norm ``clip`` and adds ``N(0, sigma^2)`` to every entry (FOT eq 14). Under
+    secure aggregation the server sees only the sum over ``C`` clients, whose noise has variance ``C sigma^2``. The
+    variance of each client's noise is therefore the required one divided by ``C``.
 
     The guarantee is for one released sum. Neighbouring data sets differ by adding or removing one client; replacing a
     client changes the sum by up to ``2 clip``. All ``C`` clients have to add their noise, and the server must see the
@@ -69,16 +69,16 @@ class GaussianMechanism:
         """The noise in the sum of all clients' messages, for the ledger (:mod:`cfl.privacy.ledger`).
 
         Args:
-            parts: tensors of a message, each clipped and noised by itself.
+            parts: number of tensors of a message, each clipped and noised by itself.
             whom: clients that send.
-            without: what else the messages hold that has no noise, in words; empty for nothing.
+            without: other parts of the messages that have no noise, in words; empty if there are none.
         """
         return Noise(self.sigma(1) / self.clip, self.clip, "clients", whom, parts, without)
 
     def clipped(self, a: Tensor) -> Tensor:
         """``a`` scaled down to Frobenius norm ``clip`` if it is longer: ``a / ||a|| * min(||a||, clip)``."""
         norm = torch.linalg.vector_norm(a, dtype=torch.float64)
-        return a * (self.clip / norm).clamp(max=1.0).to(a.dtype)  # norm 0: inf, hence 1
+        return a * (self.clip / norm).clamp(max=1.0).to(a.dtype)  # a norm of 0 gives infinity, which becomes 1
 
     def privatise(self, a: Tensor, generator: torch.Generator, num_clients: int) -> Tensor:
         """One client's message for one layer: ``a`` clipped, plus its share of the noise.

@@ -16,7 +16,7 @@ class KeptModel:
 
     Attributes:
         tensors: name -> tensor, copies.
-        classes: ``[O]`` bool, classes of which the server had images when it was chosen.
+        classes: ``[O]`` bool, classes of which the server had images when the model was chosen.
         accuracy: in [0, 1], on the pool's images.
         version: unique number of the model, from 1.
     """
@@ -98,8 +98,8 @@ class ProxyServer:
     def old_model(self, signals: bool, classes: Tensor) -> KeptModel | None:
         """The model that a client distils.
 
-        For a client with a signal it is the current slot's model, unless that already knows most of the client's
-        classes because other clients were faster. In this case, and without a signal, it is the previous slot's.
+        For a client with a signal it is the current slot's model, unless the server already had images of most of the
+        client's classes when that model was chosen. In this case, and without a signal, it is the previous slot's.
 
         Args:
             signals: whether the client has a signal in this round.
@@ -111,7 +111,7 @@ class ProxyServer:
         return self.previous
 
     def state_dict(self) -> dict[str, Any]:
-        """Pool and slots."""
+        """The pool and the slots, for checkpoints."""
         slots = (self.current, self.previous)
         return {
             "images": self.images,

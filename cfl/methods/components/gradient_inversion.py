@@ -71,7 +71,7 @@ def recovered_label(gradient: Mapping[str, Tensor]) -> int:
     class is therefore the one whose row is negative.
 
     Args:
-        gradient: as :func:`encoder_gradient` gives it.
+        gradient: a result of :func:`encoder_gradient`.
     """
     return int(gradient["head.weight"].sum(1).argmin())
 

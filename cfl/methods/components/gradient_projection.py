@@ -12,7 +12,7 @@ Refinement = Literal["project", "project_and_scale", "rotate", "average"]
 REFINEMENTS: tuple[Refinement, ...] = ("project", "project_and_scale", "rotate", "average")
 
 ROUNDING = 64
-"""A projection on the reference counts as 0 up to this many times the precision of the gradients, in its lengths."""
+"""A projection on the reference, in units of its length, counts as 0 up to this many times the gradients' precision."""
 
 Gradients = Mapping[str, Tensor]
 """Name -> ``[k, ...]`` of k clients, or for a reference also ``[1, ...]``, the same for all."""
@@ -23,7 +23,7 @@ def inner(left: Gradients, right: Gradients) -> Tensor:
     total: Tensor | float = 0.0
     for name, values in left.items():
         if name in right:
-            # Each tensor in its own precision, tensors in float64.
+            # Within a tensor the sum has the tensor's precision, over tensors it is float64.
             total = total + (values * right[name]).reshape(len(values), -1).sum(1).double()
     assert isinstance(total, Tensor)
     return total
@@ -54,9 +54,9 @@ def refine(
 ) -> None:
     """Change the gradients of some clients, in place (Dai et al., 2024, eq 5 and section 5.3.1).
 
-    - ``project``: ``g - (g.r / r.r) r``, the closest vector to g that is not at more than a right angle to r, where g
-      is (Chaudhry et al., 2019, eq 11);
-    - ``project_and_scale``: that, as long as g;
+    - ``project``: ``g - (g.r / r.r) r``. For g at more than a right angle to r, this is the closest vector to g that is
+      not (Chaudhry et al., 2019, eq 11);
+    - ``project_and_scale``: the same vector, scaled to the length of g;
     - ``rotate``: ``|g| (g + r) / |g + r|``;
     - ``average``: ``(g + r) / 2``.
 
@@ -72,7 +72,7 @@ def refine(
     """
     length = inner(reference, reference) if length is None else length
     rows = rows & (length > 0)
-    if rows.device.type == "cpu" and not bool(rows.any()):  # an accelerator would have to be waited for
+    if rows.device.type == "cpu" and not bool(rows.any()):  # on an accelerator, this test would wait for the device
         return
     ones = torch.ones_like(length)
     if how == "average":
@@ -97,7 +97,7 @@ def refine(
 def _combine(
     gradients: Gradients, reference: Gradients, rows: Tensor, own: Tensor | None, of_reference: Tensor
 ) -> None:
-    """``own g + of_reference r`` for some rows; ``[k]`` or ``[1]`` factors, None for 1."""
+    """Change g in some rows to ``own g + of_reference r``; factors are ``[k]`` or ``[1]``, and None is 1."""
     own = None if own is None else torch.where(rows, own, torch.ones_like(own))
     of_reference = torch.where(rows, of_reference, torch.zeros_like(of_reference))
     for name, gradient in gradients.items():

@@ -20,7 +20,7 @@ def herd(features: Tensor, count: int) -> Tensor:
         count: number of samples to choose; all n, in this order, if there are fewer.
 
     Returns:
-        ``[min(count, n)]`` int64 rows; of equally good ones the first is chosen, as with two samples.
+        ``[min(count, n)]`` int64 rows. Of equally good samples, such as the only two of a class, the first is chosen.
     """
     features = features.double()
     mean, total = features.mean(0), torch.zeros_like(features[0])

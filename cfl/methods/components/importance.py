@@ -26,9 +26,9 @@ def accumulated_importance(
 ) -> Tensor:
     """Importance of a basis's directions after one more task, accumulated as in the authors' code.
 
-    A direction o that the basis had before has the singular value ``sqrt(o^T C o)`` for this task; the directions that
-    the task added have those of its inputs outside the old basis. The task's importance (:func:`importance_of`, over
-    both) is added to what an old direction had, up to 1.
+    For this task, a direction o that the basis had before has the singular value ``sqrt(o^T C o)``; the directions that
+    the task added have the singular values of its inputs outside the old basis. :func:`importance_of` all these values
+    is the task's importance. For old directions it is added to their former importance, up to 1.
 
     Args:
         before: ``[old]`` importance so far, or None for the first task.

@@ -1,4 +1,4 @@
-"""L-BFGS for many functions at once: their values and gradients are computed together, all else is each one's own."""
+"""L-BFGS for many functions at once: values and gradients are computed together, all else for each function alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 ITERATIONS, EVALUATIONS, HISTORY = 20, 25, 100
-"""Of a step, of a step, and changes remembered: torch's defaults."""
+"""Most iterations of a step, most evaluations of a step, and most changes remembered: torch's defaults."""
 
 FLAT, STILL, CURVED = 1e-7, 1e-9, 1e-10
 """Bounds on the gradient's largest entry, on changes of points and values, and on ``s^T y`` of a remembered change."""
@@ -84,7 +84,7 @@ class _Search:
         return torch.stack([*iterates, *iterates[-1:] * (count - len(iterates))])
 
     def _step(self) -> Generator[Tensor, tuple[float, Tensor], bool]:
-        """One of torch's steps. Returns whether another one could change anything."""
+        """Take one step as torch does; return whether a further step could change anything."""
         left = EVALUATIONS - 1  # torch evaluates a step's first point again
         for iteration in range(ITERATIONS):
             if float(self.gradient.abs().max()) <= FLAT:
@@ -125,7 +125,7 @@ def _line_search(
     def is_flat(trial: _Trial) -> bool:
         return abs(trial.slope) <= -CURVATURE * start.slope
 
-    # Double the interval until it holds such a point.
+    # Move the interval outwards until it holds such a point.
     before, now, evaluations = start, (yield from tried(t)), 1
     bracket = [start, now]
     while evaluations <= most:
@@ -140,7 +140,7 @@ def _line_search(
         before, now = now, (yield from tried(t))
         evaluations += 1
         bracket = [start, now]
-    # Narrow it down.
+    # Narrow the interval.
     low, close = _lower(bracket), False
     while evaluations <= most:
         left, right = sorted(trial.t for trial in bracket)
@@ -166,12 +166,12 @@ def _line_search(
 
 
 def _lower(bracket: list[_Trial]) -> int:
-    """Which of two is lower."""
+    """Index of the trial with the lower value, of two."""
     return 0 if bracket[0].value <= bracket[1].value else 1
 
 
 def _lowest(one: _Trial, other: _Trial, least: float, most: float) -> float:
-    """Where the cubic through two points is lowest, within bounds; their middle if it is nowhere."""
+    """Place of the minimum of the cubic through two trials, within bounds; the bounds' middle if there is none."""
     left, right = (one, other) if one.t <= other.t else (other, one)
     width = right.t - left.t
     bend = left.slope + right.slope + 3 * (left.value - right.value) / width if width else nan

@@ -39,7 +39,7 @@ def mean_gradient(
         tensors: parameters and buffers by name.
         batches: at least one sample. Layers that depend on the batch, such as BatchNorm in training mode, use each
             batch by itself.
-        measure: whose loss it is; one of outputs and targets alone.
+        measure: the measure with the loss, which must depend on outputs and targets alone.
 
     Returns:
         parameter name -> gradient, zero where the loss does not depend on it.

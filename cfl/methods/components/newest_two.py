@@ -1,4 +1,4 @@
-"""What clients keep of the task they are at, where its end is found only afterwards."""
+"""Keeps clients' newest results of their current task, whose end is found only afterwards."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Tensors = dict[str, Tensor]
 
 
 class NewestTwo:
-    """Keeps, on every client, the two newest results of what it computes every few rounds, with their rounds.
+    """Keeps, for every client, the two newest of the results that it computes every few rounds, with their rounds.
 
     When a boundary is found (:class:`cfl.methods.capabilities.FoundTasks`), the old task's samples are gone. A client's
-    newest result may be one of the new task's samples; the one before is then of the old task, unless the client has
-    computed a further one since.
+    newest result may be of the new task's samples. The result before it is then of the old task, unless the client has
+    computed two results since the task changed.
 
     Args:
-        context: of the method whose clients keep something.
-        name: before the names of its topics.
+        context: context of the method.
+        name: prefix of the topics under which clients keep the results.
     """
 
     def __init__(self, context: Context, name: str) -> None:
@@ -37,7 +37,7 @@ class NewestTwo:
 
         Args:
             client: the client.
-            round: after those of its earlier results.
+            round: round of the result, later than those of the client's earlier results.
             tensors: names and shapes are always the same.
         """
         clients = self._context.clients
@@ -53,9 +53,9 @@ class NewestTwo:
         )
 
     def computed_in(self, rounds: range) -> dict[int, int]:
-        """Client -> the newest of these rounds of which it keeps a result, for all clients who keep one, ascending.
+        """Client -> the newest of these rounds of which it keeps a result, ascending by client.
 
-        Clients that have dropped out of the current round are left out.
+        Clients without such a result, and clients that have dropped out of the current round, are left out.
         """
         found = {}
         absent = self._context.channel.absent
@@ -66,11 +66,11 @@ class NewestTwo:
         return dict(sorted(found.items()))
 
     def read(self, task: TaskRef, rounds: range, chosen: Mapping[int, int]) -> Iterator[tuple[int, Tensors]]:
-        """The server tells clients which rounds the task had that has ended; they read what they keep of it.
+        """Tell clients the rounds of the task that has ended, and read the results that they keep of it.
 
         Args:
-            task: at which clients are now.
-            rounds: of the ended task.
+            task: the clients' current task.
+            rounds: the rounds of the task that has ended.
             chosen: client -> round, some of :meth:`computed_in`, the same in all processes.
 
         Yields:
@@ -86,7 +86,7 @@ class NewestTwo:
             yield client, {name: values.to(context.device) for name, values in kept.items()}
 
     def bytes(self) -> int:
-        """Of both results and their rounds, at one client; 0 before any is kept."""
+        """Bytes of both results and their rounds at one client; 0 before any result is kept."""
         holders = self._context.clients.holders(self._newest)
         kept = self._context.clients.get(self._newest, holders[0]) if holders else None
         return 0 if kept is None else 2 * payload_bytes(kept) + payload_bytes(self._never)

@@ -18,8 +18,8 @@ class OwnLoss(Method, ABC):
 
     @abstractmethod
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
-        """The loss of :meth:`ours`."""
+        """The loss ``[]`` of a client's samples of :meth:`ours`: its own and those that the method adds."""
 
     def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
-        """Weights with 0 for the step's own samples and for the memory's."""
+        """Weights with 0 for the step's own samples and for those that the method adds."""
         return torch.where(self.ours(samples), torch.zeros_like(weights), weights)

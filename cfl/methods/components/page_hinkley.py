@@ -15,9 +15,9 @@ class PageHinkley:
 
     (Page, Biometrika 1954; g is the test's sum less its smallest value so far). The mean m and the variance s^2 are
     those of the values before x_t since the last rise, with weight 1/n for the n-th value and 1/window from the
-    window-th on. The variance is the mean square of the rises from one value to the next, where falls count as 0. That
-    is the variance of values that differ by noise alone, and nothing of a fall of the values, as losses have it, counts
-    as noise. ``x_0`` is the first value of all other than 0.
+    window-th on. The variance is the mean square of the rises from one value to the next, where falls count as 0. For
+    values that differ by noise alone, this is their variance. Falling values, such as losses, do not add to it. ``x_0``
+    is the first of all values that is not 0.
 
     Args:
         tolerance: standard deviations by which values may lie above the mean without adding to the sum.
@@ -43,11 +43,11 @@ class PageHinkley:
 
         Args:
             value: finite.
-            moment: its number, such as the round.
+            moment: number of the value, such as the round.
 
         Returns:
-            The statistic g, and the moment in which the rise began that is found now, or None. After a rise, what is
-            known of earlier values is forgotten, and this value is the first of the next ones.
+            The statistic g, and, if a rise is found now, the moment in which it began, else None. After a rise, mean
+            and variance start anew, with this value as the first one.
         """
         if self._first == 0.0:
             self._first = abs(value)
@@ -70,7 +70,7 @@ class PageHinkley:
         return statistic, found
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next value is compared with."""
+        """The sum and the running mean and variance, for checkpoints."""
         return {
             "sum": self._sum,
             "since": self.since,

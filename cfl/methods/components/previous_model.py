@@ -20,7 +20,7 @@ class PreviousModel:
         self.holders: set[int] = set()
 
     def __bool__(self) -> bool:
-        """Whether there is one."""
+        """Whether a model is kept."""
         return bool(self.tensors)
 
     def keep(self, tensors: Mapping[str, Tensor], holders: Collection[int]) -> None:
@@ -34,7 +34,7 @@ class PreviousModel:
         self.holders = set(holders)
 
     def lend(self, context: Context, topic: str, clients: Sequence[int], device: torch.device) -> dict[str, Tensor]:
-        """Send the model to those of these clients that do not have it. They are recorded by :meth:`note`.
+        """Send the model to those of these clients that do not have it. Call :meth:`note` later to record them.
 
         Returns:
             Name -> tensor on the device.

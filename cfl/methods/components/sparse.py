@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def kept_entries(fraction: float, size: int) -> int:
-    """``ceil(fraction * size)``, the fraction taken as it is written: 0.07 of 100 are 7.
+    """``ceil(fraction * size)`` with the decimal value of the fraction: 0.07 of 100 is exactly 7.
 
     Raises:
         ValueError: for a fraction outside (0, 1].
@@ -66,11 +66,11 @@ def message_bytes(entries: int, size: int, value_bytes: int) -> int:
 
 
 class SparseRows:
-    """Rows ``[J, n]`` with many zeros; their other entries are stored, or whole rows where these take less memory.
+    """Rows ``[J, n]`` with many zeros. The other entries are stored, or whole rows if these take less memory.
 
     Args:
         row: ``[e]`` int32, the row of each entry, in ascending order; None for whole rows.
-        column: ``[e]`` int32 (int64 where n asks for it); None for whole rows.
+        column: ``[e]`` int32, or int64 if n is too large for it; None for whole rows.
         values: ``[e]``, or ``[J, n]``.
         size: n.
     """
@@ -93,7 +93,7 @@ class SparseRows:
         return cls(row, torch.cat(places).to(index), values, size)
 
     def dense(self, rows: int) -> Tensor:
-        """``[rows, n]``; further rows than those held are zeros."""
+        """``[rows, n]``; rows after the stored ones are zeros."""
         whole = self.values.new_zeros(rows, self.size)
         if self.row is None or self.column is None:
             whole[: len(self.values)] = self.values

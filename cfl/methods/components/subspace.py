@@ -4,9 +4,9 @@ The linear algebra of FOT (Federated Orthogonal Training, ICLR 2024) and of its 
 Memory, ICLR 2021), as plain functions on tensors. A layer computes ``W x``. If every change of ``W`` is orthogonal
 to the inputs ``x`` of earlier tasks, the layer's outputs for these inputs do not change.
 
-Inputs are rows here, ``[n, d]``, the transpose of the papers' ``X``: that is how networks hold them, and a weight
-``[o, d]`` then acts as ``rows @ weight.T``. A basis ``O`` is ``[d, k]`` with orthonormal columns, ``0 <= k <= d``;
-``None`` and ``[d, 0]`` both mean that nothing is protected yet.
+Inputs are rows here, ``[n, d]``, the transpose of the papers' ``X``, as networks hold them. A weight ``[o, d]`` then
+acts as ``rows @ weight.T``. A basis ``O`` is ``[d, k]`` with orthonormal columns, ``0 <= k <= d``; ``None`` and
+``[d, 0]`` both mean that nothing is protected yet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RankRule = Literal["code", "gpm"]
 # 3.4e-7 for the residual of rows inside the basis, at most 1.7e-7 for a sketch's surplus directions.
 _ROUNDING = 1e-6
 
-# A new direction of which less than this share lies outside the basis consists of float32 rounding there.
+# If less than this share of a new direction lies outside the basis, its part outside is float32 rounding.
 _INSIDE = 1e-5
 
 
@@ -63,8 +63,8 @@ def layer_inputs(layer: nn.Module, x: Tensor, with_bias: bool = False, max_rows:
     orthogonal to these rows changes no output. (If a convolution is padded so widely that a patch is all padding, its
     bias is then frozen, since the output for this patch is the bias.)
 
-    A convolution's rows hold each activation ``kh * kw`` times over, hence the pieces; how they are cut changes
-    neither their values nor their order.
+    A convolution's rows hold each activation ``kh * kw`` times over, so they are yielded in pieces. How they are cut
+    changes neither their values nor their order.
 
     Args:
         layer: see :func:`layer_dim`.
@@ -131,8 +131,8 @@ class Sketch:
     :func:`cfl.methods.components.layer_inputs.covariance.draw_sketch` gives a sketch of the same distribution from the
     inputs' covariance alone.
 
-    Float32 products must be true float32 here: with TF32 the residual of an input inside the basis is up to
-    1e-3 of it instead of 1e-7. Autocast is switched off inside; TF32 is between local steps
+    Float32 products must be true float32 here: with TF32 the residual of an input inside the basis is up to 1e-3 of it
+    instead of 1e-7. Autocast is switched off inside. TF32 is switched off by the caller, between local steps
     (:func:`cfl.runtime.precision.full_precision`).
 
     Args:
@@ -225,9 +225,10 @@ def choose_rank(
 
     - ``"gpm"``: ``rho^2 f_r + (1 - rho^2) >= threshold`` (GPM eq 9): the grown basis holds at least ``threshold`` of
       the task's total input energy;
-    - ``"code"``: ``f_r > (rho - (1 - threshold)) / rho``, what FOT's authors compute. It takes the norm ratio
-      ``rho`` for an energy ratio and so keeps more, ``1 - rho (1 - threshold)`` of the total energy: 95 % where GPM
-      keeps 90 %, for ``threshold`` 0.9 and ``rho`` 0.5. FOT's eq 12 as printed is met by ``r = 0`` at the first
+    - ``"code"``: ``f_r > (rho - (1 - threshold)) / rho``, the rule in the code of FOT's authors. It uses the norm ratio
+      ``rho`` as if it were an energy ratio and so keeps more, ``1 - rho (1 - threshold)`` of the total energy: 95 %
+      where GPM keeps 90 %, for ``threshold`` 0.9 and ``rho`` 0.5. FOT's eq 12 as printed is met by ``r = 0`` at the
+      first
       task (it adds the residual's share instead of the covered one) and is not offered.
 
     Both assume an exact spectrum; see :class:`Sketch` for what a narrow sketch does to it.
@@ -268,7 +269,8 @@ def choose_rank(
             enough = share > (rho - (1 - threshold)) / rho
         else:
             enough = rho**2 * share + (1 - rho**2) >= threshold
-        needed = int((~enough).sum())  # shares ascend; never enough counts all of them and is cut below
+        # Shares ascend, so this is the first r that is enough. If none is, it is too large, and is limited below.
+        needed = int((~enough).sum())
     return max(0, min(max(needed, minimum_rank), nonzero, room))
 
 
@@ -301,7 +303,10 @@ def principal_directions(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def with_fixed_signs(directions: Tensor) -> Tensor:
-    """``[d, m]`` columns whose entry of largest magnitude is positive; a decomposition's signs depend on the device."""
+    """Columns ``[d, m]``, each with the sign that makes its entry of largest magnitude positive.
+
+    A decomposition returns signs that depend on the device.
+    """
     peak = directions.gather(0, directions.abs().argmax(0, keepdim=True))
     return torch.where(peak < 0, -directions, directions)
 
@@ -334,8 +339,8 @@ def grow_basis(basis: Tensor | None, directions: Tensor) -> Tensor:
         outside, wanted, lengths = outside[:, new], wanted[:, new], lengths[new]
         q, r = torch.linalg.qr(outside[:, : d - grown.shape[1]])
         independent = r.diagonal().abs() > _INSIDE * lengths[: r.shape[1]]
-        # QR fills in an arbitrary column where a direction depends on those before it, which may swallow a later
-        # one: take what precedes it and start again from there.
+        # If a direction depends on those before it, QR fills in an arbitrary column, which may contain a later
+        # direction. So take only the columns before it, and repeat with the remaining directions.
         taken = max(1, int(independent.int().cumprod(0).sum()))
         grown = torch.cat([grown, q[:, :taken]], 1)
         wanted, lengths = wanted[:, taken:], lengths[taken:]

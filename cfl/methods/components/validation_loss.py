@@ -28,8 +28,8 @@ def validation_loss(
         tensors: parameters and buffers by name.
         batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices, or other targets.
         outputs: ``[O]`` bool, the outputs over which the softmax is taken, or None for all.
-        client: the client, if the same weights give another density at every client.
-        measure: the run's.
+        client: the client's id, for density networks in which the same weights give each client another density.
+        measure: the measure of the run.
 
     Raises:
         ValueError: no samples.

@@ -31,7 +31,7 @@ def diagonal_fisher(
     batch_statistics: bool = False,
     measure: Measure = ACCURACY,
 ) -> dict[str, Tensor]:
-    """``F_i = mean_n E[(d log p(y | x_n, w) / d w_i)^2]``, the network in evaluation mode.
+    """The diagonal ``F_i = mean_n E[(d log p(y | x_n, w) / d w_i)^2]``, with the network in evaluation mode.
 
     The expectation over labels y is one of
 
@@ -39,24 +39,25 @@ def diagonal_fisher(
     - ``expected``: y follows the model's own distribution, exactly: one backward pass per output. The Fisher
       information proper, and the Gauss-Newton diagonal of the cross-entropy;
     - ``sampled``: one y per sample drawn from that distribution: an unbiased estimate of ``expected``;
-    - ``weighted``: y is the true label, and its squared gradient counts ``p(y | x)``: the true label's term of
-      ``expected``. So does the EWC of the mammoth library.
+    - ``weighted``: y is the true label, and its squared gradient is multiplied by ``p(y | x)``: the true label's term
+      of ``expected``. The EWC of the mammoth library does the same.
 
     The first, third and fourth cost a forward and a backward pass over the samples and a product for every layer's
     squares: about one epoch of training; see :mod:`cfl.methods.components.curvature.sample_gradients`.
 
-    Where the network estimates a density, it is ``mean_n (d log p(x_n, w) / d w_i)^2`` of the samples themselves, which
-    is ``empirical``; p is that of the network's logits, those of the first order of MADE. With any other measure than
-    accuracy, it is the mean squared gradient of the measure's loss, which is ``empirical`` as well.
+    For a network that estimates a density, the result is ``mean_n (d log p(x_n, w) / d w_i)^2`` of the samples
+    themselves, which is ``empirical``; p is computed from the network's logits, for MADE those of its first order. With
+    any other measure than accuracy, the result is the mean squared gradient of the measure's loss, which is
+    ``empirical`` as well.
 
     Args:
         network: images ``[B, C, H, W]`` to logits ``[B, O]``, each row from its own sample alone.
-        tensors: parameters and buffers by name, those to compute with; the network's own where one is missing.
+        tensors: parameters and buffers to compute with, by name; missing ones are taken from the network.
         batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices.
         kind: the labels.
-        outputs: ``[O]`` bool, the outputs over which the softmax is taken, or None for all. Parameters that affect the
-            others only get zero.
-        names: the parameters to compute it for; all if not given.
+        outputs: ``[O]`` bool, the outputs over which the softmax is taken, or None for all. Parameters that affect only
+            the other outputs get zero.
+        names: the parameters w_i; all if not given.
         generator: for ``sampled``, on the CPU; numbers are drawn in the order of the samples.
         reduction: ``mean`` or ``sum`` over samples.
         batch_statistics: BatchNorm layers that are in training mode normalise by each batch's own statistics, taken as
@@ -135,7 +136,7 @@ def check_fisher(kind: FisherKind, network: nn.Module, key: str, measure: Measur
 
 
 def _scores_of_bits(x: Tensor) -> Callable[[Tensor], Iterator[Tensor]]:
-    """Logits to ``d log p(x) / d logits = x - sigmoid(logits)``."""
+    """A function of logits that yields ``d log p(x) / d logits = x - sigmoid(logits)``."""
 
     def scores(logits: Tensor) -> Iterator[Tensor]:
         yield x.flatten(1).to(logits.dtype) - logits.sigmoid()
@@ -144,7 +145,7 @@ def _scores_of_bits(x: Tensor) -> Callable[[Tensor], Iterator[Tensor]]:
 
 
 def _scores_of_loss(measure: Measure, y: Tensor) -> Callable[[Tensor], Iterator[Tensor]]:
-    """Outputs to minus the gradient of each sample's loss by them."""
+    """A function of outputs that yields minus the gradient of each sample's loss with respect to them."""
 
     def scores(outputs: Tensor) -> Iterator[Tensor]:
         with torch.enable_grad():
@@ -158,7 +159,7 @@ def _scores_of_loss(measure: Measure, y: Tensor) -> Callable[[Tensor], Iterator[
 def _scores(
     kind: FisherKind, y: Tensor, outputs: Tensor | None, generator: torch.Generator | None
 ) -> Callable[[Tensor], Iterator[Tensor]]:
-    """Logits to ``sqrt(weight) d log p(y) / d logits = sqrt(weight) (e_y - p)``, once for every label in the mean."""
+    """A function of logits that yields ``sqrt(weight) d log p(y) / d logits = sqrt(weight) (e_y - p)`` for each y."""
 
     def scores(logits: Tensor) -> Iterator[Tensor]:
         allowed = None if outputs is None else outputs.to(logits.device)

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CHUNK = 2**22  # largest number of values held at once for per-sample gradients: 16 MB of float32
-CACHED = 2**18  # the same, of convolutions on a CPU: 1 MB of float32
+CACHED = 2**18  # the same for convolutions on a CPU: 1 MB of float32
 
 
 def linear_squares(a: Tensor, d: Tensor, weight: bool) -> tuple[Tensor | None, Tensor]:
-    """Inputs ``[B, ..., i]`` and output gradients ``[B, ..., o]`` to sums ``[o, i]`` and ``[o]``."""
+    """Sums ``[o, i]`` and ``[o]`` of squares, from inputs ``[B, ..., i]`` and output gradients ``[B, ..., o]``."""
     if a.ndim == 2:
         squares = d.square()
         return (squares.T @ a.square() if weight else None), squares.sum(0)
@@ -33,7 +33,7 @@ def linear_squares(a: Tensor, d: Tensor, weight: bool) -> tuple[Tensor | None, T
 
 
 def convolution_squares(module: nn.Conv2d, a: Tensor, d: Tensor, weight: bool) -> tuple[Tensor | None, Tensor]:
-    """Inputs ``[B, C, H, W]`` and output gradients ``[B, O, h, w]`` to sums of the weight's and bias's size."""
+    """Sums of the weight's and bias's size, from inputs ``[B, C, H, W]`` and output gradients ``[B, O, h, w]``."""
     d = d.flatten(2)
     of_bias = d.sum(2).square().sum(0)
     if not weight:
@@ -73,7 +73,7 @@ def unfolded(a: Tensor, module: nn.Conv2d, channels_last: bool = False) -> Tenso
     out_x = (width - spread_x * (kernel_x - 1) - 1) // step_x + 1
     b, c, y, x = a.stride()
     groups, inputs = module.groups, channels // module.groups
-    sides = {  # of the windows: how many, and how far apart in memory
+    sides = {  # axis of the windows -> size and stride
         "sample": (samples, b),
         "group": (groups, inputs * c),
         "input": (inputs, c),
@@ -95,7 +95,7 @@ def unfolded(a: Tensor, module: nn.Conv2d, channels_last: bool = False) -> Tenso
 
 
 def normalisation_squares(a: Tensor, d: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and output gradients ``[B, C, ...]`` to sums ``[C]`` and ``[C]``."""
+    """Sums ``[C]`` for scales and ``[C]`` for shifts, from inputs and output gradients ``[B, C, ...]``."""
     shape = (1, -1, *[1] * (a.ndim - 2))
     normalised = (a - mean.view(shape)) / deviation.view(shape)
     scales, shifts = ((d * factor).reshape(*a.shape[:2], -1).sum(2) for factor in (normalised, 1))

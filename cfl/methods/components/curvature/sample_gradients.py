@@ -1,9 +1,9 @@
 """Sums over samples of squared per-sample gradients, without one backward pass per sample.
 
-It differentiates ``v_b . logits_b`` of every sample b, for given signals ``v [B, O]``. Autograd runs once for the
-batch, down to the layers' outputs. The gradients of a layer's weights follow from its inputs and its outputs' gradients
-(:mod:`cfl.methods.components.curvature.layer_squares`). That holds for a layer that is called once and does not share
-its weights; all other parameters are differentiated sample by sample under ``vmap``.
+The gradients are those of ``v_b . logits_b`` of every sample b, for given signals ``v [B, O]``. Autograd runs once for
+the batch, down to the layers' outputs. The gradients of a layer's weights follow from its inputs and its outputs'
+gradients (:mod:`cfl.methods.components.curvature.layer_squares`). This works for a layer that is called once and does
+not share its weights. All other parameters are differentiated sample by sample under ``vmap``.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def squared_gradient_sums(
 
     Args:
         network: ``[B, ...]`` to logits ``[B, O]``, each row from its own sample alone.
-        tensors: parameters and buffers by name, those to compute with; the network's own where one is missing.
+        tensors: parameters and buffers to compute with, by name; missing ones are taken from the network.
         x: ``[B, ...]`` inputs.
-        signals: logits ``[B, O]`` to some v, each ``[B, O]``; logits and v carry no gradient.
-        names: the parameters to compute it for.
+        signals: function from logits ``[B, O]`` to one or more v, each ``[B, O]``; logits and v carry no gradient.
+        names: the parameters w.
         batch_statistics: BatchNorm layers that are in training mode normalise by the batch's own statistics instead of
             their running ones, taken as constants. Layers without running statistics always do.
 
@@ -116,7 +116,7 @@ class _Seen:
             sums[self.bias] += of_bias
 
 
-# Questions about a tensor that do not use its values.
+# Attributes and methods of tensors that do not read their values.
 _ABOUT = {
     *(getattr(Tensor, name).__get__ for name in ("dtype", "device", "shape", "ndim", "layout", "requires_grad")),
     *(getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_contiguous")),
@@ -129,7 +129,7 @@ class _Recording(TorchFunctionMode):
     Args:
         network: the network that will be called.
         tensors: name -> the tensor objects it is called with.
-        names: the parameters to compute it for.
+        names: the parameters whose squared gradients are needed.
     """
 
     def __init__(self, network: nn.Module, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
@@ -212,7 +212,7 @@ def _is_known(module: nn.Module) -> bool:
     )
 
 
-# Everything else.
+# All other parameters.
 
 
 def _add_sample_by_sample(
@@ -238,8 +238,8 @@ def _add_sample_by_sample(
 
 @contextmanager
 def _constant_statistics(network: nn.Module, also_training: bool) -> Iterator[None]:
-    """Within the context, BatchNorm layers use the first batch's statistics as constants: those without running ones,
-    and those that are in training mode if ``also_training`` says so."""
+    """Within the context, BatchNorm layers without running statistics use the first batch's statistics as constants.
+    With ``also_training``, so do those that are in training mode."""
     norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
     layers = [m for m in norms if m.running_mean is None or (also_training and m.training)]
     before = [(layer, layer.running_mean, layer.running_var) for layer in layers]

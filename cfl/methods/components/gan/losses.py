@@ -32,8 +32,9 @@ def acgan_loss(
         critic:     sum_i w_i (-log s(r(x_i)) - log p_y(x_i)) + v_i (-log(1 - s(r(x'_i))) - log p_y(x'_i))
         generator:  sum_i v_i (-log s(r(x'_i)) - log p_y(x'_i))
 
-    where s is the logistic function. The critic's loss has no gradient with respect to the generator's parameters, nor
-    the generator's loss with respect to the critic's. The gradient of the sum thus holds each one's own gradient.
+    where s is the logistic function. The critic's loss has no gradient with respect to the generator's parameters, and
+    the generator's loss none with respect to the critic's. The gradient of the sum is therefore, for each of the two,
+    the gradient of its own loss.
 
     Args:
         network: holds the parameters.
@@ -108,7 +109,7 @@ class Generation(nn.Module):
         """``[..., Z]`` noise and ``[...]`` outputs to ``[..., C, H, W]`` images.
 
         Args:
-            parameters: the generator's, and its buffers, under the network's names.
+            parameters: parameters and buffers of the generator, under the network's names.
             noise: standard normal.
             y: int64.
         """

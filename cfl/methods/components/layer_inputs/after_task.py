@@ -1,4 +1,4 @@
-"""What clients compute of a task that has ended, one after another, and keep for themselves."""
+"""Lets clients compute something of a task that has ended, one after another, without sending it to the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def figures_after_task(
     Args:
         context: of the method.
         plan: of the task's last round.
-        clients: who is asked.
+        clients: clients of the extra round.
         compute: called with the task and the client's id, for each client of this process; its result is a plain value
             that goes to all processes.
 

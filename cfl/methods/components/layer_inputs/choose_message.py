@@ -1,4 +1,4 @@
-"""Chooses in which form FOT's clients send what the server needs of their layer inputs."""
+"""Chooses the form of the messages in which FOT's clients describe their layer inputs to the server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def choose_message(
     residual_share: ResidualShare,
     mechanism: GaussianMechanism | None,
 ) -> GpseMessage:
-    """Sketches, or second moments, which have none of the sketches' options.
+    """The chosen form of message: sketches, or second moments, for which the options of sketches are refused.
 
     Args:
         key: of the method's options, for errors.
-        message: which of the two.
-        sketch_size: this and the others: see :class:`SketchMessage`.
+        message: name of the form.
+        sketch_size: see :class:`SketchMessage`, also for the other options.
 
     Raises:
         ConfigError: for an option with a value that cannot work.

@@ -31,8 +31,8 @@ class InputCovariance:
 
     A convolution with vertical stride 1 needs no patches. With ``l_t`` the vector of all values that a patch sees of
     padded image line t (``channels * kw`` long, one per horizontal position), the block of kernel lines i and i + a is
-    ``sum_u l_{u+i} l_{u+i+a}^T`` over output lines u. It depends on i by its first and last terms only, so that kh
-    products of whole images and some of single lines make all kh^2 blocks.
+    ``sum_u l_{u+i} l_{u+i+a}^T`` over output lines u. For different i, only its first and last terms differ. So kh
+    products of whole images and some products of single lines are enough for all kh^2 blocks.
 
     Args:
         layer: see :func:`cfl.methods.components.subspace.layer_dim`.
@@ -83,7 +83,7 @@ class InputCovariance:
                 self.rows += len(rows)
 
     def _add_lines(self, lines: Tensor) -> None:
-        """``[H, n, width]``: the n vectors of each padded image line."""
+        """Add ``[H, n, width]``, the n vectors of each padded image line."""
         kernel_lines = len(self._blocks)
         height = len(lines) - kernel_lines + 1
         for lag in range(kernel_lines):
@@ -105,7 +105,7 @@ class InputCovariance:
         return lower + lower.tril(-1).T
 
     def lower(self) -> Tensor:
-        """As :meth:`matrix`, right in the lower triangle only."""
+        """As :meth:`matrix`, but only the lower triangle is valid."""
         return self._from_blocks() if self._by_lines else self._gram
 
     def _from_blocks(self) -> Tensor:
@@ -149,13 +149,13 @@ def _strips(d: int) -> list[slice]:
 def covariance_is_cheaper(layer: nn.Module, rows: int, d: int, columns: int) -> bool:
     """Whether :func:`draw_sketch` takes at most two thirds of the time of multiplying every input by Gaussian numbers.
 
-    An estimate from the number of operations on a CPU, known before the data are seen. In float32 multiplications,
-    with n rows and s columns: ``n s (d + 130)`` for the product and its ``n s`` normal numbers, against
+    An estimate from the number of operations on a CPU, known before the data are seen. In float32 multiplications, with
+    n rows and s columns: ``n s (d + 130)`` for the product and its ``n s`` normal numbers, against
     ``n d^2 w + s d (d + 130) + 9 d^3`` for the covariance (w = 5/4, or 2/kh by lines), the draw, and the square root in
-    between. Two thirds, because the estimate is rough and row by row is the direct way.
+    between. The limit is two thirds because the estimate is rough and the way row by row is simpler.
 
     Args:
-        layer: whose inputs.
+        layer: the layer whose inputs are sketched.
         rows: n, of one client.
         d: length of an input.
         columns: s, of the sketch.
@@ -213,7 +213,7 @@ def covariance_outside(covariance: Tensor, basis: Tensor | None) -> Tensor:
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """``C^(1/2) [d, d]``; NaN if the covariance has NaN or infinity, which LAPACK need not survive."""
+    """``C^(1/2) [d, d]``; NaN if the covariance has NaN or infinity, with which LAPACK may crash."""
     if not bool(torch.isfinite(covariance).all()):
         return torch.full_like(covariance, torch.nan)
     energies, directions = torch.linalg.eigh(covariance)

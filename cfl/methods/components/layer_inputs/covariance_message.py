@@ -25,16 +25,16 @@ class CovarianceMessage:
     A sketch ``A = X* G`` with s columns has ``E[A A^T] = s X* X*^T``: second moments are what a sketch of infinitely
     many columns gives, up to the factor s. They take ``(d + 1) / (2 s)`` of its numbers: a tenth for ``s = 5 d``.
 
-    The raw moments are sent, in float32, and the server computes ``(I - O O^T) C (I - O O^T)`` in float64. So no basis
-    goes down, and the share rho and the importance of old directions follow from the same message, without the scalars
-    that go with a sketch. Rounding hides directions with less than 6e-8 of the matrix's Frobenius norm: eigenvalues
-    below that are taken as 0. Thresholds up to 0.9999 do not need them.
+    The raw moments are sent, in float32, and the server computes ``(I - O O^T) C (I - O O^T)`` in float64. So clients
+    need no basis, and the share rho and the importance of old directions follow from the same message, without the
+    scalars that go with a sketch. Rounding hides directions with less than 6e-8 of the matrix's Frobenius norm:
+    eigenvalues below that are taken as 0. Thresholds up to 0.9999 do not need them.
 
     With ``mechanism``, the triangle is clipped in the matrix's Frobenius norm and every number of it gets noise
     (:func:`cfl.methods.components.layer_inputs.packed.pack`). All that is sent of the inputs is then noisy, rho
     included. Noise of standard deviation s alone has eigenvalues up to ``s sqrt(2 d)`` (Wigner's semicircle law; the
-    numbers beside the diagonal have s / sqrt(2)). Only directions above that count: others would protect nothing but
-    noise, and take the room of later tasks.
+    numbers beside the diagonal have s / sqrt(2)). Only directions with larger eigenvalues count. Others would protect
+    only noise, and would use up dimensions that later tasks need.
 
     Args:
         mechanism: noise on the moments, or None.

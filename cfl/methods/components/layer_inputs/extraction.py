@@ -27,7 +27,7 @@ from cfl.runtime.ordered_threads import in_order
 
 
 class SubspaceExtraction:
-    """Lets clients collect the inputs of every protected layer, and yields what they send of them.
+    """Lets clients collect the inputs of every protected layer, and yields their messages about these inputs.
 
     Args:
         context: context of the method whose clients send.
@@ -35,7 +35,7 @@ class SubspaceExtraction:
         with_bias: layer -> whether its bias counts as the weight of an input that is always 1.
         message: what is sent of a layer's inputs.
         batch_size: samples per forward pass; with dropout each is computed twice.
-        dropout: whether dropout stays active, but for the one directly in front of each layer
+        dropout: whether dropout stays active, except the one directly in front of each layer
             (:func:`cfl.methods.components.layer_inputs.before_dropout.watch_before_dropout`).
         mask_sharing: worker processes, at least 1, of which those with equally many clients draw the same masks
             (:func:`cfl.methods.components.layer_inputs.workers_in_step.stream_of`).
@@ -72,15 +72,15 @@ class SubspaceExtraction:
     ) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Compute the messages of some of the ``senders``; yields client and message in the given order.
 
-        On a CPU, as many clients at a time as there are math threads compute, each with one of them and with a copy of
-        the network to watch.
+        On a CPU, as many clients compute at a time as there are math threads. Each uses one thread and its own copy of
+        the network.
 
         Args:
             task: the task whose samples are used.
             moment: keys random draws: the task's number, or a round.
             sizes: the k clients that this process computes -> numbers of their samples.
             senders: all clients of the extraction, ascending.
-            bases: layer -> ``[d, r]`` basis of earlier tasks; none where missing.
+            bases: layer -> ``[d, r]`` basis of earlier tasks; missing for a layer without a basis.
             local: the clients' own models; None takes the model with which they are evaluated.
         """
         context = self.context
@@ -97,7 +97,7 @@ class SubspaceExtraction:
         def compute(network: nn.Module, job: tuple[int, dict[str, Tensor]]) -> dict[str, Tensor]:
             return self._message(network, task, moment, *job, sizes[job[0]], senders, bases)
 
-        # Clients that have just trained have statistics of their own.
+        # Local models of clients that have just trained have their own running statistics.
         with evaluating(context) if local is None else evaluation_mode(network):
             networks = networks_for_threads(network, len(sizes))
             yield from zip(sizes, in_order(compute, jobs(), networks), strict=True)

@@ -1,4 +1,4 @@
-"""The two ways in which clients tell FOT's server about their layer inputs share this form."""
+"""Interface of the messages about layer inputs that FOT's clients send: sketches or second moments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LayerOfClient(NamedTuple):
     clients: int
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Of random draws that are the client's and the layer's own."""
+        """A generator for random draws of this client and this layer alone."""
         return torch_generator(self.seed, purpose, self.moment, self.client, self.number)
 
 
@@ -56,7 +56,7 @@ class Collector(Protocol):
 
 
 class GpseMessage(Protocol):
-    """What a client sends of a layer's inputs, and what the server reads from the sum over clients."""
+    """Makes a client's message about a layer's inputs, and reads the sum of these messages at the server."""
 
     @property
     def needs_bases(self) -> bool:
@@ -64,7 +64,7 @@ class GpseMessage(Protocol):
 
     @property
     def without_noise(self) -> str:
-        """What of the message a mechanism adds no noise to, in words; empty for nothing."""
+        """The parts of a message to which a mechanism adds no noise, in words; empty if there are none."""
 
     def collector(self, layer: nn.Module, of: LayerOfClient) -> Any:
         """A :class:`Collector` for one client's inputs."""
@@ -73,4 +73,4 @@ class GpseMessage(Protocol):
         """The client's message for the layer, each tensor ``[1, ...]``, from a collector that has seen all inputs."""
 
     def spectrum(self, sums: Mapping[str, Tensor], name: str, d: int, basis: Tensor | None) -> Spectrum:
-        """What the sum of the messages tells of a layer."""
+        """The principal directions of a layer's inputs, from the sum of the messages."""

@@ -42,7 +42,7 @@ def some_samples(
 def client_model(context: Context, task: TaskRef, client: int) -> dict[str, Tensor]:
     """Parameters and buffers of a client's model in a task before it trains: the global ones and its own.
 
-    If running statistics are dropped, BatchNorm's are copies, because a pass with the batch's own changes them.
+    If running statistics are dropped, the returned ones are copies, because a pass with batch statistics changes them.
     """
     own = {name: values[0] for name, values in context.personal_state((client,)).items()}
     state = context.state_tensors()
@@ -68,9 +68,11 @@ def evaluating(context: Context) -> Iterator[None]:
 
 @contextmanager
 def evaluating_global(context: Context) -> Iterator[None]:
-    """As :func:`evaluating`, for the global model: as it is tested, with the batch's own statistics also if clients
-    keep theirs local. Within the context ``context.state_tensors()`` has no running statistics; before, it has the
-    initial ones, which never change.
+    """Within the context, evaluate the global model as tests do.
+
+    Unlike in :func:`evaluating`, the batch's own statistics are used also if clients keep theirs local. Within the
+    context, ``context.state_tensors()`` then has no running statistics. Outside, it has the initial ones, which never
+    change.
     """
     with evaluation_mode(context.network), context.evaluation_statistics():
         yield

@@ -1,4 +1,4 @@
-"""Symmetric matrices as the numbers of one triangle, so that they are sent once."""
+"""Symmetric matrices as the numbers of one triangle, so that each number is sent once."""
 
 from __future__ import annotations
 

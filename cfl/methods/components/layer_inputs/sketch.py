@@ -31,9 +31,8 @@ class LayerSketch:
 
     Both ways have the same distribution (:func:`cfl.methods.components.layer_inputs.covariance.draw_sketch`). The
     choice depends on layer, ``rows`` and ``columns`` only. It is the same on every machine and device. Draws from the
-    covariance do not depend on the batch size; those piece by piece may. With many more rows than inputs, as for
-    convolutions, the covariance is
-    several times cheaper.
+    covariance do not depend on the batch size; those piece by piece may. With many more rows than dimensions, as for
+    convolutions, the covariance is several times cheaper.
 
     Args:
         layer: see :func:`cfl.methods.components.subspace.layer_dim`.

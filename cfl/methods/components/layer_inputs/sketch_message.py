@@ -23,7 +23,7 @@ ResidualShare = Literal["energy", "client_mean"]
 
 
 class SketchMessage:
-    """``A_i = (X_i - O O^T X_i) G_i`` (eq 8, 9) as ``[d, s]`` float32, and two float64 scalars.
+    """Sends the sketch ``A_i = (X_i - O O^T X_i) G_i`` (eq 8, 9) as ``[d, s]`` float32, and two float64 scalars.
 
     Args:
         key: of the method's options, for errors.

@@ -1,4 +1,4 @@
-"""What the server of FOT learns of a layer's inputs after a task."""
+"""The principal directions of a layer's inputs that FOT's server computes after a task."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def choose_layers(
     """The layers that patterns over module names choose.
 
     Args:
-        network: where to look.
+        network: the network with the layers.
         patterns: as in file names; None chooses all but ``without`` and those whose weights are frozen.
         key: the patterns' config key, for errors.
         without: a layer that is left out unless a pattern names it, such as an output layer with outputs per task.

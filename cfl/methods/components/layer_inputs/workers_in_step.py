@@ -1,10 +1,10 @@
-"""Clients that draw the same numbers if several processes with the same seed simulate them one after another."""
+"""Finds clients that draw the same numbers if several processes with the same seed simulate them one after another."""
 
 from __future__ import annotations
 
 
 def stream_of(position: int, clients: int, workers: int) -> int:
-    """Number of the stream that a client's sketch is drawn from, from 0; clients with one number draw the same.
+    """Number, from 0, of the stream of a client's random draws. Clients with the same stream draw the same numbers.
 
     The clients are dealt out as by ``numpy.array_split``: the first ``clients % workers`` workers have one more than
     the others. Workers with equally many clients have drawn equally often in all earlier rounds, so their p-th clients
