@@ -169,7 +169,7 @@ class Run:
             raise ConfigError("images", type(images).__name__, f"{valid} ({error})") from error
         if images.ndim == 2 and data.input_shape[:2] == (1, 1):
             try:
-                rows = self._classifier.source(client, task).images_of_array(images.numpy(), data.root)
+                rows = self._classifier.source(client, task).images_of_array(images.detach().cpu().numpy(), data.root)
             except ValueError as error:
                 raise ConfigError("images", list(images.shape), f"rows as in the run's data set ({error})") from error
             images = self._classifier.network_input(rows, client, task)

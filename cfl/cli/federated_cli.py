@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -241,6 +242,8 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "fit" and (self._rounds_done or 0) >= data.num_rounds and signals.is_first_process():
             print(f"{checkpoint} is of a finished run: nothing is left to train", flush=True)
         try:
+            if self._settings.trainer.accelerator == "auto" and not torch.cuda.is_available():
+                kwargs["accelerator"] = "cpu"  # Lightning would take Apple's GPU, which has no float64
             # Files that have no other place, such as a profiler's, go to the run folder.
             trainer = super().instantiate_trainer(
                 max_epochs=data.num_rounds, default_root_dir=self._settings.run.dir, **kwargs

@@ -58,8 +58,9 @@ def check_settings(settings: Any, rounds: int) -> None:
         count = settings[key]
         if str(count).isdecimal() and int(count) > _MOST_PROCESSES:
             raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
-    if settings.accelerator == "gpu" and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
-        raise ConfigError("trainer.accelerator", "gpu", "auto or cpu: torch finds no GPU here")
+    if settings.accelerator in ("gpu", "mps") and not torch.cuda.is_available():
+        valid = "auto or cpu: torch finds no CUDA GPU here, and cfl computes on no other"
+        raise ConfigError("trainer.accelerator", settings.accelerator, valid)
     if str(settings.precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
         raise ConfigError("trainer.precision", settings.precision, "32-true or bf16-mixed")
     if settings.max_epochs not in (None, rounds):

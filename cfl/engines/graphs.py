@@ -6,10 +6,11 @@ graph launches all of them at once, with the same results.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ WORTH_CAPTURING = 24
 """Number of steps of one shape after which a step is captured; capturing takes as long as some ten steps."""
 
 MOST_GRAPHS = 16
+"""Number of captured steps that are kept, each with the memory of its maps; the latest ones."""
+
+_log = logging.getLogger(__name__)
 
 Inputs = Mapping[str, Tensor]
 Compute = Callable[[Inputs], Tensor]
@@ -35,7 +39,8 @@ class Graphs:
     def __init__(self, eager: bool) -> None:
         self._worth = 1 if eager else WORTH_CAPTURING
         self._asked: Counter[Any] = Counter()
-        self._graphs: dict[Any, GraphedStep | None] = {}
+        self._graphs: dict[Any, GraphedStep] = {}
+        self._refused: set[Any] = set()
 
     def losses(
         self,
@@ -59,29 +64,44 @@ class Graphs:
             tuple(parameter.data_ptr() for parameter in parameters),
             len(parameters[0]),
         )
-        if key not in self._graphs:
-            self._asked[key] += 1
-            if self._asked[key] < self._worth or len(self._graphs) >= MOST_GRAPHS:
-                return None
-            self._graphs[key] = _captured(compute, inputs, parameters, sgd)
-        found = self._graphs[key]
+        found = self._graphs.pop(key, None)
         if found is None:
-            return None
+            self._asked[key] += 1
+            if key in self._refused or self._asked[key] < self._worth:
+                return None
+            if len(self._graphs) >= MOST_GRAPHS:
+                oldest = next(iter(self._graphs))
+                del self._graphs[oldest], self._asked[oldest]
+            found = _captured(compute, inputs, parameters, sgd)
+            if found is None:
+                self._refused.add(key)
+                return None
+        self._graphs[key] = found  # the last one used is the last to go
         return found(inputs) if sgd is None else found.step(inputs)
 
 
 def _captured(
     compute: Compute, inputs: Inputs, parameters: Sequence[Tensor], sgd: tuple[float, float] | None
 ) -> GraphedStep | None:
-    """Capture a step; None if it draws random numbers of its own, because a graph would repeat them."""
+    """Capture a step; None if that is not possible.
+
+    A graph would repeat the random numbers that a step draws by itself. A step that waits for the device, or whose
+    memory does not fit twice, cannot be captured.
+    """
     device = parameters[0].device
-    before = torch.cuda.get_rng_state(device)
+    before, stream = torch.cuda.get_rng_state(device), torch.cuda.current_stream(device)
     step = GraphedStep(compute, inputs, parameters, sgd)
-    step.warm_up()
-    if not torch.equal(before, torch.cuda.get_rng_state(device)):
+    try:
+        step.warm_up()
+        if not torch.equal(before, torch.cuda.get_rng_state(device)):
+            torch.cuda.set_rng_state(before, device)
+            return None
+        step.capture()
+    except RuntimeError as error:  # a step that cannot be computed at all fails again without a graph
+        torch.cuda.set_stream(stream)
         torch.cuda.set_rng_state(before, device)
+        _log.info("local steps are computed without a CUDA graph: %s", str(error).partition("\n")[0])
         return None
-    step.capture()
     return step
 
 
@@ -102,7 +122,8 @@ class GraphedStep:
         parameters: Sequence[Tensor],
         sgd: tuple[float, float] | None,
     ) -> None:
-        self._compute, self.parameters = compute, list(parameters)
+        self._compute: Compute | None = compute
+        self.parameters = list(parameters)
         self._inputs = {name: value.clone() for name, value in inputs.items()}
         self._graph = torch.cuda.CUDAGraph()
         self.losses = torch.empty(0)
@@ -118,24 +139,29 @@ class GraphedStep:
         before = [] if self._sgd is None else [p.detach().clone() for p in self.parameters]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._both()
-        torch.cuda.current_stream().wait_stream(stream)
-        for parameter, value in zip(self.parameters, before, strict=False):
-            parameter.detach().copy_(value)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    self._both()
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
+            for parameter, value in zip(self.parameters, before, strict=False):
+                parameter.detach().copy_(value)
 
     def capture(self) -> None:
         """Record the kernels of a step."""
-        with torch.cuda.graph(self._graph):
+        # By default another thread's calls, such as those of NCCL's watchdog, would end the capture.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self.losses, self.gradients = self._both()
+        # Or else the step and its engine would refer to each other, and a trial's would keep their memory.
+        self._compute = None
 
     def _both(self) -> tuple[Tensor, list[Tensor | None]]:
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         # With a cache, all replays would use the cast weights of the captured step.
         casting = nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype, cache_enabled=False)
         with torch.enable_grad(), casting:
-            losses = self._compute(self._inputs)
+            losses = cast(Compute, self._compute)(self._inputs)
             found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True)
         if self._sgd is not None:
             sgd_step(self.parameters, found, *self._sgd)

@@ -81,7 +81,8 @@ class Trials:
         engine = build_engine(choice, self.network, self.input_shape, self.options, size, eager, by_hand)
         cohort = Cohort(self.network, len(clients), data.outputs, engine.channels_last)
         optimizer = self._optimizer_of(cohort.parameters.values())
-        context = StepContext(data.seed, self._at_once(optimizer), Objective(measure=data.measure))
+        fused_sgd = self._at_once(optimizer) if engine.steps_at_once else None
+        context = StepContext(data.seed, fused_sgd, Objective(measure=data.measure))
         device = next(self.network.parameters()).device
         block = self._block(clients, device)
         cohort.open(
@@ -95,7 +96,7 @@ class Trials:
         )
 
         def take(part: CohortBlock) -> None:
-            if context.fused_sgd is not None and engine.steps_at_once:
+            if fused_sgd is not None:
                 engine.train(cohort, part, context)
                 return
             for batch in map(part.step, range(len(part))):

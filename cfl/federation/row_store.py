@@ -34,9 +34,9 @@ class RowStore(Protocol):
 
 
 class MemoryRows:
-    """Rows in memory, on the device of the values that were written last.
+    """Rows in memory: on the CPU until values of another device are written, then on that device.
 
-    They are stored in blocks, so that adding rows copies no existing row.
+    They are stored in blocks, so that adding rows copies one block at most.
 
     Args:
         width: number of values in a row.
@@ -51,11 +51,12 @@ class MemoryRows:
 
     def write(self, rows: np.ndarray, values: Tensor) -> None:
         """See :meth:`RowStore.write`."""
-        if values.device != self._device:
+        if values.device != self._device and self._device.type != "cpu":
+            values = values.to(self._device)  # rather than all rows the other way
+        elif values.device != self._device:
             self._device = values.device
             self._blocks = [block.to(self._device) for block in self._blocks]
-        while len(self._blocks) * self._rows_of_block <= rows.max(initial=-1):
-            self._blocks.append(values.new_empty((self._rows_of_block, self.width)))
+        self._make_room(int(rows.max(initial=-1)) + 1, values)
         for block, here, within in self._places(rows):
             block.index_copy_(0, within, values if here is None else values[here])
 
@@ -68,6 +69,21 @@ class MemoryRows:
             else:
                 values[here] = block[within]
         return values
+
+    def _make_room(self, count: int, like: Tensor) -> None:
+        """Allocate blocks for ``count`` rows.
+
+        The last block grows by doubling, because a GPU, unlike a CPU, takes all of a block's memory at once.
+        """
+        whole = self._rows_of_block
+        for number in range(max(0, len(self._blocks) - 1), -(-count // whole)):
+            if number == len(self._blocks):
+                self._blocks.append(like.new_empty((0, self.width)))
+            block, wanted = self._blocks[number], min(whole, count - number * whole)
+            if len(block) < wanted:
+                grown = like.new_empty((min(whole, max(wanted, 2 * len(block))), self.width))
+                grown[: len(block)] = block
+                self._blocks[number] = grown
 
     def _places(self, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
         """Each block that holds some of ``rows``, with their positions in ``rows`` (None: all) and in the block."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import cast
 
@@ -23,7 +24,7 @@ from cfl.federation.channel import UPDATE
 from cfl.federation.federated_model import MODEL_TOPIC
 from cfl.federation.federation import Federation
 from cfl.methods.base import Method
-from cfl.methods.capabilities import BatchExtension, crosses_tasks
+from cfl.methods.capabilities import BatchExtension, Penalty, crosses_tasks
 from cfl.methods.composition import Composition
 from cfl.randomness.generators import seed_device, seed_for
 from cfl.runtime import distributed
@@ -107,7 +108,7 @@ class LocalWork:
         federation.channel.ledger.enter_round(federation.sample(plan) if announced else None, announced)
         for part in plan.parts:
             if part.round_in_task == 0:
-                with self._in_round(f"beginning task {part.task}"):
+                with full_precision(), self._in_round(f"beginning task {part.task}"):
                     self.methods.begin_task(part)
         receivers = sum(len(federation.own_clients(part.task, part.clients)) for part in plan.parts)
         federation.channel.ask(plan.clients)
@@ -246,7 +247,8 @@ class LocalWork:
             if buffer is not None:
                 logits = self.engine.logits if self.context.keeps_logits else None
                 buffer.offer(cohort, batch, None if logits is None else logits[:, : batch.mask.shape[1]].detach())
-            return self.methods.penalties(losses)
+            with full_precision() if self.methods.with_capability(Penalty) else nullcontext():
+                return self.methods.penalties(losses)
 
     def _extended(self, batch: CohortBatch) -> CohortBatch:
         """The step with the samples that methods add to it. The outputs that it trains are registered in the cohort."""
@@ -267,7 +269,8 @@ class LocalWork:
 
         See :attr:`cfl.engines.cohort.Cohort.gradients_on`."""
         context = StepContext(self._seed, objective=self._plain_objective, purpose=purpose)
-        found = self.engine.gradients(self.cohort, batch.unwrapped(), context)
+        with matmul_precision(self._precision):
+            found = self.engine.gradients(self.cohort, batch.unwrapped(), context)
         return {name: gradient for name, gradient in found.items() if name not in self._frozen}
 
     def backward(self, loss: Tensor) -> None:
@@ -289,7 +292,8 @@ class LocalWork:
         if not self._trains:
             return
         with self._located:
-            self.methods.adjust_gradients()
+            with full_precision() if self.methods else nullcontext():
+                self.methods.adjust_gradients()
             lay_gradients_out(self.cohort.parameters.values())
             if self._scaled_steps is not None:
                 self._scaled_steps.remember(self.cohort.parameters)

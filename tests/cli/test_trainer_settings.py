@@ -56,6 +56,18 @@ REFUSED: dict[str, tuple[str, str]] = {
 """Argument -> a value, and what is said instead."""
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_apples_gpu_is_not_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    for asked in ("gpu", "mps"):
+        assert tiny_cli.fit(tmp_path, "--trainer.accelerator", asked) == 2
+        assert f"trainer.accelerator = '{asked}' cannot work; valid: auto or cpu" in capsys.readouterr().err
+    assert tiny_cli.fit(tmp_path, "--trainer.accelerator", "auto") == 0
+    assert "device cpu" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("argument", REFUSED)
 def test_refused_before_training(argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     value, said = REFUSED[argument]

@@ -1,0 +1,40 @@
+"""Rows in memory: how much they take, and where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cfl.federation import row_store
+from cfl.federation.row_store import MemoryRows
+
+
+def test_memory_grows_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than twice what is needed, up to a whole block, and rows stay what they are."""
+    monkeypatch.setattr(row_store, "_BLOCK_BYTES", 8 * 4 * 10)
+    store, written = MemoryRows(10, torch.float32), torch.arange(300.0).view(30, 10)
+    for count in range(1, 31):
+        store.write(np.array([count - 1]), written[count - 1 : count])
+        sizes = [len(block) for block in store._blocks]
+        assert sizes[:-1] == [8] * (len(sizes) - 1)
+        assert sizes[-1] <= min(8, 2 * (count - 8 * (len(sizes) - 1)))
+        assert torch.equal(store.read(np.arange(count)), written[:count])
+
+
+def test_many_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_store, "_BLOCK_BYTES", 8 * 4 * 10)
+    store, written = MemoryRows(10, torch.float32), torch.arange(300.0).view(30, 10)
+    order = np.random.default_rng(0).permutation(30)
+    store.write(order[:3], written[order[:3]])
+    store.write(order, written[order])
+    assert torch.equal(store.read(np.arange(30)), written)
+
+
+def test_rows_go_to_an_accelerator_and_stay_there() -> None:
+    """The meta device stands for it: values that come from the CPU later do not move all others back."""
+    store = MemoryRows(4, torch.float32)
+    store.write(np.array([0]), torch.ones(1, 4))
+    store.write(np.array([1]), torch.ones(1, 4, device="meta"))
+    store.write(np.array([2]), torch.ones(1, 4))
+    assert {block.device.type for block in store._blocks} == {"meta"}
