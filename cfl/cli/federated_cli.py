@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -59,6 +59,17 @@ from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.access import callbacks_of
 
+CALLBACKS: dict[str, type[Callback]] = {
+    "local_models": LocalModels,
+    "federated": FederatedOrchestrator,
+    "targets": AccuracyTargets,
+    "privacy": PrivacyBudget,
+    "run": RunRecord,
+    "dashboards": DashboardLog,
+    "progress": RoundProgress,
+    "checkpoint": RoundCheckpoint,
+}
+"""Section of a configuration -> the callback that it builds, in the order in which callbacks are called."""
 ADVICE = re.compile(r"\b([a-z_]+(?:\.[a-z_]+)+)=(\w+)")
 """An option that an error's message advises, with its value."""
 _RESUMED = {
@@ -116,14 +127,8 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(Schedule, "schedule")
         parser.add_class_arguments(EngineOptions, "engine")
         parser.add_class_arguments(ReplayBuffer, "buffer")
-        parser.add_lightning_class_args(LocalModels, "local_models")
-        parser.add_lightning_class_args(FederatedOrchestrator, "federated")
-        parser.add_lightning_class_args(AccuracyTargets, "targets")
-        parser.add_lightning_class_args(PrivacyBudget, "privacy")
-        parser.add_lightning_class_args(RunRecord, "run")
-        parser.add_lightning_class_args(DashboardLog, "dashboards")
-        parser.add_lightning_class_args(RoundProgress, "progress")
-        parser.add_lightning_class_args(RoundCheckpoint, "checkpoint")
+        for section, callback in CALLBACKS.items():
+            parser.add_lightning_class_args(callback, section)
         for target, source in FOLLOWING.items():
             parser.link_arguments(source, target)
         for target, source in BUILT_FROM.items():

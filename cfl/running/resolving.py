@@ -10,9 +10,8 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
-from cfl.callbacks import AccuracyTargets, FederatedOrchestrator, PrivacyBudget
 from cfl.cli.checkpoints import SECTIONS
-from cfl.cli.federated_cli import FederatedCLI
+from cfl.cli.federated_cli import CALLBACKS, FederatedCLI
 from cfl.cli.main import build
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
@@ -32,9 +31,7 @@ _BUILT = {
     "engine": EngineOptions,
     "buffer": ReplayBuffer,
     "data": FederatedDataModule,
-    "federated": FederatedOrchestrator,
-    "targets": AccuracyTargets,
-    "privacy": PrivacyBudget,
+    **{section: CALLBACKS[section] for section in ("federated", "targets", "privacy")},
 }
 """Section -> its class, for sections that can be built without files and network."""
 
