@@ -121,9 +121,11 @@ class ClientInputs(ClientDataAssignment):
         """``[n]`` int64 output index of training samples with :attr:`global_index` ``[n]``, without their images."""
         return self.inputs.labels(*self.global_index.split(places))
 
-    def _gather_global(self, places: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
-        """As :meth:`gather`, for :attr:`global_index`."""
-        return self.samples_at(places, moment)[:2]
+    def _gather_global(
+        self, places: Tensor, moment: Moment | None = None, device: torch.device | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`gather`, for :attr:`global_index`; on ``device`` if it is given."""
+        return self.samples_at(places, moment, device=device)[:2]
 
     def outputs_in_loss(self, task: TaskRef, client: int) -> Tensor | None:
         """``[O]`` bool, the outputs in the training loss of a client's task, or None for all."""
@@ -140,8 +142,9 @@ class ClientInputs(ClientDataAssignment):
         """``batch`` with the functions that fetch its samples, see :meth:`gather`, and their handles."""
         handles = partial(self.handles_in_steps, batch.task)  # computed when needed
         if self.by_global_index:
-            gather = partial(self._gather_global, moment=moment)
-            return replace(batch, gather=gather, tasks_of_own=self.global_index.tasks, handles=handles)
+            # Samples are fetched task by task. Indices on an accelerator would have to be read to know their tasks.
+            gather, tasks = partial(self._gather_global, moment=moment), self.global_index.tasks
+            return replace(batch, gather=gather, gather_from_cpu=gather, tasks_of_own=tasks, handles=handles)
         return replace(batch, gather=partial(self.gather, batch.task, moment=moment), handles=handles)
 
     def evaluation_batch(self, batch: EvaluationBatch, device: torch.device) -> EvaluationBatch:

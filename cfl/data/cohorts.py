@@ -48,6 +48,9 @@ class CohortBatch:
             ``gather``.
         before: pairs of a tensor and its copy on the CPU, for :attr:`index` and :attr:`mask`, if the batch was moved to
             a device.
+        gather_from_cpu: the function that :attr:`gather` was at first, if it would have to read indices that are on an
+            accelerator. It also takes them on the CPU, with the device of the samples as ``device``. Not used if
+            :attr:`gather` has been replaced.
     """
 
     clients: tuple[int, ...]
@@ -66,6 +69,7 @@ class CohortBatch:
     tasks_of_own: Callable[[Tensor], Tensor | TaskHandles] | None = None
     handles: Callable[[], Handles] | None = None
     before: tuple[tuple[Tensor, Tensor], ...] = ()
+    gather_from_cpu: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     def with_added(self, added: ExtraSamples) -> CohortBatch:
         """The same step with further samples."""
@@ -88,14 +92,18 @@ class CohortBatch:
     def _task_free(self) -> CohortBatch:
         of_own, gather, names = self.tasks_of_own, self.gather, self._names
         hidden = None if of_own is None else lambda index: TaskHandles(unwrap_tasks(of_own(index)))
+        index, there = names.of(self.index), self._known_on_cpu(self.index)
+        fetch = None if gather is None else _through(names.global_index, gather)
         return replace(
             self,
-            index=names.of(self.index),
+            index=index,
             task=cast(int, TaskHandle(self.task)),
             added=tuple(replace(part, tasks=TaskHandles(unwrap_tasks(part.tasks))) for part in self.added),
-            gather=None if gather is None else _through(names.global_index, gather),
+            gather=fetch,
             tasks_of_own=None if hidden is None else _through(names.global_index, hidden),
             handles=None,
+            before=self.before if there is None else (*self.before, (index, names.of(there))),
+            gather_from_cpu=fetch if gather is self.gather_from_cpu else None,
         )
 
     @cached_property
@@ -117,6 +125,7 @@ class CohortBatch:
             gather=gather,
             tasks_of_own=original.tasks_of_own,
             handles=original.handles,
+            gather_from_cpu=original.gather_from_cpu,
         )
 
     def unwrapped(self) -> CohortBatch:
@@ -139,7 +148,7 @@ class CohortBatch:
             count: number B of own samples to take.
             train_outputs: ``[T, O]`` bool, outputs in the loss of each task, or None for all.
         """
-        x, y = self._gather(self.index[start:stop, :count])
+        x, y = self._gather(slice(start, stop), slice(count))
         added = [part.between(start, stop) for part in self.added]
         extras = {name: values[start:stop, :count] for name, values in self.extras.items()}
         tasks = self.task_ids[start:stop, :count]
@@ -148,12 +157,16 @@ class CohortBatch:
 
     @cached_property
     def _samples(self) -> tuple[Tensor, Tensor]:
-        return self._gather(self.index)
+        return self._gather()
 
-    def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, *part: int | slice) -> tuple[Tensor, Tensor]:
+        """The samples of a part of :attr:`index`."""
         if self.gather is None:
             raise RuntimeError("a cohort batch without samples: it has not passed through the data module")
-        return self.gather(index)
+        there = self._known_on_cpu(self.index)
+        if there is not None and self.gather_from_cpu is self.gather:
+            return self.gather_from_cpu(there[part], device=self.index.device)
+        return self.gather(self.index[part])
 
     @property
     def x(self) -> Tensor:
@@ -167,11 +180,11 @@ class CohortBatch:
 
     def samples(self, row: int, count: int) -> tuple[Tensor, Tensor]:
         """``[count, C, H, W]`` inputs and ``[count]`` outputs: the first samples of one client, new memory."""
-        return self._gather(self.index[row, :count])
+        return self._gather(row, slice(count))
 
     def stacked_samples(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """``[stop - start, B, C, H, W]`` inputs and ``[stop - start, B]`` outputs of some clients, new memory."""
-        return self._gather(self.index[start:stop])
+        return self._gather(slice(start, stop))
 
     @property
     def opens(self) -> bool:
@@ -202,8 +215,12 @@ class CohortBatch:
 
     def _on_cpu(self, tensor: Tensor) -> Tensor:
         """Return the CPU tensor that ``tensor`` was moved from, without waiting for an accelerator; else a copy."""
-        known = next((there for here, there in self.before if here is tensor), None)
+        known = self._known_on_cpu(tensor)
         return tensor.cpu() if known is None else known
+
+    def _known_on_cpu(self, tensor: Tensor) -> Tensor | None:
+        """The CPU tensor that ``tensor`` was moved from; None if it is unknown."""
+        return next((there for here, there in self.before if here is tensor), None)
 
 
 @dataclass(frozen=True)
@@ -308,6 +325,6 @@ class CohortBlock:
         return batch if self.complete is None else self.complete(batch)
 
 
-def _through(names: Callable[[Tensor], Tensor], find: Callable[[Tensor], Found]) -> Callable[[Tensor], Found]:
+def _through(names: Callable[[Tensor], Tensor], find: Callable[..., Found]) -> Callable[..., Found]:
     """``find`` with indices mapped by ``names``; the result does not expose the functions it was made of."""
-    return lambda index: find(names(index))
+    return lambda index, **options: find(names(index), **options)

@@ -24,8 +24,10 @@ class ScaledSteps:
 
     def __init__(self, factors: Tensor, buffers: Mapping[str, Tensor] | None = None) -> None:
         self.factors = factors
-        self._still = (factors == 0).nonzero().flatten().tolist()
-        self._buffers = dict(buffers or {}) if self._still else {}
+        still = (factors == 0).nonzero().flatten()
+        self._buffers = dict(buffers or {}) if len(still) else {}
+        # On the buffers' device: a list as an index would be copied there in every step.
+        self._still = still.to(next((values.device for values in self._buffers.values()), still.device))
         self._kept = {name: values[self._still] for name, values in self._buffers.items()}
         self._factors: dict[str, Tensor] = {}  # shaped and typed as the parameters
         self._before: dict[str, Tensor] = {}

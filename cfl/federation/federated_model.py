@@ -93,8 +93,8 @@ class FederatedModel:
     def personal_state(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
         """Personal parameters and buffers of these clients, name -> ``[k, ...]``; by default :attr:`initial`."""
         tensors = self.state_tensors()  # the network may have moved to another device since keep_initial
-        initial = {name: value.to(tensors[name].device) for name, value in self.initial.items()}
-        return self.clients.gather(MODEL_TOPIC, clients, initial)
+        self.initial = {name: value.to(tensors[name].device) for name, value in self.initial.items()}
+        return self.clients.gather(MODEL_TOPIC, clients, self.initial)
 
     @contextmanager
     def evaluation_statistics(self) -> Iterator[None]:

@@ -193,9 +193,9 @@ class AnalyticHead(Method):
         """Scores ``x^T W``; minus infinity for classes of which no client had samples so far."""
         if self.weight is None or self.class_sums is None:
             return None
-        weight, learned = self.weight.to(x.device), self.class_sums.any(1).to(x.device)
+        self.weight, self.class_sums = self.weight.to(x.device), self.class_sums.to(x.device)
         features = self._mapped(self.context.once_per_test(self.name, lambda: self._features(model, x)))
-        return (features @ weight.T).masked_fill(~learned, -torch.inf)
+        return (features @ self.weight.T).masked_fill(~self.class_sums.any(1), -torch.inf)
 
     def report(self) -> Report:
         """Number of features, and the bytes of G, C and W, which the server keeps."""

@@ -17,6 +17,7 @@ from cfl.methods.fedweit import FedWeIT
 from cfl.models import MADE
 from cfl.models.decomposition import DecomposedLayer
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_numbers
 
 
@@ -149,7 +150,7 @@ class CONFEDMADE(FedWeIT):
         if self._masks[0] != at:
             masks = network.masks(network.degrees(round, 0, step))
             device = self._layers[0].weight.device
-            self._masks = at, {name: mask.to(device) for name, mask in masks.items()}
+            self._masks = at, {name: moved(mask, device) for name, mask in masks.items()}
         return self._masks[1]
 
     def _counted(self, cohort: Cohort) -> Tensors:

@@ -171,11 +171,13 @@ class EWC(Method):
         if self.strength == 0:
             return {}
         tensors = self.context.state_tensors()
-        curvature, anchor = dict(self.curvature), dict(self.anchor)
-        if curvature:
-            self.context.channel.downlink("ewc", _joined(curvature, anchor), len(cohort.clients))
-            curvature = {n: value.to(tensors[n].device)[None] for n, value in curvature.items()}
-            anchor = {n: value.to(tensors[n].device)[None] for n, value in anchor.items()}
+        curvature, anchor = {}, {}
+        if self.curvature:
+            self.context.channel.downlink("ewc", _joined(self.curvature, self.anchor), len(cohort.clients))
+            self.curvature, self.anchor = (
+                {n: value.to(tensors[n].device) for n, value in of.items()} for of in (self.curvature, self.anchor)
+            )
+            curvature, anchor = ({n: value[None] for n, value in of.items()} for of in (self.curvature, self.anchor))
         if self._holders is None:
             self._holders = frozenset(self.context.clients.holders("ewc"))
         if not self._holders.isdisjoint(cohort.clients):

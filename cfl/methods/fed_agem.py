@@ -227,7 +227,7 @@ class FedAGEM(Method):
         for name, value in self._received.items():
             if name.startswith("head.") and value.ndim > 1 and value.shape[1] == len(touched):
                 touched |= value[0].reshape(len(touched), -1).any(1)
-        cohort.used_outputs[rows] |= touched
+        cohort.used_outputs.logical_or_(rows.unsqueeze(1) & touched)  # a mask as an index would wait for the device
 
     # Between two rounds.
 

@@ -155,12 +155,12 @@ class FedCIL(Method):
         first = outputs.own[: task + 1].int().argmax(0)
         if outputs.train is None:
             return torch.full_like(y, task)
-        return torch.where(outputs.train[task], torch.full_like(first, task), first).to(y.device)[y]
+        return moved(torch.where(outputs.train[task], torch.full_like(first, task), first), y.device)[y]
 
     def _allowed(self, y: Tensor, task: int) -> Tensor | None:
         """``[..., O]`` bool, the outputs that compete with ``y``, or None for all."""
         train = self.context.outputs.train
-        return None if train is None else train.to(y.device)[self._task_of(y, task)]
+        return None if train is None else moved(train, y.device)[self._task_of(y, task)]
 
     # Local training.
 
@@ -228,8 +228,9 @@ class FedCIL(Method):
 
     def _replayed(self, noise: Tensor, y: Tensor) -> Tensor:
         """Images of the replay generator in evaluation mode, for given noise and outputs."""
-        tensors = {name: tensor.to(noise.device) for name, tensor in self._replay.items()}
-        return self._generation.images(tensors, noise, y)
+        # Kept, so that a resumed run, which reads them to the CPU, does not copy them in every step.
+        self._replay = {name: tensor.to(noise.device) for name, tensor in self._replay.items()}
+        return self._generation.images(self._replay, noise, y)
 
     # Consistency enforcement.
 
@@ -245,7 +246,7 @@ class FedCIL(Method):
         """Images of the received generator: of the samples' own classes, and of classes drawn from all outputs seen."""
         sent = {**cohort.global_parameters, **dict(self._network.named_buffers())}
         received = {name: sent[name] for name in self._network.generator_names}
-        seen = self._outputs_before(cohort.task + 1).to(batch.index.device)
+        seen = moved(self._outputs_before(cohort.task + 1), batch.index.device)
         y = choices(self._keys("outputs", cohort, batch), seen, count)
         noises = [self._drawn_noise(purpose, cohort, batch, count) for purpose in ("own classes", "any class")]
         found = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -239,7 +240,7 @@ class GLFC(OwnLoss):
                 table["version"] = torch.tensor(old.version)
             table["entropy"] = torch.tensor(entropy, dtype=torch.float64)
             self._signals.append(signals)
-            self._old.append(old)
+            self._old.append(None if old is None else replace(old, classes=old.classes.to(context.device)))
             for name, values in table.items():
                 stacked[name][row] = values
         self._table = stacked
@@ -290,7 +291,7 @@ class GLFC(OwnLoss):
                 rows = moved(mask.nonzero().squeeze(1), x.device)
                 logits: Tensor = functional_call(self.context.network, model, (x[rows],))
             target = target.to(logits.dtype)
-            target[rows] = torch.where(old.classes.to(y.device), logits.sigmoid(), -1.0)
+            target[rows] = torch.where(old.classes, logits.sigmoid(), -1.0)
         distils = torch.full(y.shape, old is not None, device=y.device)
         return {f"{self.name} group": group, f"{self.name} distils": distils, f"{self.name} old": target}
 

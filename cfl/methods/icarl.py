@@ -279,13 +279,13 @@ class ICaRL(OwnLoss):
         """Minus the distance to the class means; classes without a mean come last."""
         if self.means is None:
             return None
-        means, known = self.means.to(x.device), self.known.to(x.device)
+        self.means, self.known = self.means.to(x.device), self.known.to(x.device)
         features = unit_features(self._network, model, x, self.mirrored)
-        near = -torch.cdist(features, means.to(features.dtype))
+        near = -torch.cdist(features, self.means.to(features.dtype))
         if self._complete:
             return near
         logits: Tensor = functional_call(self.context.network, model, (x,))
-        return torch.where(known, near, logits.sigmoid() - 1000)
+        return torch.where(self.known, near, logits.sigmoid() - 1000)
 
     # Reports and checkpoints.
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.metrics.transfer import average_accuracy, backward_transfer, forgetting, forgetting_max, forward_transfer
+from cfl.runtime.moving import moved
 
 
 class AccuracyMatrix(TaskMatrix):
@@ -39,7 +40,7 @@ class AccuracyMatrix(TaskMatrix):
 
         ``allowed`` ``[O]`` are the outputs to choose among.
         """
-        scores = outputs if allowed is None else outputs.masked_fill(~allowed.to(outputs.device), -torch.inf)
+        scores = outputs if allowed is None else outputs.masked_fill(~moved(allowed, outputs.device), -torch.inf)
         self.update(row, task, scores.argmax(1).eq(y).sum(), len(y), client)
 
     def update(self, row: int, task: int, correct: Tensor | int, total: int, client: int | None = None) -> None:

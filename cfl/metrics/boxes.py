@@ -82,8 +82,8 @@ def detection_losses(outputs: Tensor, y: Tensor, rows: int, columns: int) -> Ten
     classes, corners = y[..., 0].long(), y[..., 1:].to(t.dtype)
     real = classes >= 0
     centre, size = (corners[..., :2] + corners[..., 2:]) / 2, (corners[..., 2:] - corners[..., :2]).clamp(min=1)
-    most = torch.tensor([columns - 1, rows - 1], device=y.device)
-    cell = torch.minimum((centre / STRIDE).floor().long().clamp(min=0), most)
+    at = (centre / STRIDE).floor().long()
+    cell = torch.stack([at[..., 0].clamp(0, columns - 1), at[..., 1].clamp(0, rows - 1)], -1)
     place = cell[..., 1] * columns + cell[..., 0]  # [N, M]
     there = t.flatten(1, 2).gather(1, place[..., None, None].expand(n, m, *t.shape[-2:]))  # [N, M, PER_CELL, 5 + K]
     log_size = (size / STRIDE).log().unsqueeze(-2)

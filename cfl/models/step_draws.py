@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from cfl.runtime.moving import moved
+
 
 class DrawsEachStep(nn.Module):
     """A module that uses one random tensor per client and local step; during the pass it is :attr:`_drawn`."""
@@ -46,6 +48,6 @@ class StepDraws:
     def draw(self, round: int, clients: Sequence[int], step: int, device: torch.device) -> dict[str, Tensor]:
         """Module name -> ``[k, n]`` for these clients, to be set by :func:`cfl.models.dropout.dropout_masks`."""
         return {
-            name: torch.stack([module.draw(round, client, step) for client in clients]).to(device)
+            name: moved(torch.stack([module.draw(round, client, step) for client in clients]), device)
             for name, module in self._modules.items()
         }

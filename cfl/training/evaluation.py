@@ -17,6 +17,7 @@ from cfl.models.density import densities_differ
 from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
+from cfl.runtime.moving import moved
 from cfl.runtime.precision import full_precision
 
 Owners = Sequence[tuple[int | None, int]]
@@ -142,7 +143,7 @@ class Scoring:
             allowed = None if mask is None else mask[batch.task]
             matrix.add(row, task, scores, cast(Tensor, batch.y), allowed, client)
         for shares in federation.methods.identified:
-            found = outputs.own[batch.task].to(scores.device)[scores.argmax(1)]
+            found = moved(outputs.own[batch.task], scores.device)[scores.argmax(1)]
             shares.update(row, task, found.sum(), len(scores), client)
 
 

@@ -53,6 +53,7 @@ class Found:
         copies: tensors that each round copies to or from the device.
         more_waits: what all rounds together wait for more often with twice the local steps: place -> how often.
         more_copies: the same of copies.
+        more_resumed: what runs that go on at the device wait for more often with twice the local steps.
         steps: local steps that were added for that.
     """
 
@@ -63,6 +64,7 @@ class Found:
     copies: list[int] = field(default_factory=list)
     more_waits: dict[str, int] = field(default_factory=dict)
     more_copies: dict[str, int] = field(default_factory=dict)
+    more_resumed: dict[str, int] = field(default_factory=dict)
     steps: int = 1
 
     def row(self, name: str) -> str:
@@ -92,12 +94,15 @@ def run(
 def look(case: MethodCase, tolerance: float = 0.0) -> Found:
     """Compare runs on the CPU, on the device, with twice the local steps, and from either to the other."""
     with tempfile.TemporaryDirectory() as folder:
-        stop, of_here, of_there = case.rounds + 1, Path(folder, "here"), Path(folder, "there")
+        stop = case.rounds + 1
+        of_here, of_there, of_many = (Path(folder, name) for name in ("here", "there", "many"))
         here = run(case, {}, callbacks=[SaveRounds([stop], of_here)])
         there, few = watched(case, 1, [SaveRounds([stop], of_there)])
         _, many = watched(case, 2)
         back = run(case, {}, ckpt_path=of_there / f"{stop}.ckpt")
-        forth = run(case, on_it(), ckpt_path=of_here / f"{stop}.ckpt")
+        forth, few_resumed = watched(case, 1, ckpt_path=of_here / f"{stop}.ckpt")
+        run(case, {}, 2, [SaveRounds([stop], of_many)])
+        _, many_resumed = watched(case, 2, ckpt_path=of_many / f"{stop}.ckpt")
     assert many.cohorts == few.cohorts, "with twice the local steps other clients are trained side by side"
     return Found(
         differs=_words(lambda: require_equal(case, "devices", "on the device", there, here, tolerance)),
@@ -107,15 +112,18 @@ def look(case: MethodCase, tolerance: float = 0.0) -> Found:
         copies=[counts.total() for counts in few.copies],
         more_waits=more(few.waits, many.waits),
         more_copies=more(few.copies, many.copies),
+        more_resumed=more(few_resumed.waits, many_resumed.waits),
         steps=many.steps - few.steps,
     )
 
 
-def watched(case: MethodCase, epochs: int, callbacks: Sequence[Any] = ()) -> tuple[Run, Watch]:
+def watched(
+    case: MethodCase, epochs: int, callbacks: Sequence[Any] = (), ckpt_path: Path | None = None
+) -> tuple[Run, Watch]:
     """A run on the device, and what it waited for."""
     with fake_device.counted() as traffic:
         watch = Watch(traffic)
-        return run(case, on_it(), epochs, [watch, *callbacks]), watch
+        return run(case, on_it(), epochs, [watch, *callbacks], ckpt_path), watch
 
 
 def more(few: list[fake_device.Counts], many: list[fake_device.Counts]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ from typing import Any
 import pytest
 import torch
 from support import fake_device
-from support.tiny import dropping
+from support.tiny import dropping, norm_net
 
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
+from cfl.data.sequences import RandomTasks
 from cfl.engines.cohort import Cohort
-from cfl.methods import DER, Method
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.methods import CONFEDMADE, DER, GLFC, FedAGEM, FedCIL, FedProx, LearningRateDecay, Method
+from cfl.models import ACGAN, MADE, TinyYOLO
 from cfl.testing.method_case import MethodCase
+from cfl.testing.tiny_data import black_and_white, split, squares
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +55,8 @@ def test_every_method_does_the_same_on_a_device_and_waits_for_it_in_no_local_ste
 
 def faults(found: dict[str, Any], may_wait: str | None = None) -> list[str]:
     """What is wrong, in words."""
-    waits = [f"each step waits: {place}" for place in found["more_waits"] if may_wait is None or may_wait not in place]
+    where = (("each step", found["more_waits"]), ("each step of a resumed run", found["more_resumed"]))
+    waits = [f"{what} waits: {at}" for what, of in where for at in of if may_wait is None or may_wait not in at]
     return [each for each in (found["failed"], found["differs"], found["resumed"], *waits) if each]
 
 
@@ -66,6 +72,14 @@ class MixesDevices(Method):
         return batch
 
 
+class TakesSamples(Method):
+    task_free = True
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        assert len(batch.x) == len(batch.index_on_cpu)
+        return batch
+
+
 class ComputesOtherwise(Method):
     def adjust_gradients(self, cohort: Cohort) -> None:
         for parameter in cohort.parameters.values():
@@ -74,7 +88,42 @@ class ComputesOtherwise(Method):
 
 
 TOYS = (ReadsEveryStep, MixesDevices, ComputesOtherwise)
+FEDPROX = MethodCase(partial(FedProx, 0.1))
+OF_TASKS = MethodCase(TakesSamples, stream=lambda tasks: split(tasks, classes=2 * tasks, train=120), scenario="task")
+SETTINGS = {
+    "cumulative": replace(FEDPROX, data={"exposure": "cumulative", "augmentation": CropFlip()}),
+    "joint": replace(FEDPROX, data={"exposure": "joint"}),
+    "asynchronous": replace(OF_TASKS, data={"exposure": "asynchronous", "augmentation": CropFlip()}),
+    "streaming": replace(OF_TASKS, data={"exposure": "streaming"}),
+    "sequences": replace(OF_TASKS, data={"sequences": RandomTasks(2)}),
+    "boxes": replace(FEDPROX, stream=squares, network=partial(TinyYOLO, width=2)),
+    "masks drawn anew": MethodCase(
+        partial(CONFEDMADE, consolidation=1.0),
+        network=partial(MADE, hidden=[8], order_agnostic=True),
+        stream=black_and_white,
+        scenario="density",
+    ),
+    "Fed-A-GEM in tasks": replace(OF_TASKS, make=partial(FedAGEM, 8, when="always"), buffer=partial(ReplayBuffer, 6)),
+    "FedCIL in tasks": replace(
+        OF_TASKS,
+        make=partial(FedCIL, consistency=0.5, consolidation_steps=2),
+        network=partial(ACGAN, classifier=norm_net, widths=[6], noise_dim=4),
+    ),
+    "GLFC, outputs seen": replace(
+        OF_TASKS,
+        make=partial(GLFC, size=8, threshold=0.05, perturbation_steps=2, inversion_steps=2, images=1),
+        scenario="class",
+        data={"class_loss": "seen"},
+    ),
+    "a client that stops": MethodCase(
+        partial(LearningRateDecay, factor=1e6, patience=1, threshold=0.99, floor=1e-3),
+        data={"validation": 0.25},
+        rounds=4,
+    ),
+}
+"""Of data, networks and methods, in which local steps do what they do in no case of the methods."""
 CASES = {
+    **SETTINGS,
     "randomness": MethodCase(partial(DER, batch_size=4), network=dropping, data={"augmentation": CropFlip()}),
     **{kind.__name__: MethodCase(kind) for kind in TOYS},
 }
@@ -82,6 +131,12 @@ CASES = {
 
 def test_so_do_dropout_and_augmentation() -> None:
     assert faults(found_of("test_fake_accelerator")["randomness"]) == []
+
+
+def test_so_do_other_settings() -> None:
+    found = found_of("test_fake_accelerator")
+    wrong = {name: faults(found[name], WAITS.get(name.partition(",")[0])) for name in SETTINGS}
+    assert {name: each for name, each in wrong.items() if each} == {}
 
 
 def test_what_must_not_be_is_noticed() -> None:
