@@ -346,9 +346,10 @@ def drawn_label_loss(logits: Tensor, allowed: Tensor | None, generator: torch.Ge
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
-    reached = logits.detach().double().softmax(1).cumsum(1)
-    drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64).to(logits.device)
-    labels = (reached <= drawn * reached[:, -1:]).sum(1)
+    # On the CPU, because torch has no deterministic cumulative sum on a GPU (trainer.deterministic).
+    reached = logits.detach().double().softmax(1).cpu().cumsum(1)
+    drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64)
+    labels = (reached <= drawn * reached[:, -1:]).sum(1).to(logits.device)
     return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 

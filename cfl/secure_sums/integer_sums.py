@@ -128,8 +128,10 @@ class IntegerSums:
         device = next(iter(payload.values())).device
         for weight in weights:
             if not float(weight).is_integer() or not 0 < weight <= codec.weight:
-                key, value = f"federated.codecs.{topic}.weight", codec.weight
-                raise ConfigError(key, value, f"at least the weights of its messages, whole numbers; one has {weight}")
+                least = 2 ** math.ceil(math.log2(max(1.0, weight)))
+                valid = f"a power of two that no weight exceeds, weights being whole numbers; one has {weight:g}"
+                said = f", e.g. --federated.codecs '{{{topic}: {{weight: {least}}}}}'" if weight > codec.weight else ""
+                raise ConfigError(f"federated.codecs.{topic}.weight", codec.weight, valid + said)
         keys = [seed_for(self.settings.seed, f"codec {topic}", moment[0], client) for client in clients]
         values, steps = _joined([payload[name].reshape(len(clients), -1) for name, _, _ in running.layout], codec)
         scales = torch.tensor([[float(weight)] for weight in weights], dtype=torch.float64, device=device) / steps

@@ -9,6 +9,8 @@ import torch
 from support.tiny import fit, sgd, split, tiny_client, tiny_data, tiny_trainer
 from torch import Tensor, nn
 
+from cfl.data.cohorts import CohortBatch
+from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.federation.replay_buffer import ReplayBuffer
@@ -67,3 +69,42 @@ def test_references_between_rounds_are_computed_in_full() -> None:
     client.buffer = ReplayBuffer(4)
     fit(client, data)
     assert {precision for training, precision in SEEN if training} == {"medium", "highest"}
+
+
+class Multiplies(Method):
+    """Notes the precision in which its own products are computed, and those of gradients that it asks for."""
+
+    def __init__(self) -> None:
+        self.own: set[str] = set()
+        self._batch: CohortBatch | None = None
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        self._note()
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        self._batch = batch
+        return batch
+
+    def penalty(self, cohort: Cohort) -> Tensor | None:
+        self._note()
+        return None
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        self._note()
+        assert self._batch is not None
+        SEEN.clear()
+        cohort.gradients_on(self._batch, "again")
+        assert {precision for _, precision in SEEN} == {"medium"}
+
+    def _note(self) -> None:
+        self.own.add(torch.get_float32_matmul_precision())
+
+
+def test_methods_compute_in_full_within_a_local_step() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        data, method = tiny_data(split(2)), Multiplies()
+        fit(tiny_client(data, Notes, sgd, {"own": method}, EngineOptions("vmap", matmul_precision="medium")), data)
+        assert method.own == {"highest"}
+    finally:
+        torch.set_float32_matmul_precision("highest")

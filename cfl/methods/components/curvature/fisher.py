@@ -189,7 +189,8 @@ def _score(p: Tensor, y: Tensor) -> Tensor:
 
 def _draw(p: Tensor, generator: torch.Generator | None) -> Tensor:
     """One label per row of ``p [B, O]``, from one uniform number each."""
-    uniform = torch.rand(len(p), 1, generator=generator, dtype=torch.float64).to(p.device)
-    share = p.double().cumsum(1)
+    uniform = torch.rand(len(p), 1, generator=generator, dtype=torch.float64)
+    # On the CPU, because torch has no deterministic cumulative sum on a GPU (trainer.deterministic).
+    share = p.double().cpu().cumsum(1)
     # Scaled by the last cumulative sum, so that rounding never draws an output without probability.
-    return (share <= uniform * share[:, -1:]).sum(1)
+    return (share <= uniform * share[:, -1:]).sum(1).to(p.device)
