@@ -22,6 +22,7 @@ from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.quiet import silence_libraries
 from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime.yaml_file import read_yaml
+from cfl.training.strategy import DECIDE_STRATEGY, strategy_for
 
 
 def trainer(
@@ -59,6 +60,7 @@ def trainer(
         "default_root_dir": run_dir,  # for what has no other place, such as a profiler's file
         **settings,
     }
+    settings["strategy"] = strategy_for(**{name: settings[name] for name in DECIDE_STRATEGY if name in settings})
     return Trainer(
         callbacks=[*callbacks, *(one for one in own if not any(isinstance(given, type(one)) for given in callbacks))],
         **settings,

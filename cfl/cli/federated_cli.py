@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
+from jsonargparse import SUPPRESS, Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -42,7 +42,7 @@ from cfl.cli.parsing import options_given
 from cfl.cli.reasons import disk_error, reason_for_user
 from cfl.cli.settling import settle
 from cfl.cli.trainer_classes import naming_what_fails
-from cfl.cli.trainer_settings import check_profiler, check_settings
+from cfl.cli.trainer_settings import WITHOUT_CHOICE, check_profiler, check_settings
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.data.sources.root import data_root_given
@@ -58,6 +58,7 @@ from cfl.runtime.errors import BadUpdate, ConfigError, NotWritten
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.access import callbacks_of
+from cfl.training.strategy import DECIDE_STRATEGY, strategy_for
 
 CALLBACKS: dict[str, type[Callback]] = {
     "local_models": LocalModels,
@@ -108,12 +109,15 @@ class FederatedCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Prepare a subcommand's parser as Lightning does, with this project's description of ``--ckpt_path``.
 
-        Lightning's description is of keywords that do not work here."""
+        Lightning's description is of keywords that do not work here. The help leaves out settings of the Trainer that
+        have one valid value."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         text = f"{_RESUMED[subcommand]} {ABOUT_ALLOW}"
         for action in parser._actions:
             if action.dest == "ckpt_path":
                 action.help = text
+            elif action.dest.startswith("trainer.") and action.dest.removeprefix("trainer.") in WITHOUT_CHOICE:
+                action.help = SUPPRESS
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -159,6 +163,7 @@ class FederatedCLI(LightningCLI):
         checkpoint, self._rounds_done = self._checkpoint()
         settings = self.settled.config
         check_profiler(settings.trainer.profiler)
+        settings.trainer.strategy = strategy_for(**{name: settings.trainer[name] for name in DECIDE_STRATEGY})
         check_optimizer_options(settings.model.optimizer.get("init_args", Namespace()).as_dict())
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})

@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from cfl.cli.broken_modules import naming_broken_modules
 from cfl.cli.class_entries import check_entries
+from cfl.cli.class_help import completed
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
 from cfl.cli.import_policy import require_classes
@@ -168,12 +169,14 @@ class Parser(LightningArgumentParser):
         return text
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """Format the help as the base class does, without the roles of names in docstrings."""
+        """Format the help as the base class does, without the roles of names in docstrings.
+
+        The help of a single class also lists the classes derived from it."""
         for action in self._actions:
             action.help = _without_roles(action.help)
         for group in self._action_groups:
             group.title, group.description = _without_roles(group.title), _without_roles(group.description)
-        text: str = super().format_help(*args, **kwargs)
+        text: str = completed(super().format_help(*args, **kwargs), self.description)
         return text.replace("usage: cfl [options] ", "usage: cfl ", 1)  # options stand behind a command's name
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

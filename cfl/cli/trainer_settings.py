@@ -19,6 +19,25 @@ _LEFT_ALONE = {
     "max_time": (None, "unset; a signal ends a run after a round: timeout -s TERM 8h cfl fit ..."),
 }
 """Setting -> the only value besides null that is accepted, and a description of valid values."""
+WITHOUT_CHOICE = frozenset(_LEFT_ALONE) | {
+    "accumulate_grad_batches",
+    "check_val_every_n_epoch",
+    "enable_autolog_hparams",
+    "fast_dev_run",
+    "limit_predict_batches",
+    "limit_test_batches",
+    "limit_train_batches",
+    "limit_val_batches",
+    "max_epochs",
+    "max_steps",
+    "min_epochs",
+    "min_steps",
+    "model_registry",
+    "overfit_batches",
+    "reload_dataloaders_every_n_epochs",
+    "val_check_interval",
+}
+"""Settings of which one value works. The help leaves them out; any other value is refused."""
 
 
 def check_profiler(profiler: Any) -> None:

@@ -98,5 +98,6 @@ class ClientRows:
             rows = {dtype_name(dtype): file.first(self.count) for dtype, file in self._files.items()}
         else:
             clients = np.sort(clients)
-            rows = {dtype_name(dtype): store.read(self.rows_of(clients)) for dtype, store in self._memory.items()}
+            places = self.rows_of(clients)
+            rows = {dtype_name(dtype): store.read_to_cpu(places) for dtype, store in self._memory.items()}
         return {"clients": torch.from_numpy(clients), "fields": self.layout.plain(), "rows": rows}

@@ -70,6 +70,15 @@ class MemoryRows:
                 values[here] = block[within]
         return values
 
+    def read_to_cpu(self, rows: np.ndarray) -> Tensor:
+        """As :meth:`read`, in memory of the CPU. The rows' device holds one block of the copy at a time."""
+        if self._device.type == "cpu":
+            return self.read(rows)
+        values = torch.empty((len(rows), self.width), dtype=self.dtype)
+        for start in range(0, len(rows), self._rows_of_block):
+            values[start : start + self._rows_of_block] = self.read(rows[start : start + self._rows_of_block]).cpu()
+        return values
+
     def _make_room(self, count: int, like: Tensor) -> None:
         """Allocate blocks for ``count`` rows.
 

@@ -200,6 +200,35 @@ def fair_threads() -> int:
     return max(1, len(cores) // len(sharing))
 
 
+DECIDE_STRATEGY = ("strategy", "accelerator", "devices", "num_nodes")
+"""The Trainer's settings that :func:`strategy_for` takes."""
+
+
+def strategy_for(strategy: Any = "auto", accelerator: Any = "auto", devices: Any = "auto", num_nodes: int = 1) -> Any:
+    """Return :class:`ClientParallel`'s path for ``auto`` with several processes; otherwise the strategy that was given.
+
+    Lightning's own choice for several processes is DDP, which would average the clients' gradients.
+
+    Args:
+        strategy: the Trainer's setting, as the others are.
+        accelerator: kind of device.
+        devices: number of devices of a machine, ``auto``, or their numbers.
+        num_nodes: number of machines.
+    """
+    text = str(devices)
+    if text in ("auto", "-1"):
+        count = torch.cuda.device_count() if accelerator != "cpu" else 1
+    else:
+        count = int(text) if text.isdecimal() else len(text.strip("[], ").split(","))
+    several = count > 1 or num_nodes > 1 or _started_by_torchrun() > 1
+    return "cfl.training.strategy.ClientParallel" if strategy == "auto" and several else strategy
+
+
+def _started_by_torchrun() -> int:
+    """The number of processes that torchrun has started; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
 def check_strategy(trainer: Trainer) -> None:
     """Refuse settings with which several processes would not share a round's clients, or would mix them.
 
@@ -209,7 +238,7 @@ def check_strategy(trainer: Trainer) -> None:
     strategy, settings = trainer.strategy, cast(Any, trainer)
     if settings._accelerator_connector._layer_sync is not None:
         raise ConfigError("trainer.sync_batchnorm", True, "false: batch statistics of clients never mix")
-    started = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    started = _started_by_torchrun()
     if not isinstance(strategy, ClientParallel):
         wanted = max(trainer.world_size, started)
         if wanted > 1 or isinstance(strategy, ParallelStrategy):

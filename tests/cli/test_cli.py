@@ -15,6 +15,7 @@ from support import tiny_cli
 from support.paper_tables import resolver
 from support.tiny_cli import printed_config
 
+import cfl.methods
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.reporting.matrix_file import read_matrix_csv
@@ -239,6 +240,33 @@ def test_help_on_a_class_is_the_programs(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr("sys.argv", ["/somewhere/__main__.py"])
     assert tiny_cli.run("fit", "--data.stream.help", "ClassSplit") == 0
     assert capsys.readouterr().out.startswith("usage: cfl --data.stream.source SOURCE ")
+
+
+def test_help_on_a_method_names_options_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.run("fit", "--methods.help", "FedProx") == 0
+    text = capsys.readouterr().out
+    assert "--methods.NAME.mu MU" in text
+    assert "--methods.mu" not in text
+    assert ":::" not in text
+
+
+@pytest.mark.parametrize(
+    ("key", "some"),
+    [
+        ("data.stream", {"ClassSplit", "Permuted", "Rotated"}),
+        ("data.partition", {"Shards", "Dirichlet"}),
+        ("model.network", {"MLP", "ResNet18"}),
+        ("model.optimizer", {"SGD", "Adam"}),
+        ("methods", set(cfl.methods.__all__) - {"Method"}),
+    ],
+)
+def test_help_without_a_class_lists_the_classes(key: str, some: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.run("fit", f"--{key}.help") == 0
+    listed = capsys.readouterr().out.partition(f"classes (--{key}.help CLASS shows the options of one):\n")[2]
+    names = re.findall(r"^  (\w+)\n {6}\S", listed, re.M)
+    assert names == sorted(names)
+    assert set(names) >= some
+    assert not any(name.startswith("_") for name in names)
 
 
 def test_help_reads_as_text(capsys: pytest.CaptureFixture[str]) -> None:

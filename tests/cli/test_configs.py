@@ -20,9 +20,7 @@ def names(folder: str) -> list[str]:
     return sorted(str(path.relative_to(CONFIGS)) for path in (CONFIGS / folder).rglob("*.yaml"))
 
 
-BENCHMARKS, METHODS, LOGGERS, OF_PAPERS, STRATEGIES = (
-    names(folder) for folder in ("benchmarks", "methods", "loggers", "papers", "strategies")
-)
+BENCHMARKS, METHODS, LOGGERS, OF_PAPERS = (names(folder) for folder in ("benchmarks", "methods", "loggers", "papers"))
 SWEEPS = [name for name in OF_PAPERS if Path(name).parent.name == "sweeps"]  # tests/papers/test_sweeps.py reads them
 PAPERS = [name for name in OF_PAPERS if name not in SWEEPS]
 
@@ -49,7 +47,7 @@ COMBINATIONS = [
     *((*BEFORE.get(benchmark, ()), benchmark, "methods/fot.yaml") for benchmark in BENCHMARKS),
     *((BENCHMARKS[0], method) for method in METHODS),
     *((benchmark_of(paper), paper) for paper in PAPERS),
-    *((METHODS[0], other) for other in (*LOGGERS, *STRATEGIES)),
+    *((METHODS[0], other) for other in LOGGERS),
 ]
 NEED_FILES = [pair for pair in COMBINATIONS if Path(pair[1]).stem == "l2p" and pair[1] in PAPERS]
 BUILT = [pair for pair in COMBINATIONS if pair[-1] in ("methods/fot.yaml", *PAPERS) and pair not in NEED_FILES]
@@ -59,7 +57,7 @@ BUILT = [pair for pair in COMBINATIONS if pair[-1] in ("methods/fot.yaml", *PAPE
 def test_every_file_is_covered() -> None:
     """A new kind of config file needs a place in the combinations above."""
     found = {str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.y*ml")}
-    assert found == {"default.yaml", *BENCHMARKS, *METHODS, *LOGGERS, *PAPERS, *SWEEPS, *STRATEGIES}
+    assert found == {"default.yaml", *BENCHMARKS, *METHODS, *LOGGERS, *PAPERS, *SWEEPS}
     assert {"methods/fedavg.yaml", "methods/fot.yaml"} <= set(METHODS)
     assert {"loggers/wandb.yaml", "loggers/tensorboard.yaml"} == set(LOGGERS)
     assert {name for pair in COMBINATIONS for name in pair} == found - {"default.yaml", *SWEEPS}

@@ -19,6 +19,7 @@ from support.tiny_cli import VARIANTS
 from support.tiny_parallel import Crew, arrays, free_port
 
 from cfl.training import gathering
+from cfl.training.strategy import strategy_for
 
 STRATEGY = ("--trainer.strategy", "cfl.training.strategy.ClientParallel")
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def cli(arguments: tuple[str, ...], moment: tuple[str, int, int] | None) -> tupl
     with redirect_stdout(out), redirect_stderr(err), ExitStack() as stack:
         if moment is not None and os.environ["LOCAL_RANK"] == "1":
             stack.enter_context(tiny_cli.die_at(*moment))
-        status = tiny_cli.run(*arguments, *STRATEGY, "--trainer.devices", "2")
+        status = tiny_cli.run(*arguments, "--trainer.devices", "2")
     return status, out.getvalue(), err.getvalue()
 
 
@@ -138,10 +139,8 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> 
 
 
 def test_processes_that_would_mix_clients_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options in (("--trainer.devices", "2"), ("--trainer.devices", "2", "--trainer.strategy", "ddp")):
-        message = refused(capsys, tmp_path, *options)
-        assert "trainer.strategy = 'DDPStrategy' cannot work" in message
-        assert "cfl.training.strategy.ClientParallel" in message
+    message = refused(capsys, tmp_path, "--trainer.devices", "2", "--trainer.strategy", "ddp")
+    assert "trainer.strategy = 'DDPStrategy' cannot work; valid: cfl.training.strategy.ClientParallel for 2" in message
     message = refused(capsys, tmp_path, "--trainer.strategy", "ddp")
     assert "trainer.strategy = 'DDPStrategy' cannot work; valid: auto for one process" in message
 
@@ -169,10 +168,36 @@ def test_processes_that_know_nothing_of_each_other_are_refused(
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    assert "trainer.strategy = 'SingleDeviceStrategy'" in refused(capsys, tmp_path)
-    message = refused(capsys, tmp_path, *STRATEGY)
-    assert "trainer.devices = 1 cannot work" in message
-    assert "2, the number of processes that torchrun has started" in message
+    for strategy in ((), STRATEGY):
+        message = refused(capsys, tmp_path, *strategy)
+        assert "trainer.devices = 1 cannot work" in message
+        assert "2, the number of processes that torchrun has started" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "cuda_devices", "several"),
+    [
+        ({}, 0, False),
+        ({"devices": "2"}, 0, True),
+        ({"devices": [0, 1]}, 2, True),
+        ({"devices": "[0, 1]"}, 2, True),
+        ({"devices": [1]}, 2, False),
+        ({"devices": "auto"}, 2, True),
+        ({"devices": "auto"}, 1, False),
+        ({"devices": "auto", "accelerator": "cpu"}, 2, False),
+        ({"devices": -1}, 2, True),
+        ({"num_nodes": 2}, 0, True),
+        ({"devices": "2", "strategy": "ddp"}, 0, False),
+    ],
+)
+def test_processes_share_clients_unless_a_strategy_is_named(
+    settings: dict[str, Any], cuda_devices: int, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning's own choice for several devices, DDP, would average gradients of clients."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda_devices)
+    expected = STRATEGY[1] if several else settings.get("strategy", "auto")
+    assert strategy_for(**{"devices": 1, **settings}) == expected
 
 
 @pytest.mark.parametrize("name", [STRATEGY[1], "cfl.parallel.ClientParallel", "ClientParallel"])
@@ -192,7 +217,7 @@ def test_other_settings_of_the_strategy_are_checked(
 
 
 def launch(folder: Path, *options: str, by: tuple[str, ...] = ("-m", "cfl")) -> subprocess.Popen[str]:
-    arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *STRATEGY, "--trainer.devices", "2")
+    arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), "--trainer.devices", "2")
     clean = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "RANK")}
     return subprocess.Popen(
         [sys.executable, *by, *arguments, *options],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from lightning.pytorch import Trainer
 from support import tiny_cli
 
 from cfl.callbacks.trainer_checks import check_evaluation
+from cfl.cli.trainer_settings import WITHOUT_CHOICE
 from cfl.runtime.errors import ConfigError
 from cfl.training.client import Client
 from cfl.training.strategy import ClientParallel
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "devices": ("2", "trainer.strategy = 'DDPStrategy'"),
-    "num_nodes": ("2", "trainer.strategy = "),
+    "devices": ("5000", "at most 4096"),
+    "num_nodes": ("5000", "at most 4096"),
     "strategy": ("ddp", "trainer.strategy = 'DDPStrategy' cannot work; valid: auto for one process"),
     "precision": ("64-true", "trainer.precision = '64-true'"),
     "fast_dev_run": (
@@ -66,6 +68,14 @@ def test_apples_gpu_is_not_taken(
         assert f"trainer.accelerator = '{asked}' cannot work; valid: auto or cpu" in capsys.readouterr().err
     assert tiny_cli.fit(tmp_path, "--trainer.accelerator", "auto") == 0
     assert "device cpu" in capsys.readouterr().out
+
+
+def test_help_leaves_out_what_has_one_valid_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(REFUSED) >= WITHOUT_CHOICE  # so that each is tested to be refused
+    assert tiny_cli.run("fit", "--help") == 0
+    listed = set(re.findall(r"--trainer\.(\w+)", capsys.readouterr().out))
+    every = set(inspect.signature(Trainer).parameters)
+    assert listed - {"help"} == every - WITHOUT_CHOICE
 
 
 @pytest.mark.parametrize("argument", REFUSED)

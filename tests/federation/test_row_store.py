@@ -38,3 +38,19 @@ def test_rows_go_to_an_accelerator_and_stay_there() -> None:
     store.write(np.array([1]), torch.ones(1, 4, device="meta"))
     store.write(np.array([2]), torch.ones(1, 4))
     assert {block.device.type for block in store._blocks} == {"meta"}
+
+
+def test_an_accelerator_holds_few_rows_of_a_copy_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For checkpoints: a copy of all rows there would double the memory that clients take."""
+    monkeypatch.setattr(row_store, "_BLOCK_BYTES", 8 * 4 * 10)
+    store, there, read = MemoryRows(10, torch.float32), torch.arange(300.0).view(30, 10), []
+    store.write(np.arange(30), torch.empty((30, 10), device="meta"))
+
+    def some(rows: np.ndarray) -> torch.Tensor:
+        read.append(len(rows))
+        return there[rows]
+
+    monkeypatch.setattr(store, "read", some)
+    rows = np.random.default_rng(0).permutation(30)[:21]
+    assert torch.equal(store.read_to_cpu(rows), there[rows])
+    assert read == [8, 8, 5]
