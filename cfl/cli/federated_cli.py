@@ -32,11 +32,13 @@ from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
 from cfl.cli.checkpoints import check_checkpoint
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.commands import TRAINING
+from cfl.cli.given import in_content
 from cfl.cli.header import first_line
 from cfl.cli.import_policy import classes_beyond
+from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
-from cfl.cli.optimizer_options import check_optimizer_options
+from cfl.cli.optimizer_options import check_optimizer_options, kept_rate
 from cfl.cli.own_classes import check_untyped, naming_what_cannot_be_made
 from cfl.cli.parsing import options_given
 from cfl.cli.reasons import disk_error, reason_for_user
@@ -57,6 +59,7 @@ from cfl.runtime.distributed import ProcessFailed, cause_elsewhere
 from cfl.runtime.errors import BadUpdate, ConfigError, NotWritten
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
+from cfl.runtime.yaml_file import read_yaml
 from cfl.training.access import callbacks_of
 from cfl.training.strategy import DECIDE_STRATEGY, strategy_for
 
@@ -164,9 +167,18 @@ class FederatedCLI(LightningCLI):
         settings = self.settled.config
         check_profiler(settings.trainer.profiler)
         settings.trainer.strategy = strategy_for(**{name: settings.trainer[name] for name in DECIDE_STRATEGY})
-        check_optimizer_options(settings.model.optimizer.get("init_args", Namespace()).as_dict())
+        self._check_optimizer(settings.model.optimizer)
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
+
+    def _check_optimizer(self, optimizer: Namespace) -> None:
+        """Refuse options that learn nothing, and say if a learning rate was meant for another optimizer."""
+        options = optimizer.get("init_args", Namespace()).as_dict()
+        check_optimizer_options(options)
+        defaults = in_content(read_yaml(DEFAULT_CONFIG), DEFAULT_CONFIG.name)
+        line = kept_rate(options_given(), defaults, optimizer.class_path, options.get("lr"))
+        if line and self.subcommand == "fit" and signals.is_first_process():
+            print(printable(line), flush=True)
 
     def _fit_default_to_clients(self) -> None:
         """Lower ``schedule.clients_per_round`` to the number of clients if it has its default."""

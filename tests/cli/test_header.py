@@ -125,3 +125,39 @@ def test_a_fit_begins_with_what_and_where(tmp_path: Path, capsys: pytest.Capture
         assert capsys.readouterr().out.splitlines()[: len(expected)] == expected
     assert tiny_cli.fit(tmp_path / "run", "--run.overwrite", "true", "--progress.enabled", "false") == 0
     assert "device cpu" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model.optimizer", "Adam"), "is 0.2 instead of 0.001, as default.yaml sets it for SGD; set"),
+        (
+            ("--config", "sgd.yaml", "--model.optimizer", "Adam"),
+            "is 0.05 instead of 0.001, as sgd.yaml sets",
+        ),
+        (("--model.optimizer", "Adam", "--model.optimizer.lr", "0.2"), None),
+        (("--model.optimizer.lr", "0.2", "--model.optimizer", "Adam"), None),
+        (("--config", "adam.yaml"), None),
+        (("--config", "sgd.yaml", "--config", "adam.yaml"), None),
+        (("--config", "sgd.yaml", "--model.optimizer", "SGD"), None),
+    ],
+)
+def test_a_learning_rate_meant_for_another_optimizer_is_named(
+    words: tuple[str, ...],
+    said: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rate for SGD is far too large for Adam, which would learn nothing with it."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "sgd.yaml": "model: {optimizer: {class_path: SGD, init_args: {lr: 0.05}}}",
+        "adam.yaml": "model: {optimizer: {init_args: {lr: 0.05}, class_path: torch.optim.Adam}}",
+    }.items():
+        Path(name).write_text(content)
+    short = ("--data.stream.num_tasks", "1", "--schedule.rounds_per_task", "1", "--run.dir", "run")
+    assert tiny_cli.run("fit", *words, *short) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("model.optimizer.lr ")]
+    assert len(lines) == (said is not None)
+    assert said is None or said in lines[0]
