@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from cfl.callbacks.accuracy_targets import AccuracyTargets
 from cfl.callbacks.local_evaluation import LocalModels
@@ -29,6 +31,8 @@ from cfl.secure_sums.settings import Aggregation
 from cfl.training.access import callbacks_of, client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.local_work import LocalWork
+
+_log = logging.getLogger(__name__)
 
 
 class FederatedOrchestrator(Callback):
@@ -264,7 +268,7 @@ class FederatedOrchestrator(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise if the run ended early for no known reason.
+        """Raise if the run ended early for no known reason, and name options that had no effect.
 
         Raises:
             RuntimeError: for example, a StopIteration makes Lightning end a fit silently.
@@ -272,6 +276,11 @@ class FederatedOrchestrator(Callback):
         federation = federation_of(pl_module)
         if not federation.finished and not trainer.should_stop:
             raise RuntimeError(f"the fit ended after {federation.round} of {federation.schedule.num_rounds} rounds")
+        integers = federation.channel.integers
+        if integers is not None and (unused := integers.unused_codecs()):
+            sent = ", ".join(sorted(integers.figures.topics))
+            said = "federated.codecs had no effect on %s: the messages were %s"
+            rank_zero_only(_log.warning)(said, ", ".join(unused), sent)
 
     # Evaluation.
 

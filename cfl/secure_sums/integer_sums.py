@@ -228,6 +228,11 @@ class IntegerSums:
         self.figures.seconds += time.perf_counter() - started
         return sums, float(total[-1]), up, down
 
+    def unused_codecs(self) -> list[str]:
+        """Topics of ``federated.codecs`` of which no message was sent, sorted. All processes must call this."""
+        sent = {topic for topics in distributed.gather(sorted(self.figures.topics)) for topic in topics}
+        return sorted(set(self.settings.codecs) - sent)
+
     def summary(self) -> dict[str, Any]:
         """Figures for the run's summary: how sums were formed, seconds, and by topic the codec and its errors."""
         settings = self.settings

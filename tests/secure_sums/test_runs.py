@@ -226,10 +226,12 @@ def test_several_processes_have_modelled_sums() -> None:
 # The command line.
 
 
-def test_options_and_figures_of_the_command_line(tmp_path: Path) -> None:
+def test_options_and_figures_of_the_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = ("--schedule.clients_per_round", "4", "--schedule.client_dropout", "0.25")
-    sums = ("--federated.aggregation", "secure", "--federated.codecs", "{update: {range: 8, bits: 20, modulus: 64}}")
+    codecs = "{update: {range: 8, bits: 20, modulus: 64}, updates: {bits: 8}}"
+    sums = ("--federated.aggregation", "secure", "--federated.codecs", codecs)
     assert tiny_cli.fit(tmp_path / "run", *options, *sums, "--federated.neighbours", "2") == 0
+    assert "federated.codecs had no effect on updates: the messages were update" in caplog.messages
     summary = tiny_cli.summary(tmp_path / "run")
     found = summary["integer_sums"]
     assert (found["aggregation"], found["neighbours"], found["share_threshold"]) == ("secure", 2, 0.5)
