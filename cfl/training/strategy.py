@@ -142,9 +142,8 @@ class ClientParallel(DDPStrategy):
     # Lightning's messages between processes, with a plain error if one is not answered.
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all processes, as DDP does."""
-        with distributed.answered():
-            super().barrier(*args, **kwargs)
+        """Wait for all processes, on the CPU: NCCL notices a process that has died only after its timeout."""
+        distributed.gather(None)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Send an object to all processes, as DDP does."""
