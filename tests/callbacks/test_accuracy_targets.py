@@ -1,4 +1,4 @@
-"""Rounds-to-accuracy: counted where the table of rounds says, and a run that may end there does, exactly."""
+"""Accuracy targets: rounds to them are those of rounds.csv, and a run that may end at its last target ends there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARALLEL = ("--trainer.strategy", "cfl.training.strategy.ClientParallel", "--tra
 
 
 def naive(folder: Path, target: float) -> int | None:
-    """Row by row through the table of rounds; rounds are counted from 1."""
+    """Return the first round, counted from 1, in which rounds.csv reaches the target."""
     for done, row in enumerate(tiny_cli.rows(folder / "rounds.csv"), start=1):
         if row["acc"] != "" and float(row["acc"]) >= target:
             return done
@@ -49,7 +49,7 @@ def asked(*targets: float) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One task without targets, to the last round."""
+    """A run of one task without targets, which has all its rounds."""
     folder = tmp_path_factory.mktemp("targets") / "whole"
     assert tiny_cli.fit(folder, *ONE_TASK) == 0
     return folder
@@ -57,19 +57,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def targets(whole: Path) -> tuple[float, float]:
-    """Two accuracies that the run first reaches in different rounds, neither the first evaluated nor the last."""
+    """Two accuracies that the run first reaches in different rounds, after its first evaluation and before its end."""
     records: list[tuple[int, float]] = []
     for r, acc in enumerate(read_curve(whole / "rounds.csv"), start=1):
         if acc is not None and acc > max((best for _, best in records), default=0.0):
             records.append((r, acc))
     (first, low), (last, high) = records[1:3]
     assert 2 < first < last < ROUNDS
-    return low, high - 0.5  # one is reached exactly, one is passed
+    return low, high - 0.5  # the first is reached exactly, the second is exceeded
 
 
 @pytest.fixture(scope="module")
 def stopped(whole: Path, targets: tuple[float, float], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, asked for these accuracies."""
+    """The same run with these accuracies as targets."""
     folder = tmp_path_factory.mktemp("targets") / "stopped"
     assert tiny_cli.fit(folder, *ONE_TASK, *asked(*targets), pictures=True) == 0
     return folder
@@ -88,7 +88,7 @@ def test_rounds_are_those_of_the_table_and_the_run_ends_with_the_last(
     assert summary["rounds_to_accuracy"] == {name_of(targets[0]): low, name_of(targets[1]): high}
     assert summary["rounds"] == high
     assert summary["stopped_early"] is True
-    # Every round until then is the round of the run that goes on, and no other follows.
+    # The rows are those of the run without targets, up to the last target.
     assert without_seconds(stopped) == without_seconds(whole)[:high]
     assert summary["acc"] == float(tiny_cli.rows(whole / "rounds.csv")[high - 1]["acc"])
 
@@ -142,7 +142,10 @@ def test_the_end_of_a_fit_and_validate_say_the_rounds(
 def test_interrupted_and_resumed_equals_uninterrupted(
     stage: str, before_the_end: int, number: int, stopped: Path, targets: tuple[float, float], tmp_path: Path
 ) -> None:
-    """Also when it dies in the very round of the stop, with the summary written and the checkpoint not."""
+    """A run with targets that is killed and resumed equals an uninterrupted one.
+
+    That holds in the round of the stop, too, if the summary is written and the checkpoint is not.
+    """
     last = tiny_cli.summary(stopped)["rounds"] - 1
     folder, options = tmp_path / "run", (*ONE_TASK, *asked(*targets))
     arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options)
@@ -168,7 +171,7 @@ def test_a_signal_in_the_round_of_the_stop_leaves_a_finished_run(
 
 @pytest.mark.parametrize("method", ["FOT", "EWC", "GPM", "RGO", "ER", "GradientCompensation"])
 def test_methods_can_be_stopped_before_the_tasks_end(method: str, tmp_path: Path) -> None:
-    """Their figures and tables must not need what they do at a task's end."""
+    """A method whose run stops within a task still writes its figures and tables."""
     options = (*ONE_TASK, "--schedule.evaluate_every", "1", *asked(1), f"--methods.m={method}")
     required = {"ER": ("--methods.m.size=4",), "EWC": ("--methods.m.strength=1.0",)}
     status = tiny_cli.fit(tmp_path, *options, *required.get(method, ()))
@@ -200,7 +203,7 @@ def test_a_target_met_in_the_last_round_is_no_early_stop(whole: Path, tmp_path: 
 
 
 def test_several_tasks_are_counted_from_the_start_of_the_run_and_change_nothing(tmp_path: Path) -> None:
-    """Each target's first round; all else, the experiment's hash included, is that of a run without targets."""
+    """Targets that do not stop a run of several tasks add their rounds, counted from its start, and change nothing."""
     plain, watched = tmp_path / "plain", tmp_path / "watched"
     assert tiny_cli.fit(plain, *TWO_TASKS) == 0
     curve = read_curve(plain / "rounds.csv")
@@ -235,7 +238,7 @@ def in_crew(arguments: tuple[str, ...]) -> tuple[int, str]:
 def test_all_processes_stop_in_the_same_round(
     crew: Crew, stopped: Path, targets: tuple[float, float], tmp_path: Path
 ) -> None:
-    """If one went on it would wait for the others for ever."""
+    """All processes stop in the same round. Otherwise one would wait for the others for ever."""
     arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(tmp_path), *ONE_TASK, *asked(*targets))
     (status, said), (other, silent) = crew.run(in_crew, arguments)
     assert (status, other, silent) == (0, 0, ""), said + silent
@@ -387,7 +390,7 @@ def test_progress_shows_the_round_of_the_stop(
 
 
 def test_the_record_asks_the_trainers_own_targets(tmp_path: Path) -> None:
-    """Without the command line: callbacks in the order orchestrator, targets, record."""
+    """RunRecord writes the rounds of the Trainer's own AccuracyTargets, without the command line."""
     data = tiny.tiny_data(tiny.permuted(1), schedule={"rounds_per_task": 12, "evaluate_every": 1})
     record = RunRecord(str(tmp_path / "run"))
     trainer = tiny.tiny_trainer(data)

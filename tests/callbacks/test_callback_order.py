@@ -1,4 +1,4 @@
-"""A run is the same in whichever order its callbacks are given."""
+"""The order in which callbacks are given does not change a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cfl.training.client import Client
 
 
 class Shown(TensorBoardLogger):
-    """Notes what a logger is shown, without clock readings; writes nothing."""
+    """A logger that records its metrics and pictures without times, and writes nothing."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -58,7 +58,7 @@ class Shown(TensorBoardLogger):
 
 
 class Sees(Callback):
-    """A callback of a user's own, which looks at the federation when an epoch is over."""
+    """A user's callback that records the federation's state at the end of every epoch."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -72,26 +72,26 @@ class Sees(Callback):
 
 
 def two_tasks() -> tuple[Client, Any]:
-    """Evaluated after every second round; a method with a table."""
+    """Return a federation that is evaluated every second round, with a method that writes a table."""
     data = tiny_data(permuted(2), schedule={"rounds_per_task": 3, "evaluate_every": 2, "cohort_width": 2})
     return tiny_client(data, methods={"gpm": GPM(0.9)}), data
 
 
 def until_the_target() -> tuple[Client, Any]:
-    """The run ends early."""
+    """Return a federation whose run ends early."""
     data = tiny_data(permuted(1), schedule={"rounds_per_task": 12, "evaluate_every": 1})
     return tiny_client(data), data
 
 
 def a_density() -> tuple[Client, Any]:
-    """Clients' models are scored before they are collected."""
+    """Return a federation whose clients' models are scored before they are averaged."""
     stream = Permuted(Binarised(source()), 2)
     data = tiny_data(stream, scenario="density", schedule={"rounds_per_task": 2, "cohort_width": 2}, eval_batch_size=7)
     return tiny_client(data, partial(MADE, hidden=[7])), data
 
 
 def left_by(folder: Path, build: Callable[[], tuple[Client, Any]], order: list[int]) -> dict[str, Any]:
-    """What a run with its callbacks in this order leaves: files, checkpoint, model, what loggers and users see."""
+    """Train with the callbacks in this order; return files, checkpoint, model, and what a logger and a callback see."""
     client, data = build()
     density = data.scenario == "density"
     sees, shown = Sees(), Shown(folder)
@@ -136,7 +136,10 @@ ORDERS = [list(range(8))[::-1], [4, 3, 6, 2, 1, 7, 5, 0], *(random.Random(seed).
 def test_the_order_of_callbacks_means_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Callable[[], tuple[Client, Any]]
 ) -> None:
-    """Not even where Lightning's own sorting is undone. Pictures are all alike, as drawing takes most of the time."""
+    """Results are the same for any order of callbacks, also for one that Lightning would change.
+
+    All pictures are replaced by one small picture, because drawing takes most of the time.
+    """
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Image.new("RGB", (4, 4)).save(path, "PNG"))
     expected = left_by(tmp_path / "run", build, list(range(8)))
     names = set(expected["files"])

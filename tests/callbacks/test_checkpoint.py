@@ -1,4 +1,4 @@
-"""Checkpoints: a run that was killed, stopped or moved ends with the numbers of one that was left alone."""
+"""Checkpoints: a run that is killed, stopped or moved, and then resumed, equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cfl.runtime.checkpoint_file import write_checkpoint
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path, variant: str) -> None:
-    """The process dies in a local step, before, while and after a checkpoint is written; one after another."""
+    """A run killed in local steps, and before, while and after a file is written, equals an uninterrupted one."""
     moments = [("closed", 0), ("training", 1), ("writing", 3), ("written", 4)]
     options, folder = VARIANTS[variant], tmp_path / "killed"
     arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options, "--ckpt_path", "last")
@@ -43,7 +43,7 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path, v
 
 
 def test_killed_from_outside_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
-    """As a user does it: `kill -9` at no moment in particular, then the same command with --ckpt_path last."""
+    """A run that `kill -9` ends at any moment equals an uninterrupted one once it is resumed with --ckpt_path last."""
     folder, options = tmp_path / "run", ("--schedule.rounds_per_task", "60", "--checkpoint.share", "0.3")
     rounds, after = folder / "rounds.csv", random.Random(0).randrange(1, 50)
     process = tiny_cli.start("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options)
@@ -61,7 +61,10 @@ def test_killed_from_outside_and_resumed_equals_uninterrupted(tmp_path: Path) ->
 def test_signal_ends_the_run_after_its_round(
     tmp_path: Path, number: signal.Signals, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A scheduler that sends SIGTERM sees 143 and a checkpoint of the round that was running; nothing is lost."""
+    """A signal ends a run after its current round, with that round's checkpoint and the signal's status.
+
+    The resumed run equals an uninterrupted one.
+    """
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     options = VARIANTS["fot"]
     with tiny_cli.die_at("training", 1, number):
@@ -84,14 +87,14 @@ def test_an_interrupted_run_without_checkpoints_names_none(tmp_path: Path, capsy
 
 
 def test_signal_in_the_last_round_leaves_a_finished_run(tmp_path: Path) -> None:
-    """There is nothing to continue, so the status is that of success."""
+    """A run that gets a signal in its last round finishes with status 0."""
     with tiny_cli.die_at("training", 5, signal.SIGTERM):
         assert tiny_cli.fit(tmp_path) == 0
     assert tiny_cli.summary(tmp_path)["rounds"] == 6
 
 
 def test_signals_are_given_back_after_an_error(tmp_path: Path) -> None:
-    """Otherwise the first Ctrl-C after a failed run in a notebook would be swallowed."""
+    """The former signal handlers are restored after an error, so that Ctrl-C works after a failed run in a notebook."""
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e30") == 2
     assert {n: signal.getsignal(n) for n in handlers} == handlers
@@ -109,7 +112,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.
 
 
 def test_run_folder_may_be_moved_before_resuming(tmp_path: Path) -> None:
-    """The rest of the run lands beside the checkpoint, not at the folder's old place."""
+    """A run resumed from a moved folder writes into the folder of the checkpoint, not into the former one."""
     with tiny_cli.die_at("training", 1, signal.SIGTERM):
         assert tiny_cli.fit(tmp_path / "old") == 143
     (tmp_path / "old").rename(tmp_path / "new")
@@ -120,7 +123,7 @@ def test_run_folder_may_be_moved_before_resuming(tmp_path: Path) -> None:
 
 
 def test_checkpoint_holds_the_global_model_as_a_plain_state_dict(tmp_path: Path) -> None:
-    """Plain torch, without this project's loader, gets the network that was scored."""
+    """The checkpoint read by plain torch has the weights of the network that was scored."""
     assert tiny_cli.fit(tmp_path) == 0
     assert [path.name for path in tmp_path.iterdir() if path.suffix in (".tmp", ".ckpt")] == ["last.ckpt"]
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
@@ -133,11 +136,11 @@ def test_checkpoint_holds_the_global_model_as_a_plain_state_dict(tmp_path: Path)
         predicted = network(task.transform(task.test.images)).argmax(1)
         measured.append(100 * sum(int(p == y) for p, y in zip(predicted, task.test.labels, strict=True)) / 40)
     assert measured == read_matrix_csv(tmp_path / "accuracy_matrix.csv")[0][1].tolist()
-    assert len(set(measured)) == 2  # the tasks can be told apart, so that a transposed matrix would be noticed
+    assert len(set(measured)) == 2  # the tasks' accuracies differ, so that a transposed matrix would be noticed
 
 
 def test_file_keeps_the_old_checkpoint_until_the_new_one_is_whole(tmp_path: Path) -> None:
-    """If writing fails half-way, the run can still be resumed from the file of an earlier round."""
+    """If writing a checkpoint fails half-way, the former file is still there."""
     record, federation = RunRecord(str(tmp_path)), SimpleNamespace()
     (tmp_path / "last.ckpt").write_text("whole")
 
@@ -152,9 +155,9 @@ def test_file_keeps_the_old_checkpoint_until_the_new_one_is_whole(tmp_path: Path
 
 
 def writes(folder: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[int, float, float]], float]:
-    """Round, time and seconds of every checkpoint of a run, and its time in all.
+    """Return (round, time, seconds) of every checkpoint of a run, and the run's time in all.
 
-    They are read off a clock that this test turns: rounds of 1 s, and files that take 0.25 s and later 1 s.
+    Times are of a simulated clock: a round takes 1 s, a file takes 0.25 s and later 1 s.
     """
     now = [1000.0]
     written: list[tuple[int, float, float]] = []
@@ -192,19 +195,22 @@ def writes(folder: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> tuple
 def test_time_spent_on_writing_keeps_under_the_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
-    """Of the whole run, with all that is written; and no more seldom than that."""
+    """Writing checkpoints takes at most the share of a run's time, and they are not written more rarely than needed."""
     written, seconds = writes(tmp_path, share, monkeypatch)
     assert (written[0][0], written[-1][0]) == (1, 150)
     assert sum(taken for *_, taken in written) <= share * seconds
-    # The pause after a file is its own time / share, up to the next round's end; more where files begin to take longer,
-    # as the time for the last one has to be kept, too.
+    # The pause after a file is its own time / share, up to the next round's end. It is longer once files take longer,
+    # because time for the last file is reserved, too.
     for (_, _, before), (_, at, taken), (_, following, _) in zip(written, written[1:], written[2:-1], strict=False):
         assert following - at <= (taken + 2 * (taken - before)) / share + 1.0 + taken
     assert len(written) > 7
 
 
 def test_files_that_grow_leave_time_for_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients keep more with every round, and a file takes a second per MB."""
+    """If files grow with every round, writing still stays below the share, and uses more than 80 % of it.
+
+    A file takes a second per MB.
+    """
     now, rounds, share = [0.0], 1000, 0.02
     checkpoint, written = RoundCheckpoint(share), []
     monkeypatch.setattr(cfl.callbacks.checkpoint, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -242,7 +248,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], path: Path, folder: Path, *options: str) -> str:
-    """The one line on standard error that refuses ``path``."""
+    """Return the line on standard error that refuses ``path``."""
     capsys.readouterr()
     assert tiny_cli.fit(folder, "--ckpt_path", str(path), *options) == 2
     message = capsys.readouterr().err
@@ -255,7 +261,7 @@ def refused(capsys: pytest.CaptureFixture[str], path: Path, folder: Path, *optio
 def test_checkpoint_of_another_experiment_is_refused(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every key that differs is named with both values; keys that do not decide results are not."""
+    """The refusal names every key that differs with both values. It names no key that does not decide results."""
     options = ("--schedule.batch_size", "7", "--federated.server_lr", "0.5", "--schedule.cohort_width", "1")
     message = refused(capsys, finished / "last.ckpt", tmp_path / "run", *options)
     assert "schedule.batch_size: 7, in the checkpoint 8" in message
@@ -314,7 +320,7 @@ def test_missing_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_checkpoint_cannot_run_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file from elsewhere is unpickled with weights_only, so it may not call anything."""
+    """A foreign checkpoint whose objects would run code is refused, and the code does not run."""
 
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -336,7 +342,7 @@ def test_a_checkpoint_that_is_cut_off_is_named(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_checkpoint_older_than_an_option_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the option at its default; not with another value."""
+    """A checkpoint from before an option existed is resumed with the option's default, not with another value."""
     assert tiny_cli.fit(tmp_path / "run") == 0
     path = tmp_path / "run" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)

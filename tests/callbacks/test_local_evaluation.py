@@ -1,4 +1,4 @@
-"""Clients' models as local training leaves them: their score before they are averaged."""
+"""Scores of clients' models after local training, before they are averaged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADAM = partial(torch.optim.Adam, lr=0.01)
 
 
 def data_of(width: int = 3, **options: Any) -> FederatedDataModule:
-    """Unequal clients, which finish at different steps; the last round of a task follows one before it."""
+    """Return data of clients of unequal size, with two rounds for each task."""
     settings: dict[str, Any] = {"num_clients": 5, "partition": Dirichlet(0.5, 3, balance=False), **options}
     schedule = {"rounds_per_task": 2, "clients_per_round": 4, "cohort_width": width, **settings.pop("schedule", {})}
     stream = settings.pop("stream", None) or Permuted(Binarised(source()), 2)
@@ -59,7 +59,7 @@ def run(
 
 
 def naive_scores(data: FederatedDataModule, client: Client, start: dict[str, Tensor]) -> dict[int, dict[int, float]]:
-    """Federated averaging by ordinary loops; every client's model is scored when it has been trained."""
+    """Return task -> client -> NLL by plain loops of federated averaging that score models before they are averaged."""
     network: Any = copy.deepcopy(client.network)
     found: dict[int, dict[int, float]] = {}
     model = start
@@ -93,7 +93,7 @@ def naive_scores(data: FederatedDataModule, client: Client, start: dict[str, Ten
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("square", [False, True])
 def test_it_is_the_plain_loop(width: int, synchronised: bool, square: bool) -> None:
-    """For cohorts of any width, of masks that are shared or not, and clients' own orders of tasks."""
+    """Scores equal those of plain loops, for any cohort width, shared or own masks, and clients' own task orders."""
     options: dict[str, Any] = {}
     if square:
         tasks = FixedTasks([[0, 1], [1, 2], [2, 3], [3, 0], [1, 0]])
@@ -129,7 +129,7 @@ def test_a_resumed_run_knows_earlier_scores(tmp_path: Path) -> None:
 
 
 class Breaks(Callback):
-    """Makes what some clients have trained in one round NaN."""
+    """Sets weights of some clients to NaN after their training in one round."""
 
     def __init__(self, round: int, victims: Sequence[int]) -> None:
         self.round, self.victims = round, victims

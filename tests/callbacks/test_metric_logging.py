@@ -1,4 +1,4 @@
-"""What loggers receive: the figures of the run folder under the agreed names, over the agreed axes."""
+"""Loggers receive the figures of the run folder under documented names, over rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PICTURES = ("cl/accuracy_matrix", "cl/accuracy_heatmap", "cl/accuracy_curve", "c
 
 
 def expected_scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """Name -> round -> value, from the CSV files; ACC and FGT by their formulas for two tasks."""
+    """Return name -> round -> value from the CSV files, with ACC, FGT, ... by their formulas for two tasks."""
     names = {"train/loss": "loss", "comm/uplink_bytes": "uplink_bytes", "comm/downlink_bytes": "downlink_bytes"}
     found: dict[str, dict[int, float]] = {}
 
@@ -65,7 +65,7 @@ def expected_scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def assert_scalars(found: dict[str, dict[int, float]], folder: Path, exact: bool) -> None:
-    """Every expected name is there, at the same rounds and with the same values, and nothing of cl/ besides."""
+    """Require every expected name with its rounds and values, and no further name of cl/, final/ or task_."""
     expected = expected_scalars(folder)
     for name, points in expected.items():
         assert found[name] == (points if exact else pytest.approx(points, rel=1e-6)), name
@@ -97,7 +97,7 @@ def test_tensorboard_has_the_figures_of_the_run_folder(tmp_path: Path) -> None:
         assert [picture.step for picture in pictures] == expected, name
         for picture in pictures:
             assert min(picture.width, picture.height) > 100
-            # A figure with something in it.
+            # The picture is not blank.
             with Image.open(io.BytesIO(picture.encoded_image_string)) as image:
                 assert len(image.convert("RGB").getcolors(1 << 24) or []) > 10, name
     with Image.open(folder / "partition.png") as written:
@@ -109,7 +109,7 @@ def test_tensorboard_has_the_figures_of_the_run_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [FedWeIT, APD])
 def test_a_methods_rows_of_clients_are_averaged(method: type[Method]) -> None:
-    """None of them is the run's, and which client it is, is no figure."""
+    """A method's rows of single clients are logged as means over clients, and client numbers are not logged."""
     data = tiny_data(split(), scenario="task")
     federation = fit(tiny_client(data, methods={"mine": method()}), data)
     rows = [row for row in federation.methods["mine"].report().rows if row["task"] == 1]
@@ -137,7 +137,7 @@ def test_rows_of_no_task_and_no_round_are_figures_of_none() -> None:
 def test_a_logger_without_a_place_of_its_own_writes_into_the_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the message for one without ``save_dir`` says; one with a place keeps to it."""
+    """A logger with ``save_dir`` "." writes into the run folder, one with another folder writes there."""
     monkeypatch.chdir(tmp_path)
     for place, found in ((".", tmp_path / "run"), (str(tmp_path / "elsewhere"), tmp_path / "elsewhere")):
         options = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", place)
@@ -148,7 +148,7 @@ def test_a_logger_without_a_place_of_its_own_writes_into_the_run_folder(
 
 
 def test_a_run_that_overwrites_has_a_curve_of_its_own(tmp_path: Path) -> None:
-    """The first run's file is gone, and not the one that was opened for the second."""
+    """Overwriting a run removes its TensorBoard file, and keeps the file of the new run."""
     options = (*OPTIONS, "--config", str(LOGGERS / "tensorboard.yaml"))
     assert tiny_cli.fit(tmp_path, *options, pictures=True) == 0
     (first,) = (tmp_path / "tensorboard").glob("events.*")
@@ -162,7 +162,7 @@ def test_a_run_that_overwrites_has_a_curve_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_run_that_overwrites_leaves_the_logs_of_runs_below_it(tmp_path: Path) -> None:
-    """And takes what a CSVLogger wrote for itself with it. What the user has put there stays, too."""
+    """Overwriting a run removes its own CSVLogger's files, and keeps logs of runs below it and the user's files."""
     logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(tmp_path)}}
     options = (*OPTIONS, "--trainer.logger", json.dumps(logger))
     assert tiny_cli.fit(tmp_path, *options) == 0
@@ -178,12 +178,12 @@ def test_a_run_that_overwrites_leaves_the_logs_of_runs_below_it(tmp_path: Path) 
     assert below.is_file()
     assert all(file.is_file() for file in mine)
     (tmp_path / "lightning_logs" / "notes.txt").unlink()
-    # The second run's, which was named while the first one's was there.
+    # The second run's folder was named before the first run's was removed.
     assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_1"]
 
 
 def test_resumed_run_goes_on_in_the_same_tensorboard_folder(tmp_path: Path) -> None:
-    """One curve per run: the rounds after the interruption continue those before it."""
+    """A resumed run adds its rounds to the curve of the interrupted one, and scoring adds nothing."""
     folder = tmp_path / "run"
     options = ("--config", str(LOGGERS / "tensorboard.yaml"))
     with tiny_cli.die_at("training", 1, 15):
@@ -199,13 +199,13 @@ def test_resumed_run_goes_on_in_the_same_tensorboard_folder(tmp_path: Path) -> N
 
 
 def offline_ids(folder: Path) -> list[str]:
-    """The ids of what a folder holds for ``wandb sync``, from ``offline-run-<second>-<id>``."""
+    """Return the ids of the runs that ``wandb sync`` would send, from ``offline-run-<second>-<id>``."""
     return [path.name.split("-")[3] for path in folder.glob("wandb/offline-run-*")]
 
 
 @pytest.fixture(scope="module")
 def wandb_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
-    """A run with configs/loggers/wandb.yaml, and what it wrote."""
+    """A run with configs/loggers/wandb.yaml, and the records in its wandb file."""
     folder = tmp_path_factory.mktemp("wandb") / "run"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
@@ -228,7 +228,7 @@ def test_wandb_has_the_figures_of_the_run_folder(wandb_run: tuple[Path, list[Rec
 
 
 def test_a_resumed_run_is_the_same_run_at_wandb(tmp_path: Path) -> None:
-    """Else it would count as another seed; one that overwrites is another run."""
+    """A resumed run keeps its id at wandb, so that it does not count as another seed. Overwriting makes a new id."""
     options = (*OPTIONS, "--config", str(LOGGERS / "wandb.yaml"))
     with tiny_cli.die_at("training", 1, 15):
         assert tiny_cli.fit(tmp_path, *options, pictures=True) == 143
@@ -242,7 +242,7 @@ def test_a_resumed_run_is_the_same_run_at_wandb(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_in_another_folder_is_the_same_run_at_wandb(tmp_path: Path) -> None:
-    """As its rounds.csv has the rounds before; a run in the same folder that it takes nothing from is another."""
+    """A run that is resumed into another folder keeps its id at wandb, and replaces the id of the run there."""
     options = ("--config", str(LOGGERS / "wandb.yaml"))
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
@@ -258,11 +258,11 @@ def test_a_run_that_goes_on_in_another_folder_is_the_same_run_at_wandb(tmp_path:
 
 
 def test_a_run_that_overwrites_takes_what_waits_for_sync_with_it(tmp_path: Path) -> None:
-    """Else ``wandb sync`` would send both, and a seed counts twice. What is not that run's stays."""
+    """Overwriting a run removes its offline files of wandb, so that ``wandb sync`` sends one run. Other files stay."""
     options = ("--config", str(LOGGERS / "wandb.yaml"))
     assert tiny_cli.fit(tmp_path, *options, pictures=True) == 0
     old = (tmp_path / "wandb-id.txt").read_text().strip()
-    again = tmp_path / "wandb" / f"offline-run-20250101_000000-{old}-1"  # two in one second
+    again = tmp_path / "wandb" / f"offline-run-20250101_000000-{old}-1"  # the name of a second run in one second
     others = {tmp_path / "wandb" / f"{name}" for name in (f"offline-run-20250101_000000-my{old}", f"kept-{old}", old)}
     for folder in (again, *others):
         folder.mkdir()
@@ -288,7 +288,7 @@ def test_a_damaged_id_of_wandb_is_nobodys(tmp_path: Path, content: bytes) -> Non
 
 
 def test_wandb_axes_are_rounds(wandb_run: tuple[Path, list[Record]]) -> None:
-    """Without these definitions wandb would plot over its own step, which pictures and tables also advance."""
+    """Metrics at wandb are plotted over rounds, not over wandb's own step, which pictures and tables advance, too."""
     _, records = wandb_run
     metrics = [record.metric for record in records if record.WhichOneof("record_type") == "metric"]
     axes = {metric.glob_name or metric.name: metric.step_metric for metric in metrics}
@@ -298,7 +298,7 @@ def test_wandb_axes_are_rounds(wandb_run: tuple[Path, list[Record]]) -> None:
 
 
 def test_wandb_steps_are_never_dropped(wandb_run: tuple[Path, list[Record]]) -> None:
-    """wandb drops what is logged for an earlier step with no more than a warning: every round must have arrived."""
+    """Every round is in wandb's file, in increasing steps: wandb drops values of earlier steps with only a warning."""
     steps = history(wandb_run[1])
     assert sorted(step["round"] for step in steps if "train/loss" in step) == list(range(6))
     assert [step["_step"] for step in steps] == sorted({step["_step"] for step in steps})
@@ -321,7 +321,7 @@ def test_wandb_run_is_grouped_by_benchmark_and_method(wandb_run: tuple[Path, lis
 
 
 def test_wandb_has_the_matrix_as_table_and_picture(wandb_run: tuple[Path, list[Record]]) -> None:
-    """One of each per task; a row per learned task, equal to the CSV."""
+    """wandb has the matrix as a table and as a picture after every task. The table has the CSV file's rows."""
     folder, records = wandb_run
     steps = [step for step in history(records) if any(name.startswith("cl/accuracy_matrix") for name in step)]
     assert [step["task"] for step in steps] == [0, 1]
@@ -339,7 +339,7 @@ def test_wandb_has_the_matrix_as_table_and_picture(wandb_run: tuple[Path, list[R
 
 
 def test_wandb_run_is_over_when_the_fit_is(wandb_run: tuple[Path, list[Record]]) -> None:
-    """A second fit in the same process must not write into the first one's run."""
+    """The wandb run is closed after a fit, so that a second fit in the same process does not write into it."""
     import wandb
 
     assert wandb.run is None
@@ -350,7 +350,7 @@ def test_wandb_run_is_over_when_the_fit_is(wandb_run: tuple[Path, list[Record]])
     "wrong", [("--model.optimizer.lr", "1e30"), ("--model.optimizer", "LBFGS")], ids=["in a round", "in a set-up"]
 )
 def test_wandb_run_is_over_when_the_fit_has_failed(tmp_path: Path, wrong: tuple[str, ...]) -> None:
-    """Lightning tears nothing down then, and the next fit of the process would log into the failed run."""
+    """The wandb run of a failed fit is closed as failed, and the next fit in the process has its own run."""
     import wandb
 
     options = ("--config", str(LOGGERS / "wandb.yaml"))
@@ -364,7 +364,7 @@ def test_wandb_run_is_over_when_the_fit_has_failed(tmp_path: Path, wrong: tuple[
 
 @pytest.mark.parametrize("stage", ["fit", "validate", "test"])
 def test_wandb_run_is_over_after_every_stage(stage: str) -> None:
-    """Also where a Trainer scores with a logger, as it may from Python."""
+    """The wandb run is closed after every stage, as a Trainer used from Python may score with a logger."""
     trainer = mock.Mock(loggers=[mock.Mock(spec=WandbLogger)], is_global_zero=True)
     with mock.patch("wandb.finish") as finish:
         DashboardLog().teardown(trainer, mock.Mock(), stage)
@@ -373,7 +373,7 @@ def test_wandb_run_is_over_after_every_stage(stage: str) -> None:
 
 @pytest.mark.parametrize("logger", ["tensorboard", "wandb"])
 def test_scoring_logs_nothing(tmp_path: Path, logger: str) -> None:
-    """A run's loggers stand in its config.yaml, and each that is opened leaves an empty curve or run."""
+    """Scoring opens none of the loggers in a run's config.yaml, which would leave an empty curve or run."""
     assert tiny_cli.fit(tmp_path, "--config", str(LOGGERS / f"{logger}.yaml"), pictures=True) == 0
     before = set(tmp_path.rglob("*"))
     for command in ("validate", "test"):

@@ -1,4 +1,4 @@
-"""Epsilons in the run folder, and runs that end before a budget is exceeded."""
+"""Privacy budgets: epsilons in the run folder, and runs that end before their budget is exceeded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def budget(epsilon: float) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All four clients in each of three rounds of two tasks, without a budget."""
+    """A run without a budget: two tasks of three rounds, with all four clients in each round."""
     folder = tmp_path_factory.mktemp("privacy") / "whole"
     assert tiny_cli.fit(folder, *NOISY, *BY_RDP) == 0
     return folder
@@ -45,14 +45,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stopped(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run with a budget that five of its six rounds keep."""
+    """The same run with a budget that is enough for five of its six rounds."""
     folder = tmp_path_factory.mktemp("privacy") / "stopped"
     assert tiny_cli.fit(folder, *NOISY, *budget(after(whole, 5) * 1.001)) == 0
     return folder
 
 
 def after(folder: Path, rounds: int) -> float:
-    """Epsilon after some rounds of a run, all of them with all clients."""
+    """Return epsilon after the first ``rounds`` rounds of a run with all clients in each round."""
     releases = tiny_cli.checkpoint(folder)["federation"]["channel"]["ledger"]["releases"]
     return Accountant(1e-5, "rdp").epsilon(Spent(sum(noise[0] ** -2 for _, _, _, noise, _, _ in releases[:rounds])))
 
@@ -160,7 +160,10 @@ def test_only_a_budget_makes_another_experiment(whole: Path) -> None:
 
 
 def test_the_budget_is_kept_by_several_releases_of_a_round() -> None:
-    """FOT's sketches come after a task's last round, on top of its update."""
+    """A run stops before a round whose several releases would exceed the budget together.
+
+    FOT's sketches are released after a task's last round, in addition to its update.
+    """
     one = Accountant(1e-5, "rdp")
     noise = GaussianMechanism(1.0, 1e-3)
     multiplier = noise.noise(2, "sampled", "").multiplier
@@ -176,7 +179,10 @@ def test_the_budget_is_kept_by_several_releases_of_a_round() -> None:
 
 @pytest.mark.parametrize("model", ["global", "local"])
 def test_noise_that_is_lost_with_its_clients_costs_rounds(model: Any) -> None:
-    """Half of the clients add half of the noise to the sketches' sum, whose share of the budget thus doubles."""
+    """If clients drop out, a run with a budget has fewer rounds.
+
+    Half of the clients add half of the noise to the sum of sketches, which doubles its share of the budget.
+    """
     one, noise = Accountant(1e-5, "rdp"), GaussianMechanism(1.0, 1e-3)
     multiplier = noise.noise(2, "sampled", "").multiplier
     budget = 1.001 * one.epsilon(Spent(6 / 4 + 2 * multiplier**-2))
@@ -207,7 +213,7 @@ def test_messages_with_noise_beside_updates_without(message: Any, beside: list[s
     assert release.noise.multiplier == pytest.approx(math.sqrt(math.log(1.25 / 1e-5)) / 5, rel=1e-12)
     assert release.noise.parts == 2
     assert not_covered(federation) == ["update: the models are averaged without noise", *beside]
-    assert reaches_back(federation) == []  # it remembers what was released
+    assert reaches_back(federation) == []  # FOT remembers released bases only, no data
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def progress_lines(text: str) -> list[tuple[str, ...]]:
 
 
 def test_plain_lines_tell_what_the_table_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With no pause there is a line per round; task, round, clients, loss and ACC are those of rounds.csv."""
+    """Without a pause every round has a line, whose task, round, clients, loss and ACC are those of rounds.csv."""
     assert tiny_cli.fit(tmp_path, "--progress.plain_seconds", "0") == 0
     expected, acc = [], "-"
     for row in tiny_cli.rows(tmp_path / "rounds.csv"):
@@ -61,7 +61,10 @@ def test_progress_can_be_turned_off(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_time_left_is_rounds_left_times_mean_time_of_a_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a clock that this test turns, 40 s a round; after a resume the rounds before it do not count."""
+    """The time left is the mean time of a round times the rounds left. Rounds before a resume do not count.
+
+    The clock is simulated: a round takes 40 s.
+    """
     now = [0.0]
     start = FederatedOrchestrator.on_train_epoch_start
 
@@ -85,7 +88,10 @@ def test_time_left_is_rounds_left_times_mean_time_of_a_round(
 def test_a_long_evaluation_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a clock that this test turns: 6 s a batch, of which a test set has two; a line after every 10 s."""
+    """A long evaluation prints its task every 10 s.
+
+    The clock is simulated: a batch takes 6 s, and a test set has two batches.
+    """
     now = [0.0]
     evaluate = Client.validation_step
 
@@ -121,7 +127,7 @@ def test_clock(seconds: float, text: str) -> None:
 
 
 def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
-    """As in a batch job: `python -m cfl fit | cat`, stopped by the scheduler's SIGTERM."""
+    """A piped `cfl fit` that gets SIGTERM, as in a batch job, prints plain lines and ends after its round."""
     folder = tmp_path / "my run"
     command = [sys.executable, "-m", "cfl", "fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder)]
     options = ["--schedule.rounds_per_task", "2000", "--progress.plain_seconds", "0"]
@@ -156,7 +162,7 @@ def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
 
 
 class Terminal(io.StringIO):
-    """Keeps the lines that a terminal would show, for the few control sequences that rich uses here."""
+    """A terminal that keeps the lines it would show. It knows the few control sequences that rich uses here."""
 
     def __init__(self, width: int = 120) -> None:
         super().__init__()
@@ -197,7 +203,7 @@ class Terminal(io.StringIO):
         return len(text)
 
     def resize(self, width: int) -> None:
-        """Wrap lines that are too long by now; the cursor stays on its character."""
+        """Change the width and wrap lines that are too long for it. The cursor stays on its character."""
         wrapped: list[str] = []
         for number, line in enumerate(self.lines):
             if number == self.row:
@@ -216,7 +222,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def test_terminal_has_one_live_line(tmp_path: Path, terminal: Terminal) -> None:
-    """The line is rewritten in place; beside it only the lines of finished tasks stay, and in the end only they."""
+    """The live line is rewritten in place below the lines of finished tasks. At the end only these are left."""
     assert tiny_cli.fit(tmp_path, "--progress.live_seconds", "0") == 0
     for screen in terminal.seen:
         assert len(screen) <= 3  # two finished tasks and the live line
@@ -239,7 +245,7 @@ def test_terminal_has_one_live_line(tmp_path: Path, terminal: Terminal) -> None:
 def test_terminal_is_refreshed_no_more_often_than_asked(
     tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drawing costs more than a local step: with the default pause a short run draws its task ends and little else."""
+    """With the default pause, a short run draws only the ends of its tasks: drawing takes longer than a local step."""
     monkeypatch.setattr(cfl.callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     drawn = []
     show = RoundProgress._show
@@ -259,7 +265,7 @@ PARTS = {
 
 
 def test_a_line_fits_and_tells_the_time_left() -> None:
-    """In the order of the plain line; what a wider terminal shows besides is more, never less."""
+    """A line fits every width and always has task and time left. A wider terminal shows the same parts or more."""
     narrower: set[str] = set()
     for width in range(40, 201):
         shown, bar = fitting(PARTS, width)
@@ -274,7 +280,7 @@ def test_a_line_fits_and_tells_the_time_left() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 200])
 def test_a_narrow_terminal_shows_the_time_left(width: int, tmp_path: Path, terminal: Terminal) -> None:
-    """The terminal refuses a character in its last column: there, a line would begin to wrap."""
+    """At any width the line ends with the time left and leaves the last column free, where a terminal would wrap it."""
     terminal.console.width = width
     assert tiny_cli.fit(tmp_path, "--progress.live_seconds", "0") == 0
     lines = {line for screen in terminal.seen for line in screen if "evaluating" not in line}
@@ -285,7 +291,7 @@ def test_a_narrow_terminal_shows_the_time_left(width: int, tmp_path: Path, termi
 def test_a_window_that_becomes_narrower_keeps_one_line(
     tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The terminal wraps the live line, and the next one takes the place of all its rows."""
+    """If a terminal wraps the live line, the next line replaces all its rows."""
     widths = iter([200, 50, 120, 41, 80])
     start = RoundProgress.on_train_epoch_start
 
@@ -324,7 +330,7 @@ def test_a_dumb_terminal_has_plain_lines(
 
 
 def test_terminal_is_left_in_order_after_an_error(tmp_path: Path, terminal: Terminal) -> None:
-    """Otherwise the cursor stays hidden and the error is written into the live line."""
+    """After an error the cursor is visible and the live line is gone, so that the error is not written into it."""
     assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e30", "--progress.live_seconds", "0") == 2
     assert terminal.cursor
     assert terminal.seen[-1] == []

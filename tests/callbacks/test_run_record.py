@@ -1,4 +1,4 @@
-"""The run folder: every figure in it against a second computation, and what becomes of a folder already in use."""
+"""The run folder: its figures equal a second computation, and a folder in use is neither mixed nor overwritten."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data() -> FederatedDataModule:
-    """The same federation, built without a configuration."""
+    """The data of that run, built without a configuration file."""
     stream = Permuted(Synthetic(4, [1, 4, 4], 96, 40, noise=60.0), num_tasks=TASKS)
     schedule = Schedule(rounds_per_task=3, clients_per_round=SAMPLED, batch_size=8)
     return FederatedDataModule(stream, schedule, Shards(2), num_clients=4, seed=0)
@@ -82,7 +82,7 @@ def test_pictures_are_pictures(run: Path) -> None:
 
 
 def test_the_first_round_does_not_wait_for_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the partition is drawn after it, once."""
+    """The partition's picture is drawn once, after the first round."""
     drawn = []
 
     def note(folder: Path, *_: Any) -> None:
@@ -94,7 +94,7 @@ def test_the_first_round_does_not_wait_for_a_picture(tmp_path: Path, monkeypatch
 
 
 def test_summary_keeps_the_contract(run: Path) -> None:
-    """What comparisons read: all keys of the contract with their types, and the run as it was set up."""
+    """summary.json has all keys that comparisons read, with their types, and describes the run."""
     summary = tiny_cli.summary(run)
     assert set(SUMMARY_KEYS) <= set(summary)
     known = read_run(run)  # refuses wrong types
@@ -108,7 +108,7 @@ def test_summary_keeps_the_contract(run: Path) -> None:
 
 
 def test_summary_names_the_device_that_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a GPU's run the network is back on the CPU when the summary is written, and the strategy knows the device."""
+    """The summary names the strategy's device: after a run on a GPU, the network is back on the CPU."""
     end = SingleDeviceStrategy.teardown
 
     def end_of_a_gpu(self: SingleDeviceStrategy) -> None:
@@ -194,7 +194,7 @@ def test_a_report_of_another_kind_is_refused_by_the_methods_name() -> None:
 
 
 def test_summary_says_which_code_it_was(run: Path, tmp_path: Path) -> None:
-    """Every file of the packages counts, by path and content, wherever they lie; other files do not."""
+    """The digest in the summary is of paths and contents of all source files. It does not depend on their folder."""
     found = tiny_cli.summary(run)["versions"]["source"]
     assert re.fullmatch("[0-9a-f]{12}", found)
     copies = [tmp_path / "one" / "cfl", tmp_path / "two" / "cfl"]
@@ -217,7 +217,7 @@ def test_summary_says_which_code_it_was(run: Path, tmp_path: Path) -> None:
 
 
 def test_summary_figures_follow_from_the_matrix(run: Path) -> None:
-    """ACC, FGT, BWT and FWT by their formulas for two tasks, from the CSV alone."""
+    """ACC, FGT, BWT and FWT in the summary follow from the CSV file by their formulas for two tasks."""
     summary = tiny_cli.summary(run)
     (init, first, second) = (
         [float(value) for key, value in row.items() if key != "after_task"]
@@ -231,7 +231,7 @@ def test_summary_figures_follow_from_the_matrix(run: Path) -> None:
 
 
 def test_matrix_rows_are_models_and_columns_are_tasks(run: Path, data: FederatedDataModule) -> None:
-    """Row init is the untrained network on both tasks, the last row the checkpoint's; each task has its own column."""
+    """The matrix has a row for each model and a column for each task. Its last row is the score of the checkpoint."""
 
     def score(network: MLP) -> list[float]:
         return [
@@ -260,7 +260,7 @@ def test_rounds_have_a_row_each_with_task_and_sampled_clients(run: Path, data: F
 
 
 def test_bytes_of_federated_averaging_are_clients_times_weights_times_four(run: Path) -> None:
-    """Cumulative, float32, the model down and an update up for each sampled client, and nothing else."""
+    """The bytes are cumulative: one model down and one update up in float32 for each sampled client, nothing else."""
     message = 4 * tiny_cli.PARAMETERS
     for row in tiny_cli.rows(run / "rounds.csv"):
         expected = (int(row["round"]) + 1) * SAMPLED * message
@@ -271,7 +271,7 @@ def test_bytes_of_federated_averaging_are_clients_times_weights_times_four(run: 
 
 
 def test_accuracies_appear_only_in_evaluated_rounds(run: Path) -> None:
-    """Every second round of a task and its last: an empty cell says "not measured", which 0 would not."""
+    """Accuracies are in every second round of a task and in its last. Other rounds have empty cells, not 0."""
     rounds = tiny_cli.rows(run / "rounds.csv")
     evaluated = [row["round"] for row in rounds if row["acc"]]
     assert evaluated == ["1", "2", "4", "5"]
@@ -285,7 +285,10 @@ def test_accuracies_appear_only_in_evaluated_rounds(run: Path) -> None:
 
 
 def test_loss_is_the_mean_over_local_steps(tmp_path: Path, data: FederatedDataModule) -> None:
-    """With a learning rate below rounding, every step sees the untrained network: the mean over batches is known."""
+    """The loss in rounds.csv is the mean over local steps.
+
+    The learning rate is too small to change the weights, so that the loss can be computed from the untrained network.
+    """
     assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e-30", "--model.network.hidden", "[]") == 0
     state = tiny_cli.checkpoint(tmp_path)["state_dict"]
     weight, bias = (state[f"network.head.{name}"].double() for name in ("weight", "bias"))
@@ -304,7 +307,7 @@ def test_loss_is_the_mean_over_local_steps(tmp_path: Path, data: FederatedDataMo
 
 
 def test_partition_table_counts_the_dealt_samples(run: Path, data: FederatedDataModule) -> None:
-    """Per task, client and class, as dealt by a second federation that was never trained."""
+    """partition.csv has the counts by task, client and class of the data built without a configuration."""
     expected = {
         (task, client, k): int((data.tasks[task].train.labels[torch.from_numpy(index)] == k).sum())
         for task, dealt in enumerate(data.indices)
@@ -321,7 +324,7 @@ def test_partition_table_counts_the_dealt_samples(run: Path, data: FederatedData
 
 
 def test_method_leaves_its_own_table_and_figures(tmp_path: Path) -> None:
-    """FOT: a row per layer after every task but the last; used space and bytes of the sketches in the summary."""
+    """FOT's table has a row for each layer after every task except the last. The summary has used space and bytes."""
     assert tiny_cli.fit(tmp_path, "--methods.fot", "FOT") == 0
     table, summary = tiny_cli.rows(tmp_path / "fot.csv"), tiny_cli.summary(tmp_path)
     assert [(row["task"], row["layer"], row["input_dim"]) for row in table] == [
@@ -357,7 +360,7 @@ def test_personal_models_have_a_matrix_per_client_and_their_mean(tmp_path: Path)
     ids=["global", "personal"],
 )
 def test_class_incremental_run_is_also_scored_with_known_tasks(methods: tuple[str, ...], tmp_path: Path) -> None:
-    """Knowing the task can only help: the second matrix is nowhere below the first."""
+    """A class-incremental run has a second matrix with known tasks, which is nowhere below the first."""
     options = ("--data.stream", "ClassSplit", "--data.stream.num_tasks", "2", "--data.scenario", "class")
     source = (*("--data.stream.source", "Synthetic", "--data.stream.source.num_classes", "4"),)
     assert tiny_cli.fit(tmp_path, *options, *source, *methods) == 0
@@ -370,7 +373,7 @@ def test_class_incremental_run_is_also_scored_with_known_tasks(methods: tuple[st
 
 
 def test_stream_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Forgetting and transfer are undefined, not zero."""
+    """With one task, forgetting and transfer are undefined, not zero."""
     assert tiny_cli.fit(tmp_path, "--data.stream.num_tasks", "1") == 0
     summary = tiny_cli.summary(tmp_path)
     assert summary["acc"] == read_matrix_csv(tmp_path / "accuracy_matrix.csv")[0].item()
@@ -386,7 +389,7 @@ def test_stream_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_summary_is_json_whatever_a_run_has_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JSON has no word for NaN and infinity; readers refuse what Python would write."""
+    """NaN and infinity are written as null: JSON has neither, and readers refuse what Python would write."""
     strange = {"mine": math.nan, "nested": {"up": math.inf, "several": [1.5, -math.inf, "nan", 3]}}
     monkeypatch.setattr(LocalModels, "summary", lambda self: strange)
     assert tiny_cli.fit(tmp_path) == 0
@@ -411,7 +414,7 @@ def test_finished_run_is_not_overwritten_unless_asked(
 
 
 def test_overwriting_starts_over(tmp_path: Path) -> None:
-    """No figure of the first run stays behind: the folder is as a fresh one would be."""
+    """A run that overwrites a folder leaves the same results as in a new folder."""
     assert tiny_cli.fit(tmp_path / "used", "--schedule.rounds_per_task", "4", "--methods.fot", "FOT") == 0
     assert (tmp_path / "used" / "fot.csv").exists()
     assert tiny_cli.fit(tmp_path / "used", "--seed_everything", "1", "--run.overwrite", "true") == 0
@@ -420,7 +423,7 @@ def test_overwriting_starts_over(tmp_path: Path) -> None:
 
 
 def test_a_refused_run_overwrites_nothing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also if what is wrong shows only when the network is there."""
+    """A run that is refused overwrites nothing, also if it is refused after the network is built."""
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -450,7 +453,7 @@ def test_interrupted_run_is_not_overwritten_unless_asked(tmp_path: Path, capsys:
 
 
 def test_resuming_drops_rows_of_rounds_that_run_again(tmp_path: Path) -> None:
-    """Rows may be ahead of the checkpoint; each round must end up in the table once."""
+    """Rows after the checkpoint's round are removed on resuming, so that each round is in the table once."""
     with tiny_cli.die_at("training", 1, 15):
         assert tiny_cli.fit(tmp_path / "run") == 143
     table = tmp_path / "run" / "rounds.csv"
@@ -481,7 +484,7 @@ def test_overwriting_and_going_on_contradict_each_other(tmp_path: Path, capsys: 
 def test_a_folder_is_one_processs_at_a_time(
     options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two at work, and rounds.csv would have the rows of both; the lock ends with its process, however that ends."""
+    """A folder in which a process is at work is refused to others. Its lock is free once that process is killed."""
     with tiny_cli.die_at("training", 1, 15):
         assert tiny_cli.fit(tmp_path) == 143
     capsys.readouterr()
@@ -516,7 +519,7 @@ def test_a_run_that_fails_leaves_its_folder_to_others(refused: tuple[str, ...], 
 
 
 def test_a_start_that_fails_leaves_no_empty_folder(tmp_path: Path) -> None:
-    """Of its own making; one that was there stays, and so does what is in one."""
+    """A run that fails at its start removes the folder that it made. A folder that existed, or has files, stays."""
     there, made = tmp_path / "there", tmp_path / "made"
     there.mkdir()
     for folder in (there, made):
@@ -529,7 +532,7 @@ def test_a_start_that_fails_leaves_no_empty_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--ckpt_path", "last")])
 def test_rows_of_a_run_without_checkpoint_do_not_mix_with_new_ones(tmp_path: Path, options: tuple[str, ...]) -> None:
-    """A run killed before its first checkpoint leaves a row; the next run begins with round 0 again."""
+    """Rows of a killed run without a checkpoint are removed by the next run, which begins with round 0."""
     assert tiny_cli.fit(tmp_path, "--checkpoint.enabled", "false") == 0
     (tmp_path / "summary.json").unlink()
     assert tiny_cli.fit(tmp_path, *options) == 0
@@ -537,7 +540,7 @@ def test_rows_of_a_run_without_checkpoint_do_not_mix_with_new_ones(tmp_path: Pat
 
 
 def test_nothing_of_a_run_without_checkpoint_is_found_in_the_next_one(tmp_path: Path) -> None:
-    """Its tables per client, of known tasks and of methods would pass for the new run's; other files are not its."""
+    """The next run removes all tables and pictures of a killed run without a checkpoint, and keeps other files."""
     own = ("--methods.own", "PersonalLayers", "--methods.own.layers", "['head.*']")
     options = ("--data.stream", "ClassSplit", "--data.stream.num_tasks", "2", "--data.scenario", "class")
     source = ("--data.stream.source", "Synthetic", "--data.stream.source.num_classes", "4")
@@ -558,7 +561,7 @@ def test_nothing_of_a_run_without_checkpoint_is_found_in_the_next_one(tmp_path: 
 def test_finished_run_without_checkpoint_is_not_lost_to_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``--ckpt_path last`` starts from the beginning where there is no checkpoint, but not over finished figures."""
+    """``--ckpt_path last`` without a checkpoint starts anew, but not in the folder of a finished run."""
     assert tiny_cli.fit(tmp_path, "--checkpoint.enabled", "false") == 0
     assert tiny_cli.fit(tmp_path, "--ckpt_path", "last") == 2
     assert "a finished run" in capsys.readouterr().err
@@ -567,7 +570,7 @@ def test_finished_run_without_checkpoint_is_not_lost_to_last(
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed after its fourth round, when that row was written and the checkpoint was not."""
+    """A run that was killed after its fourth round, with that round's row written and its checkpoint not."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     assert tiny_cli.killed("closed", 3, "fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder)) == -9
     return folder
@@ -593,7 +596,10 @@ def test_a_run_is_not_resumed_with_rows_that_have_changed(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What comes after the checkpoint's rounds does not matter. Checkpoints from before have no digest of them."""
+    """A run is not resumed if rows up to the checkpoint have changed. Later rows do not matter.
+
+    Older checkpoints have no digest of the rows.
+    """
     folder = shutil.copytree(stopped, tmp_path / "run")
     table, saved = folder / "rounds.csv", tiny_cli.checkpoint(folder)
     if not digest:
@@ -617,7 +623,7 @@ def test_a_run_is_not_resumed_with_rows_that_have_changed(
 
 
 def test_table_is_rewritten_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dying while rounds.csv is rewritten on resume must not lose the rounds already paid for."""
+    """If a process dies while it rewrites rounds.csv on resuming, the former table stays."""
     path = tmp_path / "rounds.csv"
     path.write_text("round,loss\n0,1.0\n")
 
@@ -635,7 +641,10 @@ def test_table_is_rewritten_in_one_step(tmp_path: Path, monkeypatch: pytest.Monk
 def test_acc_is_one_figure_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], personal: bool
 ) -> None:
-    """Also where it is a mean over clients that hold some of the tasks, which the mean matrix does not tell."""
+    """ACC is the same in summary, table, printed matrix, pictures, comparison and page.
+
+    That also holds if it is a mean over clients with different tasks, which does not follow from the mean matrix.
+    """
     drawn: list[list[float]] = []
 
     def curve_of(*given: Any, **options: Any) -> Any:
@@ -678,7 +687,7 @@ def test_acc_is_one_figure_everywhere(
     assert len(drawn) == 3
     for line, expected in zip(drawn, [*acc, together], strict=True):
         assert list(line) == pytest.approx(expected, abs=1e-9)
-    # Where the table of rounds has lost its beginning, the matrix has to do.
+    # If the table of rounds lacks its first task, the matrix is used for it.
     for folder in runs:
         (folder / "SHA256SUMS").unlink()
         lines = (folder / "rounds.csv").read_text().splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Settings that cannot work: exit status 2, one line that names key, value and what would be valid, nothing trained."""
+"""Settings that cannot work end a command before training, with status 2 and one line: key, value and valid values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPLIT = ("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic")
 FOT = ("--methods.fot", "FOT")
 DIRICHLET = ("--data.partition", "Dirichlet")
 
-# What is given, and what the message must say: the key with the value, then words from what would be valid.
+# Name -> options given, and texts that the message must contain: the key with the value, then some valid values.
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # Names.
     "method": (("--methods.fot", "Fott"), ("methods.fot = 'Fott'", "FOT", "PersonalLayers")),
@@ -273,7 +273,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def all_subclasses(kind: type) -> set[type]:
-    """Subclasses of subclasses, too."""
+    """Return direct and indirect subclasses."""
     children = kind.__subclasses__()
     return set(children).union(*map(all_subclasses, children))
 
@@ -289,7 +289,7 @@ def test_refused_before_training(
     assert (status, message.count("\n")) == (2, 1), message
     assert message.startswith("error: ")
     of_tests = {kind.__name__ for kind in all_subclasses(Method) if not kind.__module__.startswith("cfl.")}
-    listed = [word for word in message.split(", ") if word not in of_tests]  # what other tests define is listed too
+    listed = [word for word in message.split(", ") if word not in of_tests]  # methods of other tests are listed, too
     assert len(", ".join(listed)) < 1000
     for words in expected:
         assert words.lower() in message.lower()
@@ -351,7 +351,7 @@ YAML = {
 
 @pytest.mark.parametrize("name", YAML)
 def test_refused_in_a_file_as_well(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A misspelt key in YAML would otherwise leave the default in force unnoticed."""
+    """A wrong key or value in a YAML file is refused. Otherwise the default would be used unnoticed."""
     text, expected = YAML[name]
     (tmp_path / "bad.yaml").write_text(text)
     assert tiny_cli.fit(tmp_path / "run", "--config", str(tmp_path / "bad.yaml")) == 2
@@ -362,7 +362,7 @@ def test_refused_in_a_file_as_well(name: str, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_missing_data_files_are_named_with_their_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message says which file goes where; several lines, because there are several files."""
+    """The message lists every missing file with its path, and the options that set the data root."""
     (tmp_path / "MNIST").write_text("in the way of any download")
     options = ("--data.stream.source", "MNIST", "--data.root", str(tmp_path), "--data.partition.per_client", "1")
     assert tiny_cli.fit(tmp_path / "run", *options) == 2
@@ -377,7 +377,7 @@ def test_missing_data_files_are_named_with_their_place(tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize("logger", ["false", "wandb"])
 def test_run_folder_that_cannot_be_written(tmp_path: Path, logger: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Found before any data are read; a path below a file cannot be made by anybody, not even root."""
+    """A run folder below a file is refused in one line. Not even root can create such a folder."""
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "run"
     config = Path(__file__).parents[2] / "configs" / "loggers" / "wandb.yaml"
@@ -389,7 +389,7 @@ def test_run_folder_that_cannot_be_written(tmp_path: Path, logger: str, capsys: 
 
 
 def test_update_that_is_not_finite_names_client_and_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not a setting but its consequence: the run stops in its first round, with the way out."""
+    """A run that diverges stops in round 0 with one line: client, round, task, and options that may help."""
     assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e30") == 2
     message = capsys.readouterr().err
     assert message.startswith("error: client ")
@@ -399,7 +399,7 @@ def test_update_that_is_not_finite_names_client_and_round(tmp_path: Path, capsys
 
 
 def test_debug_variable_asks_for_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line hides where an error came from; JSONARGPARSE_DEBUG=true shows it, false does not."""
+    """With JSONARGPARSE_DEBUG=true a refused setting raises its error with the trace, with false it is one line."""
     monkeypatch.setenv("JSONARGPARSE_DEBUG", "true")
     with pytest.raises(ValueError, match="server_momentum"):
         tiny_cli.fit(tmp_path, "--federated.server_momentum", "1.5")
@@ -408,7 +408,7 @@ def test_debug_variable_asks_for_the_trace(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_errors_of_the_program_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug must show its trace; only messages meant for the user are put on one line."""
+    """An exception of another kind, a bug, is raised with its trace instead of being put on one line."""
     monkeypatch.setattr("cfl.federation.federation.Federation.__init__", lambda *_: {}["missing"])
     with pytest.raises(KeyError, match="missing"):
         tiny_cli.fit(tmp_path)
@@ -455,7 +455,7 @@ def test_callbacks_of_the_program_are_there_once() -> None:
 
 
 def test_checkpoints_that_are_written_later_are_refused() -> None:
-    """Else the file would take its place before it is there."""
+    """A plugin that writes checkpoints in the background is refused: the new file is renamed before it is complete."""
     data = tiny_data()
     own = [RoundCheckpoint()]
     trainer = tiny_trainer(data, callbacks=own, enable_checkpointing=True, plugins=[AsyncCheckpointIO()])
@@ -508,7 +508,7 @@ def test_a_task_without_training_samples_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_looked_for_where_it_may_be(
     source: str, path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No data root moves an absolute path."""
+    """The message about a missing file advises `data.root` for a relative path only."""
     sizes = {"shape": [1, 4, 4], "num_classes": 4}
     of_stream = {"source": {"class_path": source, "init_args": {"path": path, **sizes}}, "num_tasks": 2}
     stream = {"class_path": "Permuted", "init_args": of_stream}
@@ -549,7 +549,10 @@ def test_a_bare_command_is_told_what_is_missing(words: list[str], capsys: pytest
 
 @pytest.mark.parametrize("key", ["limit_train_batches", "limit_val_batches", "val_check_interval"])
 def test_an_integer_1_is_one_batch_to_lightning(key: str) -> None:
-    """1.0 is all of them. What the command line makes of a 1 depends on the order of imports."""
+    """The integer 1 is refused, which is one batch; the number 1.0 is accepted, which is all batches.
+
+    The command line reads a 1 as one or the other, depending on the order of imports.
+    """
     data = tiny_data()
     common: dict[str, Any] = {
         "max_epochs": data.num_rounds,

@@ -1,4 +1,4 @@
-"""The command line: what a configuration becomes, and fit, validate and test with each other."""
+"""The command line: how configurations are merged, and that fit, validate and test agree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOT = ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9")
 def test_later_files_win_and_the_command_line_wins_over_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """default.yaml < first --config < second --config < options after them."""
+    """Each overrides those before it: default.yaml, the first --config, the second --config, options after them."""
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("schedule: {batch_size: 5, local_epochs: 5, rounds_per_task: 5}\n")
     second.write_text("schedule: {local_epochs: 6, rounds_per_task: 6}\n")
@@ -42,13 +42,13 @@ def test_later_files_win_and_the_command_line_wins_over_files(
     default = printed_config(capsys)["schedule"]
     expected = {**default, "batch_size": 5, "local_epochs": 6, "rounds_per_task": 7}
     assert schedule == expected
-    assert default["clients_per_round"] == 10  # from default.yaml, which nobody named
+    assert default["clients_per_round"] == 10  # from default.yaml, which the command line does not name
 
 
 def test_the_default_of_clients_per_round_is_lowered_to_the_clients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A value that somebody chose is not, and the run goes on with what it has."""
+    """The lowered value is in the kept configuration and used from then on. A value that the user sets is refused."""
     config = yaml.safe_load(tiny_cli.TINY.read_text())
     del config["schedule"]["clients_per_round"]
     file, folder = tmp_path / "tiny.yaml", tmp_path / "run"
@@ -87,7 +87,10 @@ def test_methods_can_be_composed_and_taken_away(tmp_path: Path, capsys: pytest.C
 
 
 def test_files_of_methods_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the order given; a name that is there already takes the later file's options, or its class."""
+    """Methods of several files are used together, in the order of the files.
+
+    Where two files name the same method, the later file's options win, or its class.
+    """
     folder = Path(__file__).parents[2] / "configs" / "methods"
     fot, prox = (("--config", str(folder / f"{name}.yaml")) for name in ("fot", "fedprox"))
     alone = [printed_config(capsys, *one)["methods"] for one in (fot, prox)]
@@ -108,7 +111,7 @@ def test_files_of_methods_join(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_files_of_loggers_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As those of methods do; options that two classes have by the same name are each one's own."""
+    """Loggers of several files are used together. An option that two logger classes share is set for each by itself."""
     folder = Path(__file__).parents[2] / "configs" / "loggers"
     board, wandb = (("--config", str(folder / f"{name}.yaml")) for name in ("tensorboard", "wandb"))
 
@@ -139,7 +142,7 @@ def test_files_of_loggers_join(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_print_config_shows_every_option_resolved(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also the options that no file mentions, so that the printed text alone says what would run."""
+    """Options that no file mentions are printed, too, so that the text alone describes the run."""
     config = printed_config(capsys, "--config", str(tiny_cli.TINY), *FOT)
     assert config["methods"]["fot"] == {
         "class_path": "cfl.methods.FOT",
@@ -155,7 +158,7 @@ def test_print_config_shows_every_option_resolved(capsys: pytest.CaptureFixture[
 def test_a_printed_configuration_has_the_clients_per_round_of_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And is taken as a file, also if it says what the defaults do not."""
+    """The printed text has the lowered default, and used as a file it gives the same configuration again."""
     given, file = ("--data.num_clients", "3"), tmp_path / "printed.yaml"
     config = printed_config(capsys, *given)
     assert config["schedule"]["clients_per_round"] == 3
@@ -167,13 +170,13 @@ def test_a_printed_configuration_has_the_clients_per_round_of_the_run(
 
 
 def test_there_is_no_predict() -> None:
-    """Every subcommand on offer does something for a federation; the others are Lightning's own."""
+    """The subcommands are Lightning's without `predict`, which does nothing for a federation."""
     assert list(FederatedCLI.subcommands()) == ["fit", "validate", "test"]
     assert set(LightningCLI.subcommands()) - set(FederatedCLI.subcommands()) == {"predict"}
 
 
 def test_options_are_not_abbreviated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An abbreviation works until another option begins like it; then a script trains something else."""
+    """An abbreviated option is refused: once another option began in the same way, it would set another value."""
     assert tiny_cli.fit(tmp_path, "--data.num_client", "2") == 2
     assert capsys.readouterr().err == "error: data.num_client is no option; valid: data.num_clients\n"
 
@@ -188,19 +191,22 @@ def test_saved_config_reproduces_the_run(tmp_path: Path) -> None:
     assert one["summary"]["seed"] == 3
     assert re.fullmatch("[0-9a-f]{12}", one["summary"]["config_hash"])
     tiny_cli.assert_same(two, one)
-    # By itself it would start the same run again, which is refused instead of silently replacing the first.
+    # Without --run.dir it would write into the first run's folder, which is refused.
     assert tiny_cli.run("fit", "--config", saved) == 2
 
 
 def test_saved_config_of_a_resumed_run_starts_from_the_beginning(tmp_path: Path) -> None:
-    """``ckpt_path`` belongs to one command, not to the experiment."""
+    """The saved configuration has no ``ckpt_path``, which is of one command and not of the experiment."""
     assert tiny_cli.fit(tmp_path) == 0
     assert tiny_cli.fit(tmp_path, "--ckpt_path", "last") == 0
     assert "ckpt_path" not in yaml.safe_load((tmp_path / "config.yaml").read_text())
 
 
 def test_another_seed_is_another_experiment(tmp_path: Path) -> None:
-    """Otherwise the test above would pass with a hash and results that depend on nothing."""
+    """Another seed gives another hash, matrix and weights.
+
+    Without this, ``test_saved_config_reproduces_the_run`` could pass with constants.
+    """
     for seed in ("0", "1"):
         assert tiny_cli.fit(tmp_path / seed, "--seed_everything", seed) == 0
     zero, one = (tiny_cli.results(tmp_path / seed) for seed in ("0", "1"))
@@ -210,7 +216,7 @@ def test_another_seed_is_another_experiment(tmp_path: Path) -> None:
 
 
 def test_cohort_width_is_no_part_of_the_experiment(tmp_path: Path) -> None:
-    """Width is a matter of speed: same hash, so that a run may be resumed with another one."""
+    """The cohort width changes speed only: hash and weights are the same, so that a run may be resumed with another."""
     for width in ("1", "4"):
         assert tiny_cli.fit(tmp_path / width, "--schedule.cohort_width", width) == 0
     narrow, wide = (tiny_cli.results(tmp_path / width) for width in ("1", "4"))
@@ -229,7 +235,7 @@ def test_default_run_folder_is_named_after_benchmark_method_seed_and_hash(
 
 @pytest.mark.parametrize(("command", "said"), [("fit", "RUN/last.ckpt continues that run"), ("validate", "to score")])
 def test_help_says_what_a_checkpoint_is_here(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lightning's own text is of keywords that do not work."""
+    """The help of ``--ckpt_path`` is the program's: Lightning's describes keywords that do not work here."""
     assert tiny_cli.run(command, "--help") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert said in text.rpartition("--ckpt_path CKPT_PATH ")[2][:200]
@@ -289,12 +295,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def figures(text: str) -> dict[str, float]:
-    """ACC, FGT, ... as printed."""
+    """Return name -> value of the printed figures ACC, FGT, ..."""
     return {key: float(value) for key, value in re.findall(r"^([A-Z_]+) +(-?\d+\.\d+)   ", text, re.M)}
 
 
 def table(text: str) -> list[list[float]]:
-    """The rows of the printed matrix: tasks, then ACC."""
+    """Return the rows of the printed matrix: one value for each task, then ACC."""
     lines = re.findall(r"^│ *\d+ │(.*)│$", text, re.M)
     return [[float(cell) for cell in line.split("│") if cell.strip()] for line in lines]
 
@@ -303,7 +309,7 @@ def table(text: str) -> list[list[float]]:
 def test_scoring_needs_only_the_checkpoint_and_repeats_the_fit(
     run: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run's config.yaml is found beside it; figures equal summary.json, the matrix equals the CSV."""
+    """The config.yaml beside the checkpoint is used. Figures equal summary.json, the matrix equals the CSV file."""
     before = {path: path.read_bytes() for path in run.iterdir()}
     capsys.readouterr()
     assert tiny_cli.run(command, "--ckpt_path", str(run / "last.ckpt")) == 0
@@ -322,11 +328,12 @@ def test_scoring_needs_only_the_checkpoint_and_repeats_the_fit(
 def test_the_model_is_measured_again(
     command: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With other weights in the file other figures come out: it does not just print what the file remembers."""
+    """Scoring measures the checkpoint's weights: with changed weights the printed figures change."""
     (tmp_path / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
     saved = tiny_cli.checkpoint(run)
     saved["state_dict"]["network.head.weight"].zero_()
-    saved["state_dict"]["network.head.bias"].copy_(torch.tensor([1.0, 0, 0, 0]))  # always class 0, one in four
+    # Class 0 is always predicted, which is right for one sample in four.
+    saved["state_dict"]["network.head.bias"].copy_(torch.tensor([1.0, 0, 0, 0]))
     write_checkpoint(saved, tmp_path / "last.ckpt")
     capsys.readouterr()
     assert tiny_cli.run(command, "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
@@ -340,7 +347,7 @@ def test_run_folder_and_last_name_the_checkpoint_too(run: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("command", ["validate", "test"])
 def test_scoring_nothing_is_refused(command: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a checkpoint a fresh network would be scored, and its figures believed."""
+    """Scoring without a checkpoint is refused: the figures would be those of an untrained network."""
     assert tiny_cli.run(command, "--config", str(run / "config.yaml")) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ckpt_path = None cannot work; valid: a checkpoint to score")
@@ -349,7 +356,7 @@ def test_scoring_nothing_is_refused(command: str, run: Path, capsys: pytest.Capt
 def test_a_checkpoint_in_front_of_the_saved_configuration_is_used(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file says nothing of checkpoints, so it does not start the run anew."""
+    """``--ckpt_path`` before ``--config`` still resumes the run: the configuration file has no ``ckpt_path``."""
     given = ("--ckpt_path", str(run / "last.ckpt"), "--config", str(run / "config.yaml"))
     assert tiny_cli.run("validate", *given) == 0
     capsys.readouterr()
@@ -358,7 +365,7 @@ def test_a_checkpoint_in_front_of_the_saved_configuration_is_used(
 
 
 def test_unfinished_task_is_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A matrix whose last row is half-learned must not be taken for the end of a task."""
+    """Scoring a checkpoint within a task says how many of its rounds are done."""
     with tiny_cli.die_at("training", 3, 15):
         assert tiny_cli.fit(tmp_path) == 143
     capsys.readouterr()
@@ -374,7 +381,7 @@ def test_unfinished_task_is_pointed_out(tmp_path: Path, capsys: pytest.CaptureFi
         (["validate", "--ckpt_path", "RUN/last.ckpt"], True),
         (["validate", "--ckpt_path=RUN/last.ckpt"], True),
         (["fit", "--run.dir", "RUN", "--ckpt_path", "last"], True),
-        (["fit", "--ckpt_path", "last"], False),  # which run?
+        (["fit", "--ckpt_path", "last"], False),  # no run folder is named
         (["fit", "--config", "x.yaml", "--ckpt_path", "RUN/last.ckpt"], False),
         (["fit", "-c", "x.yaml", "--ckpt_path", "RUN/last.ckpt"], False),
         (["validate", "--ckpt_path", "elsewhere/last.ckpt"], False),  # no config.yaml there

@@ -1,4 +1,4 @@
-"""What ``cfl`` says before it imports anything heavy."""
+"""``cfl`` without a subcommand's work: version, overview and errors, printed without importing torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def test_torchvision_can_be_imported_after_cfl() -> None:
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_triton_finds_nothing_kept_from_collection_at_the_end(loaded: bool) -> None:
-    """Its bindings print a screen of leaks otherwise; without it, a command's end need not wait for a collection."""
+    """With triton loaded, objects are unfrozen at exit. Without triton they stay frozen, which ends the command sooner.
+
+    If objects stayed frozen, triton's bindings would report them as leaks.
+    """
     code = (
         "import atexit, gc, sys, types; atexit.register(lambda: print(gc.get_freeze_count() == 0)); "
         f"{'sys.modules.update(triton=types.ModuleType(str()));' if loaded else ''}"

@@ -1,4 +1,4 @@
-"""Every file under configs/: it is understood, combines with the others, and describes something that could run."""
+"""Every file under configs/ is valid, combines with the others, and describes an experiment that can be built."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ PAPERS = [name for name in OF_PAPERS if name not in SWEEPS]
 
 
 def benchmark_of(paper: str) -> str:
-    """``papers/fot/pmnist/fot.yaml`` and ``papers/fot/smoke/pmnist.yaml`` are laid over ``benchmarks/pmnist.yaml``.
+    """Return the benchmark's file that a paper's file is merged over.
 
-    Or over ``benchmarks/fot-pmnist.yaml``, where a paper has a benchmark of its own by that name.
+    It is ``benchmarks/pmnist.yaml`` for ``papers/fot/pmnist/fot.yaml`` and ``papers/fot/smoke/pmnist.yaml``, or
+    ``benchmarks/fot-pmnist.yaml`` if that file exists.
     """
     path = Path(paper)
     if path.parent.name == "methods":  # for all benchmarks of a paper
@@ -42,7 +43,7 @@ BEFORE = {
     "benchmarks/fedweit-overlapped20.yaml": ("benchmarks/fedweit-overlapped.yaml",),
     "benchmarks/fedagem-driving-town05.yaml": ("benchmarks/fedagem-driving.yaml",),
 }
-"""Benchmarks that are a change to another one."""
+"""Benchmark -> the benchmarks that it changes, which have to be merged before it."""
 COMBINATIONS = [
     *((*BEFORE.get(benchmark, ()), benchmark, "methods/fot.yaml") for benchmark in BENCHMARKS),
     *((BENCHMARKS[0], method) for method in METHODS),
@@ -51,11 +52,11 @@ COMBINATIONS = [
 ]
 NEED_FILES = [pair for pair in COMBINATIONS if Path(pair[1]).stem == "l2p" and pair[1] in PAPERS]
 BUILT = [pair for pair in COMBINATIONS if pair[-1] in ("methods/fot.yaml", *PAPERS) and pair not in NEED_FILES]
-"""Combinations of which all is built; the others are parsed alone."""
+"""Combinations whose objects are all built; the others are only parsed."""
 
 
 def test_every_file_is_covered() -> None:
-    """A new kind of config file needs a place in the combinations above."""
+    """Every config file is in one of the combinations above, so that no new file stays untested."""
     found = {str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.y*ml")}
     assert found == {"default.yaml", *BENCHMARKS, *METHODS, *LOGGERS, *PAPERS, *SWEEPS}
     assert {"methods/fedavg.yaml", "methods/fot.yaml"} <= set(METHODS)
@@ -68,12 +69,12 @@ SAID = {
     "schedule": ("rounds_per_task", "clients_per_round", "local_epochs", "batch_size"),
     "model": ("network", "optimizer"),
 }
-"""What decides a benchmark and would else be taken over from the default one, unseen."""
+"""Section -> keys that a benchmark has to set; otherwise it would silently have the values of default.yaml."""
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_benchmarks_take_nothing_that_matters_from_the_default_one(name: str) -> None:
-    """A file is either a change to another one, and says so, or whole."""
+    """A benchmark sets all keys of SAID, or its head says that it is merged after another benchmark."""
     text = (CONFIGS / name).read_text()
     head = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
     entry = yaml.safe_load(text)
@@ -88,7 +89,7 @@ def given(combination: tuple[str, ...]) -> list[str]:
 
 
 def leaves(tree: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Place -> value in nested mappings; class names without their modules, as files may give them short."""
+    """Return place -> value of nested mappings. Classes are without their modules, because files may omit these."""
     if isinstance(tree, list) and any(isinstance(part, dict) for part in tree):
         tree = {str(number): part for number, part in enumerate(tree)}
     if isinstance(tree, dict) and tree:
@@ -97,13 +98,13 @@ def leaves(tree: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]
 
 
 def assert_merged(config: dict[str, Any], combination: tuple[str, ...]) -> None:
-    """Every value of the last file arrives; so does every value of the others that it does not replace."""
+    """Require every value of the last file in ``config``, and every earlier value that no later file replaces."""
     printed = leaves(config)
     expected: dict[tuple[str, ...], Any] = {}
     for name in ("default.yaml", *combination):
         layer = leaves(yaml.safe_load((CONFIGS / name).read_text()) or {})
         for place in [place for place in layer if place[-1] == "class_path"]:
-            if expected.get(place) != layer[place]:  # another class: the former one's options are gone
+            if expected.get(place) != layer[place]:  # another class: options of the former class are dropped
                 above = (*place[:-1], "init_args")
                 expected = {key: value for key, value in expected.items() if key[: len(above)] != above}
         for whole in {place[:at] for place in layer for at, part in enumerate(place) if part.isdigit()}:
@@ -131,7 +132,7 @@ def test_printed_config_is_the_files_merged_over_the_default(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_buffer_is_the_benchmarks_affair(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files of methods come last, and would override it unseen."""
+    """Files of methods set no buffer: they come last and would silently override the benchmark's."""
     assert "buffer" not in yaml.safe_load((CONFIGS / method).read_text())
     if method == "methods/fed-agem.yaml":
         benchmark = ("benchmarks/fedagem-cifar100.yaml", "benchmarks/fedagem-joining.yaml")
@@ -144,8 +145,10 @@ def test_the_buffer_is_the_benchmarks_affair(method: str, capsys: pytest.Capture
 def test_described_experiment_is_consistent(
     combination: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stream, schedule, network, optimizer and methods are built, from a configuration that is the files merged over
-    the default; a wrong number of epochs stops it before the data."""
+    """Stream, schedule, network, optimizer and methods can be built from the files merged over the default.
+
+    A number of epochs that is refused stops the command before it reads data.
+    """
     monkeypatch.chdir(tmp_path)
     plain, configs = FederatedCLI._plain_config, []
 
@@ -193,7 +196,7 @@ def test_a_network_that_needs_a_file_says_which(
     ],
 )
 def test_keys_are_overridden_on_the_command_line(option: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also deep inside a plug-in, with the short form without init_args; nothing else changes."""
+    """An option without ``init_args`` in its name sets the option of a class, and nothing else changes."""
     printed = []
     for options in ([], [f"--{option.replace('.init_args', '')}={value}"]):
         assert tiny_cli.run("fit", *given(("methods/fot.yaml",)), *options, "--print_config") == 0

@@ -1,4 +1,4 @@
-"""Somebody else's run: opening it runs none of their code, shows what it holds as text, and uses no damaged file."""
+"""Opening another person's run executes none of its code, shows its texts as plain text, and uses no damaged file."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on Python's path for a trap, which nobody has imported yet."""
+    """A folder on Python's path for the module ``trap``, which is not imported yet."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "trap", raising=False)
     return tmp_path
 
 
-# Whose classes are built.
+# Which classes are built.
 
 
 @pytest.mark.parametrize("command", [*OPENING, "compare"])
@@ -79,7 +79,7 @@ def _run(arguments: list[str]) -> int:
 
 @pytest.mark.parametrize("attack", ["optimizer", "method", "source in stream"])
 def test_a_package_that_is_allowed_by_name_is_used(attack: str, run_folder: Path, trap: Path) -> None:
-    """The checkpoint is then held against the configuration, which is another one."""
+    """With ``--allow`` the package is imported. The checkpoint is then refused: its configuration is another one."""
     run = foreign.attacked(run_folder, attack, trap)
     assert tiny_cli.run("validate", "--ckpt_path", str(run / "last.ckpt"), "--allow", "trap") == 2
     assert foreign.sprung(trap) == ["IMPORTED"]  # nothing is built for a checkpoint of another configuration
@@ -100,7 +100,7 @@ def test_a_run_with_an_own_method_is_scored_where_its_package_is_allowed(
 
 
 def test_what_the_command_line_names_is_used_again(trap: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same command goes on with its run. A folder's name is no class."""
+    """A class on the command line is allowed when the same command continues a run. A folder's name allows nothing."""
     foreign.set_trap(trap)
     run = trap / "trap.TrapMethod"
     for _ in range(2):
@@ -134,7 +134,7 @@ def test_allowing_where_all_is_allowed_is_refused(given: list[str]) -> None:
 
 
 def test_allowed_packages_are_no_part_of_a_configuration(run_folder: Path, trap: Path) -> None:
-    """Else a file could allow its own."""
+    """A key ``allow`` in config.yaml is refused: otherwise a foreign file could allow its own packages."""
     run = foreign.attacked(run_folder, "method", trap)
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**config, "allow": ["trap"]}))
@@ -152,7 +152,7 @@ def test_allowed_packages_are_no_part_of_a_configuration(run_folder: Path, trap:
 def test_a_configuration_of_ones_own_names_classes_only(
     attack: str, run_folder: Path, trap: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twice in the second call: files are read one after another, all by the same rule."""
+    """A configuration that names a function or an object is refused, also if its file is given twice."""
     run = foreign.attacked(run_folder, attack, trap)
     command = foreign.commands(run)["fit --config"]
     for given in (command, [*command, "--config", str(run / "config.yaml")]):
@@ -224,7 +224,7 @@ def test_where_python_looks_for_modules_beside_a_run(given: list[str], place: in
 
 
 def test_python_m_cfl_imports_nothing_of_the_current_folder(run_folder: Path, tmp_path: Path) -> None:
-    """Not even under the names of what the program itself imports first."""
+    """Files in the current folder with names of packages that the program imports are not imported."""
     for name in ("torch", "yaml", "typing", "torchvision", "lightning", "jsonargparse", "callbacks", "optree"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'HIT')!r}, 'a').write({name!r})\n")
     shutil.copytree(run_folder, tmp_path / "run")
@@ -239,7 +239,10 @@ def test_python_m_cfl_imports_nothing_of_the_current_folder(run_folder: Path, tm
 
 
 def _damaged(whole: bytes, random: random.Random) -> bytes:
-    """A file with one random damage: a bit, some bytes, a hole, its end, its beginning or a block twice."""
+    """The content of a file with one random damage.
+
+    One bit or some bytes are changed, bytes are zero, the end or the beginning is missing, or a block is there twice.
+    """
     place, length = random.randrange(len(whole)), random.randrange(1, 4096)
     kind = random.choice(["bit", "bytes", "zeros", "cut", "beheaded", "twice"])
     if kind == "bit":
@@ -268,7 +271,7 @@ def test_a_checkpoint_that_was_damaged_anywhere_is_refused(run_folder: Path, tmp
 
 @pytest.mark.parametrize("lost", range(1, 80))
 def test_a_checkpoint_without_its_last_bytes_is_refused(lost: int, run_folder: Path, tmp_path: Path) -> None:
-    """Where all of the digest is gone, too, and the archive before it is whole."""
+    """A checkpoint is refused without its last 1 to 79 bytes, also if only its digest is missing."""
     path = tmp_path / "last.ckpt"
     path.write_bytes((run_folder / "last.ckpt").read_bytes()[:-lost])
     with pytest.raises(ConfigError, match="a whole checkpoint written by cfl fit"):
@@ -345,7 +348,7 @@ def test_what_clients_keep_on_disk_is_not_used_once_the_disk_has_changed_it(read
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_killed_between_last_checkpoint_and_summary(elsewhere: bool, tmp_path: Path) -> None:
-    """The folder does not call itself finished; resumed, here or in another folder, it ends as the whole run does."""
+    """A run killed after its last checkpoint has no summary.json. Resumed in any folder, it ends as a whole run."""
     run, other = tmp_path / "killed", tmp_path / "other"
     options = ("--methods.fot", "FOT", "--schedule.evaluate_every", "1")
     arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(run), *options)
@@ -364,7 +367,7 @@ def test_killed_between_last_checkpoint_and_summary(elsewhere: bool, tmp_path: P
 
 
 def test_a_run_that_goes_on_from_before_its_end_is_not_finished(run_folder: Path, tmp_path: Path) -> None:
-    """Its folder has the summary of a run that came further."""
+    """Resuming removes a summary.json that is in the folder, so that the unfinished run does not pass for finished."""
     run = tmp_path / "run"
     arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(run), "--methods.ewc", "EWC")
     assert tiny_cli.killed("training", 4, *arguments) == -signal.SIGKILL
@@ -400,10 +403,10 @@ def test_a_block_of_code_is_closed_by_its_own_fence_alone(text: str) -> None:
 def test_nothing_of_a_runs_texts_is_obeyed(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Names, settings and messages of a run in terminal, Markdown, LaTeX, page and card."""
+    """Control characters, HTML, Markdown and LaTeX in a run's texts have no effect in any output."""
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(run_folder, run)
-    (run / "SHA256SUMS").unlink()  # as whoever changes a run can do
+    (run / "SHA256SUMS").unlink()  # an attacker can remove it, too
     summary = json.loads((run / "summary.json").read_text())
     texts = {key: f"{key} {HOSTILE}" for key in ("method", "benchmark", "partition", "scenario")}
     (run / "summary.json").write_text(json.dumps({**summary, **texts, "note": HOSTILE}))

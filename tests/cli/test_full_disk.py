@@ -1,4 +1,4 @@
-"""A disk that is full, or fails: one sentence, nothing lost, and the same command goes on once there is room."""
+"""On a full or failing disk a run ends with one sentence, and the same command continues it once there is room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = (
     *("--methods.own", "PersonalLayers", "--methods.own.layers", "['head.*']", "--schedule.evaluate_every", "2"),
     *("--federated.client_state_memory_mb", "0", "--engine.kind", "vmap", "--schedule.cohort_width", "2"),
 )
-"""A run that writes files of all kinds: what clients keep is in files, too."""
+"""Options of a run that writes files of all kinds: the state of clients is in files, too."""
 
 
 def command(folder: Path) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def stopped(folder: Path, disk: FullDisk, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a run says whose disk is full at one file; nothing if it comes to its end before."""
+    """Return the error of a run whose disk is full at one file, or "" if the run ends before that file."""
     capsys.readouterr()
     with disk:
         status = tiny_cli.run(*command(folder))
@@ -95,7 +95,7 @@ def test_a_picture_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.Log
 def test_a_loggers_file_is_named_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lightning's loggers write in their own ways."""
+    """A Lightning logger's failed write ends the run with one sentence, and the run can be continued."""
     options = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", ".", "--ckpt_path", "last")
     with monkeypatch.context() as full:
         full.setattr(_ExperimentWriter, "NAME_METRICS_FILE", "/dev/full")
@@ -110,7 +110,7 @@ def test_a_loggers_file_is_named_and_the_run_goes_on(
 
 
 def test_half_a_line_of_a_killed_process_is_no_round(tmp_path: Path, whole: dict[str, Any]) -> None:
-    """A row of round 10 that was cut off would otherwise read as a second one of round 1."""
+    """A row that was cut off is removed: the "1" of a row for round 10 would read as a second row of round 1."""
     with tiny_cli.die_at("training", 3, 15):
         assert tiny_cli.run(*command(tmp_path)) == 143
     with (tmp_path / "rounds.csv").open("a") as file:
@@ -121,7 +121,7 @@ def test_half_a_line_of_a_killed_process_is_no_round(tmp_path: Path, whole: dict
 
 @pytest.mark.parametrize("argument", ["--version", "configs"])
 def test_standard_output_is_named_too(argument: str) -> None:
-    """Redirected to a file on a full disk."""
+    """A command whose standard output is a file on a full disk ends with status 2 and one sentence."""
     command = [sys.executable, "-m", "cfl", argument]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

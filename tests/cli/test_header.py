@@ -1,4 +1,4 @@
-"""The first lines of ``cfl fit``: said at once from words and files alone, and equal to what the parser comes to."""
+"""The first lines of ``cfl fit``: printed from words and files before parsing, and equal to what the parser finds."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_nothing_heavy_is_imported_for_it() -> None:
 
 
 def test_strange_values_are_left_to_the_parser(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever stands in a file, the line costs no traceback and no control character."""
+    """Wrong values in a file cause no traceback in the first line, and no control character is printed."""
     contents = [
         {"data": 3, "methods": [1, {"a": 2}], "schedule": None},
         {"data": {"stream": {"class_path": None, "init_args": {"sources": [None, 3, {"path": ["x"]}]}}}},
@@ -111,7 +111,7 @@ def test_strange_values_are_left_to_the_parser(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_fit_begins_with_what_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second line is the first that knows device and folder; a first line that was said is not said again."""
+    """A fit prints the experiment, then device and run folder. A first line that is printed already is not repeated."""
     first = f"cfl {cfl.__version__}: fedavg on permuted-synthetic, 4 clients, 2 per round"
     second = f"device cpu, run folder {tmp_path / 'run'}"
     assert tiny_cli.fit(tmp_path / "run") == 0

@@ -1,4 +1,4 @@
-"""Configurations that come along are found by name from any folder; a user's own file of that name comes first."""
+"""Configurations of the package are found by name from any folder. A user's own file of that name comes first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, in which nothing comes along."""
+    """The current folder, which has no configurations."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -56,7 +56,7 @@ def test_an_absolute_path_is_looked_for_there_alone(elsewhere: Path) -> None:
 
 
 def test_a_fit_takes_them_from_any_folder(elsewhere: Path) -> None:
-    """The method of the file trains: the bases of FOT are in its table."""
+    """A fit in another folder uses ``methods/fot.yaml`` of the package: FOT writes its table."""
     assert tiny_cli.fit(elsewhere / "run", "--config", "methods/fot.yaml") == 0
     assert (elsewhere / "run" / "fot.csv").is_file()
 

@@ -17,7 +17,7 @@ KINDS = [kind for kind in vars(cfl.methods).values() if inspect.isclass(kind) an
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_methods_call_themselves_by_their_class(kind: type[Method]) -> None:
-    """What stands in a class's text as ``methods.<word>.`` is found to be that class, whatever it is called."""
+    """Every key ``methods.<word>`` in a method's source is translated to the name that the user gave the method."""
     if kind is Method:
         return
     for own in re.findall(r'f?"methods\.(\w+)[."]', inspect.getsource(kind)):

@@ -1,4 +1,4 @@
-"""Values that no option can mean: refused by name before anything is computed, whatever the option."""
+"""Values that are impossible for any option, such as NaN or 10**20: refused by name before anything is computed."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ NEEDED: dict[str, Any] = {
     "delta": 1e-5,
     "clip": 1.0,
 }
-"""Options without a default, by name."""
+"""Option without a default -> a valid value."""
 ENDLESS = {"RoundProgress.plain_seconds", "RoundProgress.live_seconds"}
-"""Options for which infinity means something: never."""
+"""Options that accept infinity, which means never."""
 FAMILIES = (Method, Network, Stream, Source, Partition, Participation, TaskSequences, Augmentation, GaussianMechanism)
 SECTIONS = (
     *(Schedule, EngineOptions, ReplayBuffer, RoundCheckpoint, RoundProgress),
@@ -94,7 +94,7 @@ def _classes() -> Iterator[type]:
 
 
 def _numbers() -> Iterator[tuple[type, str, Any]]:
-    """Every option that takes a number with a fraction, with infinity and NaN."""
+    """Yield every option of type float, with infinity and with NaN."""
     for kind in _classes():
         for name, option in inspect.signature(kind).parameters.items():
             if re.search(r"\bfloat\b", str(option.annotation)):
@@ -112,7 +112,7 @@ def test_there_are_many() -> None:
 
 @pytest.mark.parametrize("option", NUMBERS)
 def test_every_class_refuses_numbers_without_end(option: str) -> None:
-    """Also where it is built from Python, without the command line's look at all numbers."""
+    """Every class refuses infinity and NaN by itself, also if it is built from Python without the command line."""
     kind, name, value = NUMBERS[option]
     given = {
         other: NEEDED[other]
@@ -127,7 +127,7 @@ def test_every_class_refuses_numbers_without_end(option: str) -> None:
 
 
 def _parsed(*words: str) -> Any:
-    """What the parser makes of a command line on top of tiny.yaml."""
+    """Return the parsed configuration of tiny.yaml with further options."""
     found: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parsing, "check_leaves", lambda config, *_, **__: found.append(config))
@@ -141,7 +141,7 @@ def _stop(*_: Any) -> None:
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every number of a parsed configuration: what holds it, and under which key or index."""
+    """Yield the place of every number in a parsed configuration: its container, and its key or index in it."""
     inner = vars(node) if isinstance(node, Namespace) else node
     for key, value in list(enumerate(inner) if isinstance(inner, list) else inner.items()):
         if isinstance(value, Namespace | dict | list):

@@ -1,4 +1,4 @@
-"""``cfl`` in several processes: one run folder, one voice, and checkpoints that any number of processes resume."""
+"""``cfl`` in several processes: one run folder, output of the first only, checkpoints for any number of processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def cli(arguments: tuple[str, ...], moment: tuple[str, int, int] | None) -> tuple[int, str, str]:
-    """``cfl ...`` in a process of a crew of two: exit status and output. Process 1 gets a signal at a moment."""
+    """Run ``cfl ...`` in one of two processes; return exit status and output. Process 1 gets a signal at ``moment``."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), ExitStack() as stack:
         if moment is not None and os.environ["LOCAL_RANK"] == "1":
@@ -41,7 +41,7 @@ def fit(crew: Crew, folder: Path, *options: str, moment: tuple[str, int, int] | 
 
 
 def numbers(tree: Any) -> Any:
-    """Nested dictionaries and lists with floats for what reads like one."""
+    """Return nested dictionaries and lists with every number, and every text that is one, as float."""
     if isinstance(tree, dict):
         return {key: numbers(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -53,7 +53,7 @@ def numbers(tree: Any) -> Any:
 
 
 def assert_same_results(folder: Path, expected: Path) -> None:
-    """Everything that a run leaves, but for clocks and the machine, up to rounding in float32."""
+    """Require equal results up to rounding in float32, except times, machine and number of processes."""
     ours, theirs = (numbers(arrays(tiny_cli.results(f))) for f in (folder, expected))
     for found in (ours, theirs):
         found["summary"] = {k: v for k, v in found["summary"].items() if k not in ("processes", "machine")}
@@ -62,7 +62,7 @@ def assert_same_results(folder: Path, expected: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every variant's run folder, by one process."""
+    """Variant -> its run folder, made by one process."""
     folders = {}
     for variant, options in VARIANTS.items():
         folders[variant] = tmp_path_factory.mktemp("alone") / variant
@@ -93,7 +93,7 @@ def test_the_run_folder_is_that_of_one_process(
 def test_another_number_of_processes_resumes(
     crew: Crew, alone: dict[str, Path], variant: str, before: int, tmp_path: Path
 ) -> None:
-    """Stopped in its second round, at SIGTERM to one process; one process goes on for two, and two for one."""
+    """A run of one process, stopped by SIGTERM in round 1, is resumed by two processes, and a run of two by one."""
     folder, options = tmp_path / "run", settled(VARIANTS[variant])
     if before == 1:
         with tiny_cli.die_at("training", 1, signal.SIGTERM):
@@ -156,7 +156,7 @@ def test_what_the_trainer_refuses_is_said_in_a_line(tmp_path: Path, capsys: pyte
 def test_processes_that_know_nothing_of_each_other_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the strategy, every process that torchrun has started would run everything into the same folder."""
+    """Under torchrun the strategy is required: otherwise every process would train all into the same folder."""
     for name, value in {
         "TORCHELASTIC_RUN_ID": "none",
         "WORLD_SIZE": "2",
@@ -204,7 +204,7 @@ def test_processes_share_clients_unless_a_strategy_is_named(
 def test_other_settings_of_the_strategy_are_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Also where it goes by the path that it had, or by its class alone."""
+    """Wrong settings of the strategy are refused, also if it is given by its former path or by its class name."""
     if "." in name:
         class_path = ("--trainer.strategy.class_path", name)
         with_timeout = (*class_path, "--trainer.strategy.init_args.timeout_seconds", "0")
@@ -240,7 +240,7 @@ def test_launched_by_lightning(alone: dict[str, Path], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_bad_update_ends_processes_launched_by_lightning(tmp_path: Path) -> None:
-    """The first process says in one line what happened in the second, with the exit status of one process."""
+    """A diverged client in process 1 ends both processes with status 2, and process 0 names process 1 in one line."""
     poison = ("--methods.poison", "support.tiny_parallel.Poison", "--methods.poison.client", "1")
     process = launch(tmp_path / "run", "--schedule.clients_per_round", "4", *poison)
     _, err = process.communicate(timeout=120)
@@ -254,7 +254,7 @@ def test_a_bad_update_ends_processes_launched_by_lightning(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_torchrun_passes_sigterm_on(tmp_path: Path) -> None:
-    """Every process ends after its round, with a checkpoint that one process resumes."""
+    """At SIGTERM to torchrun every process ends after its round, and the checkpoint is of the last round."""
     folder = tmp_path / "run"
     options = ("--schedule.rounds_per_task", "400", "--checkpoint.share", "0.01", "--schedule.cohort_width", "1")
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), "-m", "cfl")
@@ -273,11 +273,14 @@ def test_torchrun_passes_sigterm_on(tmp_path: Path) -> None:
 
 
 def started_by(process: subprocess.Popen[str]) -> int:
-    """The second process, once it runs a program of its own: until then the first waits for it and hears no signal."""
+    """Return the id of the second process, as soon as it runs its own program.
+
+    Until then the first process waits for it and handles no signal.
+    """
     tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while process.poll() is None:
         for child in tasks.read_text().split():
-            with suppress(FileNotFoundError):  # another one, which has ended
+            with suppress(FileNotFoundError):  # this child has ended
                 if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes():
                     return int(child)
         time.sleep(0.01)
@@ -295,7 +298,7 @@ def started_by(process: subprocess.Popen[str]) -> int:
     ],
 )
 def test_a_signal_before_all_are_connected(first: bool, stopped: bool, status: int, said: str, tmp_path: Path) -> None:
-    """To the first process or to the other, which may be stopped: one line, and nothing is left."""
+    """SIGTERM to either process, before both are connected, ends both with one line and without a run folder."""
     process = launch(tmp_path / "run")
     child = started_by(process)
     if stopped:
@@ -321,7 +324,7 @@ def test_missing_processes_are_waited_for_with_a_word(
 
 
 def test_a_signal_that_the_main_thread_handles_is_left_to_it() -> None:
-    """It does not wait inside torch, so that its handler runs."""
+    """A signal does not end the process if the main thread can handle it, because it does not wait inside torch."""
     before = signal.signal(signal.SIGHUP, lambda *_: None)
     try:
         with gathering.Gathering([], 2, lambda: None):

@@ -1,4 +1,4 @@
-"""Where relative paths begin; those of loggers and profilers are in test_trainer_settings.py."""
+"""Folders in which relative paths begin. Those of loggers and profilers are tested in test_trainer_settings.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STREAM = f"{{class_path: ClassSplit, init_args: {{num_tasks: 2, source: {SOURCE}
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of data that is neither the current one nor the environment's."""
+    """A folder of data that is neither the current folder nor that of CFL_DATA_ROOT."""
     for name in ("data", "current", "environment"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "current")
@@ -27,7 +27,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_source_is_found_under_the_data_root(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also one whose sizes are read from the file, before there is a data module that knows the option."""
+    """``data.root`` is used, also if the source's sizes are read from the file before the data module is built."""
     source = ("--data.stream", STREAM, "--data.partition.per_client", "1")
     assert tiny_cli.fit(Path("run"), *source, "--data.root", str(data)) == 0
     assert tiny_cli.summary(Path("run"))["benchmark"] == "classsplit-mine"

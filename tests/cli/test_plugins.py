@@ -1,4 +1,4 @@
-"""Classes of other packages go by their short names."""
+"""Classes that other packages register can be given by their short names."""
 
 from __future__ import annotations
 

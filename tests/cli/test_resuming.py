@@ -1,4 +1,4 @@
-"""What may change when a run is resumed is one list, and every message's advice is on it."""
+"""One list says which options may change when a run is resumed. Options that error messages advise are on it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_key_is_on_the_list_or_part_of_the_experiment(capsys: pytest.Captu
 
 
 def test_conditions(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is on the list with a condition is refused where the condition does not hold."""
+    """An option that is on the list with a condition is refused if the condition does not hold."""
     plain = tiny_cli.printed_config(capsys, "--config", str(tiny_cli.TINY))
     skipping = changed(plain, "federated.on_bad_update", "skip")
     replaying = tiny_cli.printed_config(capsys, "--config", str(tiny_cli.TINY), "--methods.agem", "AGEM")
@@ -89,14 +89,17 @@ def test_conditions(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_has_the_list() -> None:
-    """As a table, key and condition."""
+    """The documentation has a table with every key of the list and its condition."""
     lines = DOCS.read_text().partition("## What may change when a run is resumed")[2].partition("\n## ")[0].splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
     assert {key.strip("`"): condition.replace("`", "") for key, condition in cells} == MAY_CHANGE
 
 
 def texts(path: Path) -> Iterator[str]:
-    """The texts of a module other than docstrings and what refuses a configuration before anything is run."""
+    """Yield the strings of a module, without docstrings and without arguments of ConfigError.
+
+    A ConfigError is raised before a run starts, so that its advice is not about resuming.
+    """
     left_out: set[int] = set()
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
@@ -121,7 +124,7 @@ def test_every_advice_can_be_followed() -> None:
 
 @pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on one client of round 3 trains to NaN."""
+    """Make one client of round 3 train to NaN."""
     finish = PersonalLayers.finish_clients
 
     def breaks(method: Any, cohort: Any, positions: Any) -> None:
@@ -135,7 +138,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("breaking")
 def test_a_run_that_was_stopped_goes_on_without_the_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the command that the message names, and ends as one that skips from its start."""
+    """The command in the error message continues the run. Its results equal those of a run that skips throughout."""
     options = ("--methods.own", "PersonalLayers", "--methods.own.layers", "[]", "--checkpoint.share", "1")
     assert tiny_cli.fit(tmp_path / "my run", *options) == 2
     said = capsys.readouterr().err

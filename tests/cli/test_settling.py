@@ -1,4 +1,4 @@
-"""A parsed configuration is settled in a copy."""
+"""``settle`` completes a copy of a parsed configuration: run folder, places and names of loggers, id at wandb."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WANDB = "lightning.pytorch.loggers.WandbLogger"
 
 
 def parsed(logger: Any = False, **run: Any) -> tuple[Namespace, dict[str, Any]]:
-    """A fit's configuration as it was parsed, and as plain values."""
+    """Return a fit's configuration as parsed, and as plain values."""
     place = {"dir": None, "benchmark": None, "overwrite": False, **run}
     plain = {
         "seed_everything": 3,
@@ -55,7 +55,7 @@ def test_loggers_go_into_the_run_folder_and_scoring_has_none() -> None:
 
 @pytest.mark.parametrize("given", ["last", "file"])
 def test_a_run_that_goes_on_is_the_same_at_wandb(given: str, tmp_path: Path) -> None:
-    """And one that starts anew, for lack of a checkpoint, is another."""
+    """A run that continues from a checkpoint keeps its id at wandb. Without a checkpoint it gets a new id."""
     (tmp_path / WANDB_ID).write_text("known123")
     config, plain = parsed(logger=True, dir=str(tmp_path), benchmark="digits")
     config.ckpt_path = "last" if given == "last" else str(tmp_path / CHECKPOINT)

@@ -1,4 +1,4 @@
-"""Signals at any time: one line, the exit status that shells expect, no traceback, and a folder that can be used."""
+"""A signal ends a command with one line, the exit status that shells expect, and a run folder that can be used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sending(
     due: Callable[..., bool] = lambda *_, **__: True,
     times: int = 1,
 ) -> Iterator[None]:
-    """Within the context, this process sends itself a signal whenever a function is called and it is due."""
+    """Within the context, this process sends itself a signal at every call of a function for which ``due`` is true."""
     original = getattr(owner, name)
 
     def method(*arguments: Any, **named: Any) -> Any:
@@ -51,7 +51,7 @@ def sending(
 
 
 def program(*arguments: str) -> int:
-    """``cfl ...`` as a program: what it holds is put away from the start, as no module is imported here."""
+    """Run ``cfl ...`` as a program. All modules are imported here, so that signals let it clean up from its start."""
 
     def main() -> int:
         signals.hold()
@@ -73,14 +73,14 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "beginning the record": (RunRecord, "begin"),
     "choosing an engine": (cfl.training.client, "settle_engine"),
 }
-"""Before training: what is called then."""
+"""Moment before training -> the function that is called then."""
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_while_starting(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The next start needs no other options: nothing of the run is in its way."""
+    """A signal before training ends the command, and the same command can be run again without further options."""
     number = list(STATUS)[len(moment) % 3]
     handlers = {each: signal.getsignal(each) for each in STATUS}
     with sending(monkeypatch, *MOMENTS[moment], number):
@@ -103,7 +103,7 @@ def trained(scoring: Scoring, untrained: bool, **_: Any) -> bool:
 def test_an_evaluation_waits_for_the_end_of_the_round(
     due: Callable[..., bool], rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one before training for that of the first."""
+    """A signal in an evaluation ends the run after its round. In the one before training, it ends after round 0."""
     with sending(monkeypatch, Scoring, "begin", signal.SIGHUP, due):
         assert fit(tmp_path) == 129
     assert tiny_cli.checkpoint(tmp_path)["federation"]["round"] == rounds
@@ -116,7 +116,7 @@ def is_summary(tree: Any, **_: Any) -> bool:
 def test_in_the_middle_of_the_final_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All rounds are behind, and the file of the summary has been begun."""
+    """A signal while summary.json is written leaves no summary, and the resumed run ends as a whole run."""
     with sending(monkeypatch, json, "dumps", signal.SIGTERM, is_summary):
         assert fit(tmp_path / "my run") == 143
     said = f"stopped by SIGTERM; continue with: cfl fit --ckpt_path '{tmp_path}/my run/last.ckpt'\n"
@@ -139,7 +139,7 @@ def test_scoring_ends_at_once(
 
 
 def test_what_is_ignored_stays_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run under nohup goes on when its terminal is closed."""
+    """A signal that is ignored, as SIGHUP under nohup, does not stop a run."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with sending(monkeypatch, Client, "training_step", signal.SIGHUP):
@@ -166,7 +166,7 @@ def test_nothing_is_written_to_a_terminal_that_is_gone(monkeypatch: pytest.Monke
 
 
 def _twice(number: int, folder: Path) -> None:
-    """A run that is sent two signals in a step."""
+    """Run a fit that gets two signals in one local step."""
     with pytest.MonkeyPatch.context() as patch, sending(patch, Client, "training_step", number, in_round_1, times=2):
         raise SystemExit(fit(folder, "--progress.enabled", "false"))
 
@@ -176,12 +176,12 @@ def in_round_1(client: Client, *_: Any) -> bool:
 
 
 def _unheld(number: int, folder: Path) -> None:
-    """A signal while there is nothing to put away."""
+    """Send a signal while there is nothing to clean up."""
     raise SystemExit(signals.ended_by_signals(lambda: os.kill(os.getpid(), number) or 0))
 
 
 def ended(target: Callable[[int, Path], None], number: int, folder: Path) -> int | None:
-    """How a process of its own ends."""
+    """Return the exit code of ``target`` in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["cfl.cli.main"])
     process = context.Process(target=target, args=(number, folder))
@@ -192,7 +192,7 @@ def ended(target: Callable[[int, Path], None], number: int, folder: Path) -> int
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_ends_the_process_at_once(number: signal.Signals, tmp_path: Path) -> None:
-    """Shells give it the same status as one that waits. The last checkpoint stays, and nothing is in the way."""
+    """A second signal ends the process at once. Its last checkpoint remains, and the run can be resumed from it."""
     assert ended(_twice, number, tmp_path) == -number
     assert tiny_cli.checkpoint(tmp_path)["federation"]["round"] == 1
     assert fit(tmp_path, "--ckpt_path", "last") == 0
@@ -204,7 +204,7 @@ def test_before_there_is_anything_to_put_away(number: signal.Signals, tmp_path: 
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """``python -m cfl fit``, which has begun to import what it needs."""
+    """Start ``python -m cfl fit`` and wait until it handles SIGTERM, which is while it imports."""
     command = [sys.executable, "-m", "cfl", "fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     handled = 1 << signal.SIGTERM - 1
@@ -223,7 +223,7 @@ def caught(pid: int) -> int:
 @pytest.mark.parametrize("number", STATUS)
 @pytest.mark.parametrize("seconds", [0.0, 0.7, 1.5, 3.0, 6.0])
 def test_the_program_while_it_imports_and_begins(number: signal.Signals, seconds: float, tmp_path: Path) -> None:
-    """As a user does it, at no moment in particular."""
+    """A signal 0 to 6 seconds after the start ends the program with the status of that signal and one line."""
     process = start(tmp_path / "run", "--schedule.rounds_per_task", "100000", "--progress.enabled", "false")
     time.sleep(seconds)
     process.send_signal(number)

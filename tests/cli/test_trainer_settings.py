@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "enable_autolog_hparams": ("false", "loggers get the configuration of a run"),
     "model_registry": ("mine", "cfl export"),
 }
-"""Argument -> a value, and what is said instead."""
+"""Argument -> a value that is refused, and a text of the message."""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -90,7 +90,7 @@ def test_refused_before_training(argument: str, tmp_path: Path, capsys: pytest.C
 
 
 def during(monkeypatch: pytest.MonkeyPatch, step: str, look: Callable[[], Any]) -> list[Any]:
-    """From now on, what is seen in every call of a step of the client."""
+    """Return a list that gets the result of ``look`` at every later call of a method of Client."""
     seen: list[Any] = []
     original = getattr(Client, step)
 
@@ -108,7 +108,7 @@ def accelerator(tmp_path: Path, **_: Any) -> None:
 
 
 def logger(tmp_path: Path, **_: Any) -> None:
-    """Places are below the run folder unless they are absolute."""
+    """A relative ``save_dir`` is below the run folder, an absolute one is used as it is."""
     options = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir")
     assert tiny_cli.fit(tmp_path / "run", *options, "logs/csv") == 0
     assert list(tmp_path.rglob("metrics.csv")) == [tmp_path / "run/logs/csv/lightning_logs/version_0/metrics.csv"]
@@ -119,7 +119,7 @@ def logger(tmp_path: Path, **_: Any) -> None:
 
 
 def callbacks(tmp_path: Path, **_: Any) -> None:
-    """With one that looks at it, ``log_every_n_steps`` is no empty setting."""
+    """With a callback that reads it, ``log_every_n_steps`` is accepted."""
     options = ("--trainer.callbacks", "LearningRateMonitor", "--trainer.log_every_n_steps", "1")
     to = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", ".")
     assert tiny_cli.fit(tmp_path, *options, *to) == 0
@@ -135,7 +135,7 @@ def enable_model_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str], **_
 
 
 def gradient_clip_val(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
-    """No step is longer than the learning rate times this."""
+    """No entry of a gradient is larger than the given value, and not all entries are zero."""
     seen = []
     step = torch.optim.SGD.step
 
@@ -173,7 +173,7 @@ def benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **_: Any) -> None
 
 
 def inference_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
-    """Of validate and test, as Lightning has it; a fit never evaluates in this mode."""
+    """``validate`` evaluates in inference mode exactly if the option says so."""
     assert tiny_cli.fit(tmp_path) == 0
     for wanted in ("true", "false"):
         seen = during(monkeypatch, "validation_step", torch.is_inference_mode_enabled)
@@ -183,7 +183,7 @@ def inference_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **_: Any) ->
 
 
 def use_distributed_sampler(**_: Any) -> None:
-    """About several processes; there it would cut test sets once more."""
+    """The setting is refused with several processes, whose test sets it would divide a second time."""
     common: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
     check_evaluation(Trainer(**common, devices=1, use_distributed_sampler=True))
     check_evaluation(Trainer(**common, devices=2, strategy=ClientParallel(), use_distributed_sampler=False))
@@ -198,7 +198,7 @@ def profiler(
     monkeypatch: pytest.MonkeyPatch,
     **_: Any,
 ) -> None:
-    """A report is shown, or written into the run folder."""
+    """A profiler's report is shown, or written into the run folder. Profilers that cannot work are refused."""
     monkeypatch.chdir(tmp_path)
     told = logging.getLogger("lightning.pytorch.profilers")
     told.addHandler(caplog.handler)
@@ -228,7 +228,7 @@ def profiler(
 
 
 def detect_anomaly(tmp_path: Path, capsys: pytest.CaptureFixture[str], **_: Any) -> None:
-    """With autograd's gradients it names the operation; other engines have none of it."""
+    """With the vmap engine the error names the operation. An engine that may not use autograd is refused."""
     options = ("--trainer.detect_anomaly", "true", "--model.optimizer.lr", "1e30")
     with pytest.raises(RuntimeError, match="returned nan values"):
         tiny_cli.fit(tmp_path / "run", *options)
@@ -255,7 +255,7 @@ def test_works_as_its_name_says(
 
 
 def test_every_argument_is_judged() -> None:
-    """One that a new version of Lightning adds belongs to one of the two above."""
+    """Every argument of the Trainer is in REFUSED or WORKS, also one that a new version of Lightning adds."""
     arguments = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
     assert {*REFUSED, *(works.__name__ for works in WORKS)} == arguments
 
@@ -272,7 +272,10 @@ def test_lightnings_bar_in_place_of_the_programs(tmp_path: Path, capsys: pytest.
 def test_a_logger_without_its_package(
     name: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neptune's is none of Lightning's any more."""
+    """A logger whose package is missing is refused with the package to install.
+
+    Lightning has no NeptuneLogger any more; for it the message names the loggers there are.
+    """
     assert tiny_cli.fit(tmp_path / "run", "--trainer.logger", name) == 2
     message = capsys.readouterr().err
     assert message.startswith(f"error: trainer.logger = '{name}' cannot work; valid: ")

@@ -1,4 +1,4 @@
-"""Exported models: files that answer as the run's tests do, and cards that say what they are."""
+"""Exported models: files whose answers equal the run's own tests, and cards that describe them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def images(client: Client, samples: int = 5) -> Tensor:
 def trained(
     network: NetworkFactory = mlp, methods: dict[str, Method] | None = None, federated: Any = None, **data: Any
 ) -> Client:
-    """A federation after two tasks."""
+    """Return a client module whose federation has been trained on two tasks."""
     module = tiny_data(**{"stream": split(), "scenario": "task", **data})
     client = tiny_client(module, network, methods=methods)
     fit(client, module, federated)
@@ -59,7 +59,7 @@ def trained(
 
 @torch.no_grad()
 def scores(client: Client, x: Tensor, owner: int | None = None, task: int = 0) -> Tensor:
-    """What the run's own tests compute, by functional calls on the network as it was trained."""
+    """Return the scores that the run's own tests compute."""
     federation = client.require_federation()
     model = federation.model.state_tensors() if owner is None else federation.model_of(owner, task)
     batch = EvaluationBatch(task, 0, len(x), x, torch.zeros(len(x), dtype=torch.int64))
@@ -67,7 +67,7 @@ def scores(client: Client, x: Tensor, owner: int | None = None, task: int = 0) -
 
 
 def exported(client: Client, path: Path, choice: Choice | None = None) -> Any:
-    """The model as the file gives it to other programs."""
+    """Return the model as other programs read it from the file."""
     available(path.suffix)
     answer = answer_of(client, choice or Choice())
     write(path, answer, client.input_shape, {})
@@ -101,12 +101,12 @@ class WithDropout(ConvNet):
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_file_answers_as_the_network_does(convolutional: Client, suffix: str, tmp_path: Path) -> None:
-    """With BatchNorm's running statistics and without dropout, for any number of images."""
+    """A file answers as the network does for any number of images, with BatchNorm's running statistics, no dropout."""
     path = tmp_path / "new" / f"model{suffix}"
     found = exported(convolutional, path)
     assert_same(found, convolutional)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    # The statistics of the training data have a part in it: a fresh layer's would answer otherwise.
+    # The running statistics of training matter: an untrained network answers differently.
     fresh = tiny_client(tiny_data(split(), scenario="task"), partial(WithDropout, norm=True))
     assert float((fresh.network.eval()(images(fresh)) - found(images(fresh))).abs().max()) > 1e-3
 
@@ -124,7 +124,7 @@ def test_torch_and_onnxruntime_alone_can_use_the_files(convolutional: Client, tm
 
 
 def test_tensors_by_hand(tmp_path: Path) -> None:
-    """An MLP computed in float64 from the file's tensors alone."""
+    """An MLP computed in float64 from the file's tensors only gives the run's scores."""
     available(".safetensors")
     from safetensors.torch import load_file
 
@@ -184,13 +184,13 @@ def test_densities_answer_with_log_likelihoods(suffix: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("method", [FedWeIT, APD])
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_decomposed_weights_become_plain_ones(method: Any, suffix: str, tmp_path: Path) -> None:
-    """For the client and task that were asked for: another one's answers are others."""
+    """Decomposed weights are exported as plain weights of the chosen client and task, which differ from others'."""
     client = trained(methods={"m": method(consolidation=1.0)})
     found = exported(client, tmp_path / f"m{suffix}", Choice(client=1, task=0))
     assert_same(found, client, 1, 0)
     plain = MLP(client.input_shape, 4, hidden=[8])
     plain.load_state_dict(answer_of(client, Choice(1, 0)).network.state_dict())  # the network without the method
-    if suffix == ".safetensors":  # unasked, it is the task that the client is at
+    if suffix == ".safetensors":  # without a task, it is the client's current task
         assert_same(answer_of(client, Choice(client=1)), client, 1, 1)
         with pytest.raises(ConfigError, match=r"^task = 2 .*0\.\.1"):
             answer_of(client, Choice(client=1, task=2))
@@ -256,14 +256,14 @@ def test_personal_layers_need_a_client(tmp_path: Path) -> None:
 
 
 def model_in(folder: Path) -> Path:
-    """An exported file of which only the name and the bytes matter."""
+    """Make an exported file whose content does not matter."""
     path = folder / "m.onnx"
     path.write_bytes(b"a model")
     return path
 
 
 def test_the_card_of_a_client_that_has_never_trained_says_so(tmp_path: Path) -> None:
-    """It is scored all the same: by the common layers, and its own as the run began with them."""
+    """The card of a client that never trained says so. Its model has the common layers and its initial own layers."""
     from cfl.export.card import write_card
 
     client = trained(methods={"local": PersonalLayers(["head.*"])}, participation=RandomShare(0.25))
@@ -309,7 +309,7 @@ def test_unknown_formats_and_folders_are_refused(tmp_path: Path) -> None:
 def test_missing_packages_are_named_before_any_work(
     suffix: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the checkpoint is looked at: there is none."""
+    """A missing package is named before the checkpoint is read, which does not exist here."""
     find = importlib.util.find_spec
     with mock.patch("cfl.export.formats.find_spec", lambda name: None if name == package else find(name)):
         assert main(["export", "--ckpt_path", str(tmp_path / "no.ckpt"), "--out", str(tmp_path / f"m{suffix}")]) == 2
@@ -329,7 +329,7 @@ def test_a_file_that_answers_otherwise_is_not_left_behind(convolutional: Client,
 
 
 def export(*arguments: str) -> int:
-    """``cfl export ...`` without the options of other subcommands, which take most of the time."""
+    """Run ``cfl export ...`` without building the options of other subcommands, which takes most of the time."""
     only = {name: skipped for name, skipped in FederatedCLI.subcommands().items() if name == "validate"}
     with mock.patch.object(FederatedCLI, "subcommands", return_value=only), mock.patch.dict(os.environ):
         return main(["export", *arguments])
@@ -371,14 +371,14 @@ def test_the_command_writes_model_and_card(
 def test_last_is_the_named_runs_wherever_one_is(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder that holds another run, too."""
+    """``--ckpt_path last`` is that of ``--run.dir``, also if the current folder has another run."""
     other = {"method": "other", "acc": 99.5}
     (tmp_path / "summary.json").write_text(json.dumps(other))
     (tmp_path / "config.yaml").write_text("nothing: of it\n")
     monkeypatch.chdir(tmp_path)
     assert export("--ckpt_path", "last", "--run.dir", str(run_folder), "--out", "m.safetensors") == 0
     written, card = (tmp_path / name for name in ("m.safetensors", "m.safetensors.md"))
-    assert written.stat().st_mode == card.stat().st_mode  # whoever may read one may read the other
+    assert written.stat().st_mode == card.stat().st_mode  # both have the same permissions
     card, summary = card.read_text(), json.loads((run_folder / "summary.json").read_text())
     assert card.startswith("# fedavg on permuted-synthetic\n")
     assert f"| acc | {summary['acc']:.6g} |" in card
@@ -386,7 +386,7 @@ def test_last_is_the_named_runs_wherever_one_is(
 
 
 def test_the_card_of_a_run_in_the_middle_of_a_task_has_the_figures_so_far(tmp_path: Path) -> None:
-    """Those after the task before: of the one that runs, nothing has been evaluated."""
+    """Within a task, the card has the figures after the task before."""
     with tiny_cli.die_at("training", 4, 15):
         assert tiny_cli.fit(tmp_path) == 143
     assert export("--ckpt_path", str(tmp_path / "last.ckpt"), "--out", str(tmp_path / "m.safetensors")) == 0
@@ -398,7 +398,7 @@ def test_the_card_of_a_run_in_the_middle_of_a_task_has_the_figures_so_far(tmp_pa
 
 
 def test_the_card_of_an_earlier_checkpoint_has_its_own_figures(tmp_path: Path) -> None:
-    """Also in the folder of the run that has finished since."""
+    """The card of an earlier checkpoint has that checkpoint's figures, also if the run has finished since."""
     with tiny_cli.die_at("training", 4, 15):
         assert tiny_cli.fit(tmp_path) == 143
     early = tmp_path / "early.ckpt"
@@ -427,7 +427,7 @@ def test_a_damaged_summary_is_named(
 
 
 def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
-    """An interrupted run has no summary: the figures are the checkpoint's."""
+    """The card lists the outputs and classes of every task. Without summary.json, its figures are the checkpoint's."""
     from cfl.export.card import write_card
 
     client = trained(methods={"fedweit": FedWeIT()})
@@ -457,7 +457,7 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
 
 
 def code_of(card: Path) -> str:
-    """The code that a card prints."""
+    """Return the code in a card."""
     return card.read_text().split("```python\n")[1].split("```")[0]
 
 
@@ -466,7 +466,7 @@ def code_of(card: Path) -> str:
 def test_the_code_of_a_card_runs_as_printed(
     suffix: str, scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On its black image, and with images in that one's place: outputs are the model's, classes those of the tests."""
+    """The code in a card runs as printed. On other images, its outputs are the model's and its classes the tests'."""
     from cfl.export.card import write_card
     from cfl.export.prediction import ImageClassifier
 
@@ -496,7 +496,7 @@ def test_the_code_of_a_card_runs_as_printed(
 def test_the_code_of_a_card_normalises_by_the_task_where_data_sets_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One model answers for all tasks, whose images have constants of their own."""
+    """The code in a card normalises images with the constants of the chosen task's data set."""
     from cfl.export.card import write_card
 
     sources: list[Any] = [
@@ -639,7 +639,7 @@ def test_a_checkpoint_of_another_experiment_is_refused(
 
 
 def test_what_the_run_had_of_machines_does_not_matter(run_folder: Path, tmp_path: Path) -> None:
-    """A run of several processes, with loggers, is restored by one without."""
+    """A run of several processes with loggers can be exported by one process, which opens no logger."""
     config = run_folder / "config.yaml"
     original = config.read_text()
     changed = original.replace("  devices: 1\n", "  devices: 4\n").replace(

@@ -1,4 +1,4 @@
-"""``cfl predict``: classes of image files by a run's model."""
+"""``cfl predict``: classes of images, or numbers for rows of tables, by a run's model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200), (180, 180, 40))
 
 
 def predict(*arguments: str) -> int:
-    """``cfl predict ...``, shortened."""
+    """Run ``cfl predict ...`` without building the options of other subcommands."""
     with tiny_cli.shortened(["validate"]):
         return main(["predict", *arguments])
 
 
 def draw(folder: Path, per_class: int, seed: int) -> None:
-    """Pictures of some sizes in a folder for each class, with noise over the class's colour."""
+    """Write pictures of random sizes into a folder for each class, in the class's colour with noise."""
     generator = np.random.default_rng(seed)
     for name, colour in zip(CLASSES, COLOURS, strict=True):
         (folder / name).mkdir(parents=True)
@@ -57,7 +57,7 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(pets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks of two classes; tests choose among all four."""
+    """A class-incremental run of two tasks with two classes each."""
     folder = tmp_path_factory.mktemp("predict") / "run"
     source = {"class_path": "ImageFolder", "init_args": {"path": str(pets), "shape": [3, 4, 4], "resize": "crop"}}
     stream = {"class_path": "ClassSplit", "init_args": {"source": source, "num_tasks": 2, "class_order": "seeded"}}
@@ -86,7 +86,7 @@ def test_classes_have_names_and_the_accuracy_of_the_runs_tests(
 
 
 def test_probabilities_by_hand(run: Path, pets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a picture that is wider than high: its middle, scaled, without normalisation, through the trained weights."""
+    """The probabilities of a wide picture are those of its middle, scaled, not normalised, by the trained weights."""
     file = tmp_path / "wide.png"
     pixels = np.random.default_rng(5).integers(0, 256, (8, 20, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file)
@@ -182,7 +182,7 @@ def test_a_configuration_file_by_its_short_option_is_no_image(run: Path, pets: P
 
 @pytest.fixture(scope="module")
 def task_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks with outputs of their own, of grey images 4 x 4."""
+    """A task-incremental run of two tasks on grey images of 4 x 4 pixels."""
     folder = tmp_path_factory.mktemp("predict") / "tasks"
     source = {"class_path": "Synthetic", "init_args": {"num_classes": 4, "shape": [1, 4, 4], "train_size": 96}}
     stream = {"class_path": "ClassSplit", "init_args": {"source": source, "num_tasks": 2}}
@@ -194,7 +194,7 @@ def task_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_task_incremental_run_needs_the_task(task_run: Path, tmp_path: Path, capsys: Any) -> None:
-    """Images of a file of the data set's kind, of which every class's number is told."""
+    """A task-incremental run is refused without ``--task``. With it, classes of that task are predicted."""
     _, test = Synthetic(4, [1, 4, 4], 96, 40, noise=60.0).load(Path())
     own = test.labels >= 2
     np.savez(tmp_path / "mine.npz", test_images=test.images[own, 0].numpy(), test_labels=test.labels[own].numpy())
@@ -271,7 +271,10 @@ def test_a_sample_whose_scores_overflow_is_named(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Others have -inf where an output is not allowed, and at least one that is."""
+    """A sample whose scores are NaN or all infinite is named.
+
+    Scores of other samples are -inf only for outputs that are not allowed.
+    """
     scores = torch.tensor([[1.0, 2.0, -math.inf, -math.inf]] * 2)
     scores[row] = value
     monkeypatch.setattr(ImageClassifier, "scores", lambda *_: scores)
@@ -308,7 +311,7 @@ def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
         run.predict(np.zeros((2, 5), np.float32))
     np.save(tmp_path / "new.npy", held["test_features"])
 
-    # Another file in its place changes nothing, nor does a run on that one which is loaded as well.
+    # Predictions stay the same if another file replaces the data, and if a run on that file is loaded, too.
     before = run.predict(held["test_features"])
     changed = {f"{part}_features": 3 - 2 * held[f"{part}_features"] for part in ("train", "test")}
     np.savez(file, **{**held, **changed, "class_names": np.array(["a", "b", "c", "d"])})
@@ -328,7 +331,7 @@ def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
 
 
 def test_numbers_are_predicted_for_the_rows_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the network, of rows standardised by the mean and deviation of the training rows."""
+    """A regression run predicts numbers for rows that are standardised by the training rows' mean and deviation."""
     x = np.random.default_rng(0).normal(5.0, 3.0, (80, 2)).astype(np.float32)
     lines = [f"{a},{b},{(a - b) / 3},{'train' if row < 60 else 'test'}" for row, (a, b) in enumerate(x)]
     (tmp_path / "doses.csv").write_text("\n".join(["age,weight,dose,part", *lines]))
@@ -354,7 +357,7 @@ def test_numbers_are_predicted_for_the_rows_of_a_table(tmp_path: Path, capsys: p
 
 
 def test_a_model_is_used_where_its_training_data_are_not(run: Path, pets: Path, tmp_path: Path) -> None:
-    """Names and number of classes are those of the run; its data are not read."""
+    """Predictions do not need the training data: names and number of classes are kept with the run."""
     given = ("--ckpt_path", str(run / "last.ckpt"), str(pets / "test"), "--out")
     assert predict(*given, str(tmp_path / "with.csv")) == 0
     (pets / "train").rename(pets / "away")
@@ -366,7 +369,7 @@ def test_a_model_is_used_where_its_training_data_are_not(run: Path, pets: Path, 
 
 
 def features(folder: Path) -> Path:
-    """A file with vectors around four points, each feature with a scale of its own."""
+    """Write a file with vectors around four points, with a different scale for each feature."""
     generator = np.random.default_rng(0)
     points, scale = generator.normal(size=(4, 6)), 10.0 ** np.arange(-2, 4)
     arrays: dict[str, Any] = {"class_names": np.array([f"kind {number}" for number in range(4)])}

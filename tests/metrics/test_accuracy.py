@@ -100,7 +100,7 @@ def test_average_accuracy_reproduces_the_published_column(final_row: list[float]
 
 
 def authors_forgetting(rows: list[list[float]]) -> float:
-    """What Fed-A-GEM's program prints: rows of growing length, padded with zeros, maximum over all of them."""
+    """Return the forgetting that Fed-A-GEM's program prints: maxima over all rows, which are padded with zeros."""
     padded = np.zeros((len(rows), len(rows)))
     for j, row in enumerate(rows):
         padded[j, : len(row)] = row
@@ -110,13 +110,13 @@ def authors_forgetting(rows: list[list[float]]) -> float:
 @pytest.mark.parametrize("seed", range(5))
 def test_include_last_is_what_the_authors_program_prints(seed: int) -> None:
     a, _ = random_matrix(6, seed)
-    a[1, 4] = 100.0  # better before learning task 4 than ever after: the program never sees this entry
+    a[1, 4] = 100.0  # above the diagonal, so that the program does not read this entry
     for t in range(1, 6):
         rows = [a[j, : j + 1].tolist() for j in range(t + 1)]
         found = forgetting_max(a, after=t, include_last=True).item()
         assert found == pytest.approx(authors_forgetting(rows), abs=1e-10)
         assert found >= 0
-    # whereas the printed formula takes every earlier row, this one included
+    # The formula in the paper is a maximum over all earlier rows, with this entry.
     without = a.clone()
     without[:4, 4] = NAN
     assert forgetting_max(a).item() > forgetting_max(without).item()
@@ -179,7 +179,7 @@ def test_a_missing_term_makes_a_mean_undefined_rather_than_another_mean() -> Non
 
 
 def test_a_client_is_judged_by_the_tasks_that_are_its_own() -> None:
-    """As if the others were not there; a term of its own that is missing still makes a mean undefined."""
+    """A client's figures are means over its own tasks. A missing value of one of these makes a mean undefined."""
     generator = torch.Generator().manual_seed(5)
     a = 100 * torch.rand(3, 4, 4, generator=generator, dtype=torch.float64)
     b = 100 * torch.rand(3, 4, generator=generator, dtype=torch.float64)
@@ -221,7 +221,7 @@ Counts = list[tuple[int, int, int, int, int | None]]
 
 
 def random_counts(tasks: int, clients: int | None, seed: int) -> Counts:
-    """Three batches per row, task and client: (row, task, correct, total, client)."""
+    """Return (row, task, correct, total, client) of three batches for each row, task and client."""
     draw = random.Random(seed)
     everyone = range(clients) if clients is not None else [None]
     counts: Counts = []
@@ -270,7 +270,7 @@ def test_order_and_split_over_processes_do_not_matter(clients: int | None) -> No
     assert torch.equal(fill(AccuracyMatrix(4, clients), shuffled).compute(), whole.compute())
 
     first, second = (fill(AccuracyMatrix(4, clients), shuffled[k::2]) for k in (0, 1))
-    assert not torch.equal(first.compute(), whole.compute())  # also leaves a result behind that merging must replace
+    assert not torch.equal(first.compute(), whole.compute())  # also caches a result, which merging has to replace
     first.merge_state(second)
     assert torch.equal(first.compute(), whole.compute())
     assert torch.equal(first.initial(), whole.initial())
@@ -278,7 +278,7 @@ def test_order_and_split_over_processes_do_not_matter(clients: int | None) -> No
 
 
 def test_counting_waits_for_no_device() -> None:
-    """The meta device stands for an accelerator: its tensors have no values that could be asked for."""
+    """Counting reads no value from a device: tensors on the meta device, which have no values, can be counted."""
     metric = AccuracyMatrix(3)
     metric.update(0, 1, torch.zeros((), dtype=torch.int64, device="meta"), 4)
     metric.update(-1, 1, torch.zeros((), dtype=torch.bool, device="meta"), 4)

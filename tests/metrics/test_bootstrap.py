@@ -1,4 +1,4 @@
-"""The bootstrap's average precision is COCO's own, and its spread that of drawing images anew."""
+"""The bootstrap's average precisions equal those of COCO's evaluation, and vary less with more images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Image = tuple[Tensor, Tensor]
 
 
 def image(seed: int, ties: bool = False) -> Image:
-    """A few boxes of two classes, and detections near some of them; with ties, scores have one decimal."""
+    """Return detections and true boxes of an image with two classes. With ties, scores have one decimal."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -35,7 +35,7 @@ def image(seed: int, ties: bool = False) -> Image:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_precisions_are_those_of_coco(seed: int) -> None:
-    """Also where images count several times, for which they are given several times."""
+    """Average precisions equal COCO's, also if images count several times, which COCO gets several times."""
     images, tied = ([image(100 * seed + number, ties) for number in range(12)] for ties in (False, True))
     times = np.random.default_rng(seed).integers(0, 3, 12)
     repeated = [one for one, count in zip(images, times, strict=True) for _ in range(count)]

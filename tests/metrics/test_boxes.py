@@ -1,4 +1,4 @@
-"""Overlaps, suppression, the loss and the decoding of a grid of boxes, against loops that are written out."""
+"""Overlaps, suppression, loss and decoding of a grid of boxes equal those of plain loops."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_suppression_keeps_what_a_loop_keeps(above: float) -> None:
 
 
 def numbers_at(t: Tensor, predictor: int, row: int, column: int) -> list[float]:
-    """The 5 + K numbers of a predictor, by the layout that the module's docstring gives."""
+    """Return the 5 + K numbers of a predictor, in the layout that the docstring of ``boxes`` gives."""
     maps = t.view(boxes.PER_CELL * (5 + CLASSES), ROWS, COLUMNS)
     return [float(maps[predictor * (5 + CLASSES) + k, row, column]) for k in range(5 + CLASSES)]
 
@@ -80,7 +80,7 @@ def sigmoid(t: float) -> float:
 
 
 def loss_of(t: Tensor, y: Tensor) -> float:
-    """One image's loss, predictor by predictor."""
+    """Return one image's loss, computed predictor by predictor."""
     real = [box for box in y.tolist() if box[0] >= 0]
     holds: set[tuple[int, int, int]] = set()
     total = 0.0
@@ -137,7 +137,7 @@ def test_what_is_decoded() -> None:
 
 
 def test_a_perfect_grid_is_found_again() -> None:
-    """Numbers that say the true boxes give back these boxes, and a small loss."""
+    """Outputs that encode the true boxes are decoded to these boxes."""
     y = torch.tensor([[[1.0, 4, 6, 12, 20], [0, 30, 5, 46, 13], [-1, 0, 0, 0, 0]]])
     maps = torch.full((1, boxes.PER_CELL, 5 + CLASSES, ROWS, COLUMNS), -20.0)
     for kind, left, top, right, bottom in y[0, :2].tolist():
@@ -176,7 +176,7 @@ def test_a_network_for_another_grid_is_refused() -> None:
 
 @pytest.mark.parametrize(("padding", "flip"), [(5, True), (3, False), (0, True)])
 def test_boxes_move_with_their_pixels(padding: int, flip: bool) -> None:
-    """Of an image that is white in its box and black elsewhere, the moved box is where white pixels are."""
+    """Augmentation moves a box with its pixels: in an image that is white in its box only, both stay together."""
     generator = torch.Generator().manual_seed(padding)
     images, labels = torch.zeros(40, 1, 12, 16, dtype=torch.uint8), torch.zeros(40, 2, 5)
     labels[:, 1, 0] = -1

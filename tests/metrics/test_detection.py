@@ -1,4 +1,4 @@
-"""Mean average precision in matrices and whole runs; with COCO's evaluation installed."""
+"""Mean average precision in matrices and whole runs, by COCO's evaluation."""
 
 from __future__ import annotations
 
@@ -32,23 +32,26 @@ ONE = torch.tensor([[0.0, 10, 10, 50, 60], [1, 100, 100, 140, 150]])
 
 
 def found(*scores: float, shift: float = 0.0) -> Tensor:
-    """The boxes of ONE, moved to the right, with scores."""
+    """Return the boxes of ONE with scores, moved to the right by ``shift`` pixels."""
     moved = ONE[: len(scores)].clone()
     moved[:, [1, 3]] += shift
     return torch.cat([moved, torch.tensor(scores)[:, None]], 1)
 
 
 def test_precisions_by_hand() -> None:
-    """A box of 40 pixels that is 4 off overlaps by 36 / 44 = 0.818, so it counts at 7 of the 10 overlaps."""
+    """Precisions equal those computed by hand.
+
+    A box 40 pixels wide that is 4 pixels off overlaps by 36 / 44 = 0.818, so that it counts at 7 of the 10 overlaps.
+    """
     assert mean_average_precisions([(found(0.9, 0.8), ONE)]) == pytest.approx((1.0, 1.0))
     assert mean_average_precisions([(found(0.9, 0.8, shift=4), ONE)]) == pytest.approx((0.7, 1.0))
-    assert mean_average_precisions([(found(0.9), ONE)]) == pytest.approx((0.5, 0.5))  # a class of two is found
+    assert mean_average_precisions([(found(0.9), ONE)]) == pytest.approx((0.5, 0.5))  # one of two classes is found
     assert mean_average_precisions([(found(), ONE)]) == (0.0, 0.0)
     assert all(math.isnan(value) for value in mean_average_precisions([(found(0.9), ONE[:0])]))
 
 
 def test_rows_are_computed_when_they_are_added_up() -> None:
-    """Batches in any order; padding counts for nothing; a row that is evaluated anew replaces what was there."""
+    """A row has values once it is added up. Padding does not count, and a second evaluation replaces the first."""
     padding = torch.tensor([[-1.0, 0, 0, 0, 0]])
     true = torch.stack([torch.cat([ONE, padding]), torch.cat([padding, ONE])])
     good = torch.stack([torch.cat([found(0.9, 0.8), torch.full((1, 6), -1.0)])] * 2)
@@ -96,7 +99,7 @@ def test_engines_agree_and_widths_as_well() -> None:
 
 
 def test_a_detector_learns() -> None:
-    """It finds the rectangles of a few images that it has seen often, which it did not before."""
+    """A detector finds the rectangles of its training images after training, and not before."""
     data = tiny_data(squares(1), schedule={"rounds_per_task": 1})
     torch.manual_seed(0)
     network, measure = TinyYOLO(data.input_shape, data.num_outputs, width=4), data.measure
@@ -137,7 +140,7 @@ def test_der_keeps_the_grid() -> None:
 
 
 class Shifted(Augmentation):
-    """Leaves boxes behind."""
+    """An augmentation that moves images without their boxes."""
 
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
         return images.roll(1, -1)

@@ -1,4 +1,4 @@
-"""Every measure says all that runs, tables, pages and dashboards need of it, and transfer has one sign for all."""
+"""Every measure has all that runs, tables and pages need, and figures of transfer have one sign for all measures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_names_tell_measures_apart() -> None:
 
 @each
 def test_a_measure_is_whole(measure: Measure) -> None:
-    """Its figures have columns or formulas, its mean comes first, and its matrix is empty until something is added."""
+    """A measure's figures have columns, its mean is the first and has a formula, and its new matrix is empty."""
     columns = {figure.key for figure in measure.columns}
     assert measure.figure == measure.of_papers[0]
     assert {measure.figure, *measure.of_papers} <= columns
@@ -54,7 +54,7 @@ def test_a_measure_is_whole(measure: Measure) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_transfer_of_lower_values_has_the_sign_of_accuracies(seed: int) -> None:
-    """Of errors that are 100 minus accuracies, all figures of transfer are those of the accuracies."""
+    """Errors that are 100 minus accuracies have the same FGT, BWT and FWT as the accuracies."""
     generator = torch.Generator().manual_seed(seed)
     a = 100 * torch.rand(4, 4, generator=generator, dtype=torch.float64)
     b = 100 * torch.rand(4, generator=generator, dtype=torch.float64)

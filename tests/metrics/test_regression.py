@@ -1,4 +1,4 @@
-"""RMSE and R2: worked by hand, against scikit-learn, and in whole runs on numbers of the user's own."""
+"""RMSE and R2 equal numbers computed by hand and by scikit-learn, and whole runs predict a user's own numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_THE_SUMMARY = ("rmse", "rmse_fgt", "rmse_bwt", "rmse_fwt", "r2")
 
 
 def held(seed: int = 0, outputs: int = 2) -> dict[str, np.ndarray]:
-    """Features and numbers that follow from them by a linear function and some noise."""
+    """Return features, and numbers that are a linear function of them with noise."""
     generator = np.random.default_rng(seed)
     weights, found = generator.normal(size=(5, outputs)), {}
     for part, size in (("train", 96), ("test", 40)):
@@ -59,7 +59,10 @@ def test_errors_are_those_of_scikit_learn() -> None:
 
 
 def test_figures_by_hand_say_that_a_fall_of_errors_is_good() -> None:
-    """Errors of one sample are what is predicted, as the truth is 0: a = [[1, 5], [3, 2]], b = [6, 4]."""
+    """A fall of errors counts as good.
+
+    The truth is 0, so that errors are the predictions: a = [[1, 5], [3, 2]], b = [6, 4].
+    """
     matrix = ErrorMatrix(2)
     for row, task, error in [(0, 0, 1.0), (0, 1, 5.0), (1, 0, 3.0), (1, 1, 2.0), (-1, 0, 6.0), (-1, 1, 4.0)]:
         matrix.update(row, task, torch.tensor([[error]]), torch.zeros(1, 1))
@@ -70,7 +73,7 @@ def test_figures_by_hand_say_that_a_fall_of_errors_is_good() -> None:
 
 
 def test_cleared_rows_and_states_of_other_sizes() -> None:
-    """A row that is cleared is gone from R2 as well; a state comes back, but not into another number of outputs."""
+    """Clearing a row also clears its R2. A state is restored, but not into a matrix of another number of outputs."""
     one = ErrorMatrix(2, 2, 1)
     y = torch.tensor([[0.0], [1.0], [3.0]])
     for client in (0, 1):
@@ -87,7 +90,7 @@ def test_cleared_rows_and_states_of_other_sizes() -> None:
 
 @pytest.mark.parametrize("engine", ["vmap", "workers"])
 def test_clients_descend_the_mean_squared_error(engine: str) -> None:
-    """One client with all samples in one step of plain SGD: its weights are those of torch's loss and gradient."""
+    """A client descends the mean squared error: a step of SGD on all samples gives the weights of torch's gradient."""
     data = tiny_data(brightness(1), num_clients=1, schedule={"rounds_per_task": 1, "batch_size": 80})
     client = tiny_client(data, engine=EngineOptions(engine))
     network, (x, y) = client.network, data.gather(0, torch.arange(80))
@@ -113,7 +116,7 @@ def test_engines_agree() -> None:
 
 
 def test_a_run_from_arrays_has_its_tables_and_pages(tmp_path: Path) -> None:
-    """The command line from the user's own arrays to the comparison; the matrix is what the model's answers say."""
+    """A regression run on a user's arrays has tables, pictures and a comparison. Its matrix has the model's errors."""
     run = tmp_path / "runs" / "one"
     source = {"class_path": "Features", "init_args": {"path": stored(tmp_path), "numbers": True}}
     config = yaml.safe_load(tiny_cli.TINY.read_text())
@@ -146,7 +149,7 @@ def test_a_run_from_arrays_has_its_tables_and_pages(tmp_path: Path) -> None:
 
 
 class Pairs(Dataset):
-    """Images with one number or several each."""
+    """Images with one or several numbers each."""
 
     def __init__(self, labels: Any) -> None:
         self.labels = labels
@@ -240,7 +243,7 @@ def test_its_losses_are_those_of_torch() -> None:
 
 
 def test_the_page_trains_on_arrays_of_the_readers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code of docs/data.md as printed: its errors are those of its model's answers, and the first task's rises."""
+    """The code of docs/data.md runs as printed. Its errors are those of its model, and the first task's error rises."""
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     (code,) = [block.split("```")[0] for block in page.split("```python\n")[1:] if "numbers(name)" in block]
     monkeypatch.chdir(tmp_path)

@@ -60,7 +60,7 @@ def test_spread_is_that_of_the_standard_library() -> None:
     [
         ({0: 84.0, 1: 86.0}, (87.0, 0.6), "matched"),  # 85 +- 1.414, difference 2 within 2.014
         ({0: 84.0, 1: 86.0}, (87.1, 0.6), "off by -2.10"),
-        ({0: 85.0}, (85.5, None), "matched"),  # the column's tolerance of half a point
+        ({0: 85.0}, (85.5, None), "matched"),  # within the column's tolerance of 0.5
         ({0: 85.0}, (85.51, None), "off by -0.51"),
         ({0: 86.0}, (85.0, 0.9), "off by +1.00"),
         ({}, (85.0, 0.9), "not run"),
@@ -74,12 +74,12 @@ def test_matched_is_inside_both_spreads_or_the_tolerance(
 
 @pytest.mark.parametrize("scale", ["short", "smoke"])
 def test_a_reduced_scale_never_matches(scale: str) -> None:
-    """Even where the number is the paper's to the last digit."""
+    """A run at a reduced scale is never called a match, even if its number equals the paper's."""
     assert cell({0: 85.68}, (85.68, 0.57), scale).status == f"{scale}: by order only"
 
 
 def test_a_published_number_that_is_no_target_is_not_compared() -> None:
-    """Even where ours is the very same; columns and points that nothing is said of are."""
+    """A cell that a NoTarget names is not compared, even if our number equals the paper's. Other cells are compared."""
     of_nll = NoTarget("it is no likelihood", {"method": ["fot"]}, ["ACC"])
     table = replace(fot()["table1"], no_targets=[of_nll])
 
@@ -104,7 +104,7 @@ def test_a_column_without_an_order_is_not_compared_at_a_reduced_scale() -> None:
 
 @pytest.mark.parametrize(("ours", "status"), [(1.0, "matched"), (0.0, "off by -1")])
 def test_what_is_the_same_at_every_scale_is_compared_at_each(ours: float, status: str) -> None:
-    """Whether a method stores anything at clients does not depend on the number of rounds."""
+    """A column that does not depend on the scale is compared at every scale, such as whether clients store anything."""
     table2 = fot()["table2"]
     storage = Cell(table2, point("short", method="ewc"), "storage", Published({}, "storage", 1, None), {0: ours})
     assert storage.status == status
@@ -112,7 +112,7 @@ def test_what_is_the_same_at_every_scale_is_compared_at_each(ours: float, status
 
 
 def test_no_wrong_sign_is_a_match() -> None:
-    """Where the paper's own number is the gain of a method, its tolerance lies below it."""
+    """A gain of 0 does not match the paper's gain: the tolerance is smaller than the gain."""
     table7 = fot()["table7"]
     (gain,) = [p for p in table7.published if p.place["setting"] == "federated"]
     worse = Cell(table7, {**point(), "setting": "federated"}, "improvement", gain, {0: 0.0})
@@ -120,7 +120,7 @@ def test_no_wrong_sign_is_a_match() -> None:
 
 
 def test_what_has_no_value_at_a_reduced_scale_says_so() -> None:
-    """Or it would read as if the published protocol had been run."""
+    """A cell without a value at a reduced scale names the scale, so that it is not taken for the published protocol."""
     table, why = fot()["table1"], {0: "never within 100 rounds"}
     none = Cell(table, point("short"), "ACC", None, {}, "no value (never within 100 rounds)", (), why)
     some = Cell(table, point("short"), "ACC", None, {1: 80.0}, "no value (never within 100 rounds)", (), why)
@@ -205,7 +205,7 @@ def test_a_figure_that_a_run_lacks_is_said(tmp_path: Path) -> None:
 
 
 def test_a_seed_without_a_value_is_not_forgotten(tmp_path: Path) -> None:
-    """The mean of the others is no match, whatever it is."""
+    """A cell in which one seed has no value is not compared with the paper, and says how many seeds have one."""
     for seed, used in ((0, 61.0), (1, None), (2, 62.0)):
         write_run(tmp_path / str(seed), arguments(method="fot"), seed, used_space=used)
     known = experiments(tmp_path)
@@ -223,7 +223,7 @@ def test_missing_data_is_said_where_it_is_needed(tmp_path: Path) -> None:
     statuses = {c.point["benchmark"]: c.status for c in known.cells(fot()["table3"], "paper")}
     assert statuses["five-datasets"] == "cannot run here (needs CIFAR10, SVHN)"
     assert {statuses[b] for b in ("pmnist", "cifar100", "mini-imagenet")} == {"not run"}
-    assert {c.status for c in known.cells(fot()["table3"], "smoke")} == {"not run"}  # made-up data there
+    assert {c.status for c in known.cells(fot()["table3"], "smoke")} == {"not run"}  # smoke runs use made-up data
 
 
 def test_jobs_are_what_is_missing(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_value_that_a_constructor_refuses_is_told_before_anything_is_run(tmp_p
 
 
 def test_a_refused_configuration_is_its_own_cells_failure(tmp_path: Path) -> None:
-    """The others are run and reported all the same."""
+    """A refused configuration makes its own cell fail. The other cells are run and reported."""
     bad = Rule({"method": "fot"}, settings={"methods.fot.threshold": "high"})
     table = replace(fot()["table1"], rules=[*fot()["table1"].rules, bad])
     chosen = {**PMNIST, "method": ["fedavg", "fot"]}
@@ -285,7 +285,7 @@ def test_a_run_that_two_cells_need_is_made_once(tmp_path: Path) -> None:
 
 
 def test_runs_are_found_behind_links_and_once(tmp_path: Path) -> None:
-    """Another disk may hold them; a link may lead back."""
+    """Runs behind symbolic links are found once, also if a link leads back to the folder."""
     folder = write_run(tmp_path / "disk" / "a", arguments())
     (tmp_path / "runs").mkdir()
     for name, target in (("a", folder), ("b", folder), ("c", tmp_path / "runs")):
@@ -320,14 +320,14 @@ def test_unfinished_and_broken_folders_are_no_runs(tmp_path: Path) -> None:
 
 
 def test_two_methods_may_measure_a_layer(tmp_path: Path) -> None:
-    """Layers that one of them alone measures have their own names; a short table of either is a damaged run."""
+    """A layer that two methods measure is named method.layer. A table that lacks a task is a damaged run."""
     config = resolver().config(arguments(method="fot"))
     methods = {**config["methods"], "gpm": {"class_path": "GPM"}}
     folder = write_run(tmp_path / "a", (), config={**config, "methods": methods})
     gpm = folder / "gpm.csv"
     gpm.write_text("task,layer,used_space\n0,b,1.0\n1,b,2.0\n0,c,3.0\n1,c,4.0\n")
     assert read_result(folder).space == {"a": [10.0, 20.0], "fot.b": [11.0, 21.0], "gpm.b": [1.0, 2.0], "c": [3.0, 4.0]}
-    gpm.write_text("task,layer,used_space\n0,b,1.0\n1,b,2.0\n2,b,3.0\n")  # one after the last task, too
+    gpm.write_text("task,layer,used_space\n0,b,1.0\n1,b,2.0\n2,b,3.0\n")  # with a row after the last task, too
     assert read_result(folder).space["gpm.b"] == [1.0, 2.0, 3.0]
     gpm.write_text("task,layer,used_space\n0,b,1.0\n")
     with pytest.raises(RunFolderError, match=r"gpm\.csv: .*1 rows for b and 3 tasks"):
@@ -364,7 +364,7 @@ def test_damaged_files_are_named(name: str, content: bytes, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["config.yaml", "fot.csv", "accuracy_matrix_task_il.csv"])
 def test_files_that_changed_since_the_run_ended_are_named(name: str, tmp_path: Path) -> None:
-    """Although each would pass for what a run leaves."""
+    """A run with a file that changed after its end is left out, even if the file is valid by itself."""
     folder = write_run(tmp_path / "a", arguments(method="fot"))
     shutil.copy(folder / "accuracy_matrix.csv", folder / "accuracy_matrix_task_il.csv")
     write_checksums(folder, [path.name for path in folder.iterdir()], {})
@@ -385,7 +385,7 @@ def test_a_configuration_with_another_seed_than_the_summary_is_named(tmp_path: P
 
 
 def test_a_run_that_diverged_is_no_run_that_was_never_made(tmp_path: Path) -> None:
-    """Also beside seeds that did not."""
+    """A seed that diverged is reported as failed, alone and beside seeds that finished."""
     for name, seed in (("a", 0), ("b", 1)):
         folder = write_run(tmp_path / name, arguments(), seed)
         (folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
@@ -402,7 +402,7 @@ def test_a_run_that_diverged_is_no_run_that_was_never_made(tmp_path: Path) -> No
 
 
 def test_a_run_that_diverged_is_not_made_again(tmp_path: Path) -> None:
-    """Wherever it lies; one that another try has finished counts as that."""
+    """A seed that diverged in any folder is not run again. If another folder has it finished, it counts as finished."""
     for name, seed in (("a", 0), ("b", 1), ("c", 1)):
         folder = write_run(tmp_path / name, arguments(), seed)
         (folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
@@ -426,7 +426,10 @@ def test_runs_on_other_data_are_not_held_against_the_paper(tmp_path: Path) -> No
 
 
 def test_an_interrupted_run_goes_on_where_it_was_begun(tmp_path: Path) -> None:
-    """Its folder is named by the options there were then; one of another seed, or a finished one, is none."""
+    """An interrupted run is continued in its own folder, even if its configuration lacks an option added since.
+
+    A folder of another seed or of another experiment is not used.
+    """
     chosen = {**PMNIST, "method": ["fot"]}
 
     def folder() -> Path:
@@ -458,7 +461,7 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
     write_run(tmp_path / "c", arguments(method="gpm"), 0, 70.0)
     report = write_report(experiments(tmp_path), fot()["table1"], "paper", PMNIST, tmp_path)
     assert "| Permuted MNIST | non-IID | FL | ACC | 80.06 ± 0.43 | 80.50 | 1 | +0.44 | matched |" in report.text
-    assert "\n- Weight decay 1e-5 with SGD, as in the authors' code" in report.text  # of all the paper's tables
+    assert "\n- Weight decay 1e-5 with SGD, as in the authors' code" in report.text  # a note of all the paper's tables
     assert re.search(r"\| FOT \| ACC \[\d+] \| 85.21 ± 0.13 \| 87.00 \| 1 \| \+1.79 \| off by \+1.79 \|", report.text)
     assert "| GPM+FL | ACC [" in report.text
     assert ". GPM: threshold" in report.text
@@ -470,7 +473,7 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
         for found in (report.text, text.read_text())
     )
     assert len(shown_rows) > 10
-    assert shown_rows == rows_of_file  # all else is of other benchmarks
+    assert shown_rows == rows_of_file  # the file has further rows, of other benchmarks
     with table.open() as file:
         found = [row for row in csv.DictReader(file) if (row["benchmark"], row["partition"]) == ("pmnist", "shards")]
     rows = {(row["method"], row["figure"]): row for row in found}
@@ -482,7 +485,7 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
 
 
 def test_a_report_of_some_methods_leaves_the_others(tmp_path: Path) -> None:
-    """In its files, which have all seeds; what is printed, and counted, is what was asked for."""
+    """A report's files have all methods and seeds. What it prints and counts are the chosen ones only."""
     for seed in range(4):
         write_run(tmp_path / f"a{seed}", arguments(), seed, 80.0 + seed)
     write_run(tmp_path / "b", arguments(method="fot"), 0, 87.0)
@@ -511,7 +514,7 @@ def test_notes_of_a_report_are_of_its_cells(tmp_path: Path) -> None:
 
 
 def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:
-    for method, acc in (("fedavg", 80.06), ("gpm", 72.17), ("fot", 85.21)):  # the paper's very numbers
+    for method, acc in (("fedavg", 80.06), ("gpm", 72.17), ("fot", 85.21)):  # exactly the paper's numbers
         write_run(tmp_path / method, arguments(scale="short", method=method), 0, acc)
     report = write_report(experiments(tmp_path), fot()["table1"], "short", PMNIST, tmp_path)
     assert "| matched |" not in report.text

@@ -1,4 +1,4 @@
-"""The page of the papers' claims: its tables are what the kept runs say, other figures stand on the pages named."""
+"""The page of the papers' claims: its tables follow from the kept runs, its other figures are on the pages it names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = yaml.safe_load((DOCS / "claims.yaml").read_text())
 
 @pytest.fixture(scope="module")
 def claims() -> ModuleType:
-    """The module, which is no part of the package."""
+    """The module docs/claims.py, which is not part of the package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(DOCS)
         return import_module("claims")
@@ -47,7 +47,7 @@ def test_the_section_is_there_and_its_page_has_the_figures_in_words(row: dict[st
 
 @dataclass(frozen=True)
 class OfCell:
-    """What a claim reads of a cell."""
+    """A cell with only the attributes that a claim reads."""
 
     seeds: dict[int, float]
     published: Spread
@@ -68,14 +68,14 @@ def cell(published: float, std: float, *ours: float) -> OfCell:
 @pytest.mark.parametrize(
     ("first", "second", "verdict"),
     [
-        (cell(5, 0.1, 3), cell(1, 0.1, 1.5), "confirmed"),  # 1.5 exceeds the tolerances' 1
+        (cell(5, 0.1, 3), cell(1, 0.1, 1.5), "confirmed"),  # 1.5 exceeds 1, the sum of the tolerances
         (cell(5, 0.1, 3), cell(1, 0.1, 2.5), "open"),
         (cell(5, 0.1, 1.5), cell(1, 0.1, 3), "contradicted"),
-        (cell(5, 1, 3), cell(1, 1, 1.5), "open"),  # 1.5 is less than the deviations' 2
+        (cell(5, 1, 3), cell(1, 1, 1.5), "open"),  # 1.5 is less than 2, the sum of the deviations
         (cell(5, 1, 3, 2.7), cell(1, 1, 1.5, 1.2), "confirmed"),  # the same difference with both seeds
-        (cell(5, 1, 3, 1), cell(1, 1, 1.5, 1.2), "open"),  # 1.5 and -0.2
+        (cell(5, 1, 3, 1), cell(1, 1, 1.5, 1.2), "open"),  # the differences are 1.5 and -0.2
         (cell(5, 1, 96), cell(1, 1, 96), "contradicted"),
-        (cell(5, 1), cell(1, 1, 96), "open"),  # one was not run
+        (cell(5, 1), cell(1, 1, 96), "open"),  # the first cell was not run
     ],
 )
 def test_verdicts_follow_from_differences(claims: ModuleType, first: OfCell, second: OfCell, verdict: str) -> None:

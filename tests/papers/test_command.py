@@ -1,4 +1,4 @@
-"""The command line, end to end: a table is run for real, then nothing is left to run."""
+"""The command line of ``cfl.papers``: a table is run from start to report, and wrong input is refused."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
     assert "1 run to make, 2 finished" in said
     (command,) = [line for line in said.splitlines() if line.startswith("cfl fit --config=configs/benchmarks/five-")]
     assert " --seed_everything=2 --run.dir=" in command
-    assert command.endswith(" --ckpt_path=last")  # the same command again goes on, as a run of the table would
+    assert command.endswith(" --ckpt_path=last")  # the printed command continues an interrupted run, as `run` does
     assert main(["run", "fot-table1", *ONE, "--seeds", "1-3", "--dry-run", *runs]) == 0
     said = capsys.readouterr().out
     assert "2 runs to make, 1 finished" in said
     assert [f" --seed_everything={seed} " in said for seed in range(4)] == [False, False, True, True]
     assert main(["report", "fot-table1", *ONE, *runs]) == 0
     assert row in capsys.readouterr().out
-    assert main(["keep", "--scale", "short", *runs]) == 0  # smoke runs are none of these
+    assert main(["keep", "--scale", "short", *runs]) == 0  # there are only smoke runs, so that nothing is kept
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_list_names_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     said = capsys.readouterr().out
     assert all(f"  {name} " in said for name in every_table())
-    for name, table in tables_of("fedweit").items():  # titles in a column, however long a name is
+    for name, table in tables_of("fedweit").items():  # titles begin in the column after the longest name
         (line,) = [line for line in said.splitlines() if line.startswith(f"  fedweit-{name} ")]
         assert line.index(table.title) == len("  fedweit-figure6-middle ")
 
@@ -106,7 +106,7 @@ def make(*arguments: str) -> list[str]:
 
 
 def options(words: list[str]) -> dict[str, str]:
-    """Option -> what follows it."""
+    """Return option -> the word after it."""
     return {word: after for word, after in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
 
 
@@ -140,7 +140,7 @@ def test_a_dry_run_is_one_where_it_was_asked_for(value: str, dry: bool) -> None:
 
 
 def test_make_refuses_variables_that_a_table_has_not() -> None:
-    """Misspelt ones, and those of other targets; before anything is installed."""
+    """A misspelt variable of make, or one of another target, is refused before anything is installed."""
     found = make_said("fot-table1", "METHOD=fot", "SEED=1", "DRYRUN=1", "SCALE=short")
     assert found.returncode == 2
     assert "no variable of fot-table1: DRYRUN METHOD SEED; valid: BENCH METHODS PARTITION ONLY SCALE" in found.stderr
@@ -173,7 +173,7 @@ def test_a_report_of_no_seeds_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_run_that_diverged_is_named_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second command says how to try again, and starts nothing."""
+    """The command names the folder of a run that diverged, says how to run it again, and starts nothing."""
     arguments = fot()["table1"].recipe(point("smoke", benchmark="five-datasets")).arguments
     folder = write_run(tmp_path / "a", arguments)
     (folder / "summary.json").unlink()

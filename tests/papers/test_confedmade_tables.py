@@ -1,4 +1,4 @@
-"""CONFEDMADE's tables: what their runs are, and what the reduced scale leaves of them."""
+"""CONFEDMADE's tables: the configurations of their runs, and how the reduced scale changes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AXES = (("table1", "clients"), ("table2", "configuration"), ("table4", "strategy
 TABLES = ("table1", "table2", "table3", "table3-present", "table3-published-mask", "table4")
 
 SOME = {"offline", "cl-ewc", "finetune", "confedmade", "1", "40", "baseline", "dc-ca-oa", "masked-0.2"}
-"""Of the many methods, numbers of clients and so on, those that are looked at where rules treat the others alike."""
+"""Values of axes that are tested. The tables' rules treat all other values of these axes in the same way."""
 REST = {
     *(method for name in ("table3", "table3-present") for method in tables_of("confedmade")[name].axes["method"]),
     *(value for name, axis in AXES for value in tables_of("confedmade")[name].axes[axis]),
@@ -37,7 +37,7 @@ def config(name: str, point: Mapping[str, str]) -> dict[str, Any]:
 
 
 def rounds(of: Mapping[str, Any]) -> list[int]:
-    """Of each task, where all tasks have numbers of their own or one number for all."""
+    """Return the rounds of each task, or a list of one number that holds for all tasks."""
     given = of["schedule"]["rounds_per_task"]
     return given if isinstance(given, list) else [given]
 
@@ -49,8 +49,10 @@ def network(of: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["table1", "table3", "table4"])
 def test_published_numbers_that_notes_call_no_targets_are_none(name: str) -> None:
-    """Those of networks many times as large, and those of order-agnostic training with one draw of hidden units, which
-    of Table 3's benchmarks only MNIST has; all others are compared.
+    """Numbers that a table's notes call no targets are not compared with our runs. All others are.
+
+    They are those of networks many times as large, and those of order-agnostic training with one draw of hidden units.
+    In Table 3 only MNIST has the latter.
     """
     order = table(name).order
     assert order
@@ -86,7 +88,7 @@ def test_table_1_compares_masks_and_nothing_else() -> None:
 
 
 def test_table_2_scores_clients_and_the_server() -> None:
-    """The column "Client" is of local models, before they are averaged; the other of the averaged one."""
+    """Every run of Table 2 also scores the local models before they are averaged, for the column "Client"."""
     points = list(table("table2").points("paper"))
     assert len(points) == 9
     for point in points:
@@ -100,7 +102,10 @@ def test_table_2_scores_clients_and_the_server() -> None:
 
 
 def test_published_numbers_of_table_2_are_at_the_masks_that_gave_them() -> None:
-    """Order-agnostic training with one draw of hidden units is published with the defect alone; all are targets."""
+    """Order-agnostic training with one draw of hidden units has a published number only with the stale output mask.
+
+    This mask is the published code's defect. All numbers of Table 2 are targets.
+    """
     assert not any(table("table2").no_target(p.place, p.figure) for p in table("table2").published)
     for point in table("table2").points("paper"):
         options = network(config("table2", point))
@@ -133,7 +138,7 @@ def test_the_client_column_is_filled_from_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_short_changes_rounds_and_tasks_alone(name: str) -> None:
-    """The same clients, data, networks and methods."""
+    """The scale short changes rounds and numbers of tasks. Clients, data, networks and methods are the same."""
     for point in table(name).points("paper"):
         if not set(point.values()) & (SOME | REST) <= SOME:
             continue
@@ -185,7 +190,8 @@ def test_curves_are_of_all_tasks_of_the_first_and_of_the_newest(tmp_path: Path) 
 def test_figure_4_has_pairs_that_learn_what_others_have_learned(scale: str) -> None:
     for overlap, lent in (("full", {0: 3, 1: 2, 2: 1, 3: 0}), ("partial", {0: 3, 1: 2})):
         of = config("figure4", {"overlap": overlap, "scale": scale} | dict(table("figure4").fixed))
-        assert of["data"]["sequences"]["init_args"]["count"] is None  # the reduced scale counts three elsewhere
+        # Figure 4 has all tasks at every scale. Other tables have three at the reduced scale.
+        assert of["data"]["sequences"]["init_args"]["count"] is None
         tasks = of["data"]["sequences"]["init_args"]["tasks"]
         assert of["data"]["num_clients"] == len(tasks) == 4
         assert max(max(own) for own in tasks) < of["data"]["stream"]["init_args"]["num_tasks"]
@@ -204,7 +210,7 @@ def test_offline_learns_about_as_long_as_one_task_lasts() -> None:
 
 
 def test_cells_whose_data_were_missing_say_so() -> None:
-    """As the project's own page of all cells has it: the list of missing data lies beside the kept runs."""
+    """A cell names the data that were missing, from the list that is beside the project's kept runs."""
     of = table("table3")
     known = Experiments(resolver(), Results([]), MissingData(of.paper.folder / RESULTS / MISSING))
     chosen = {"method": ["finetune", "confedmade"]}

@@ -1,4 +1,4 @@
-"""Learning curves of finished runs: rounds-to-accuracy in tables, pictures over rounds, and what is kept of them."""
+"""Learning curves of finished runs: rounds to an accuracy in tables, pictures over rounds, and curves of kept runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAPER = fot()["table1"].paper
 EVALUATED = "--schedule.evaluate_every=1"
 TARGETS = "--targets.accuracies=[85, 90]"
 ONE = {"axes": {"benchmark": ["pmnist"], "partition": ["shards"], "method": ["fedavg", "fot"]}}
-"""A table's file: two methods at one place."""
+"""The axes of a table: two methods on one benchmark with one partition."""
 
 
 def arguments(*further: str, **axes: str) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def test_rounds_to_an_accuracy_and_the_curve(tmp_path: Path) -> None:
         assert run.figure(f"rounds_to({asked})") == rounds
     assert run.figure('rounds_to("95") - rounds_to("70")') == 4
     assert run.figure("curve") == [None, 70.0, None, 90.0, 88.0, 95.25]
-    assert run.figure("rounds") == 6  # of the summary, as ever
+    assert run.figure("rounds") == 6  # still the number of rounds in the summary
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,10 @@ def test_a_number_of_rounds_that_there_is_not(expression: str, why: str, tmp_pat
 
 
 def test_task_ends_alone_are_no_curve(tmp_path: Path) -> None:
-    """Else the last round of a task would pass for the first that reaches an accuracy."""
+    """A run that is evaluated at task ends only has no curve and no rounds to an accuracy.
+
+    Otherwise the last round of a task would be taken for the first that reaches an accuracy.
+    """
     run = read_result(write_curve(tmp_path / "run", [None, None, 95.0]))
     assert list(run.rounds) == []
     with pytest.raises(Undefined, match="evaluated at task ends only"):
@@ -111,7 +114,7 @@ def test_a_run_that_may_stop_fills_only_cells_that_ask_for_it(tmp_path: Path) ->
     results = Results([stopping, whole])
     assert results.of(resolver().experiment(arguments(EVALUATED, TARGETS))) == {0: stopping}
     assert results.of(resolver().experiment(arguments(EVALUATED))) == {0: whole}
-    watched = arguments(EVALUATED, TARGETS, "--targets.stop=false")  # a run to the last round, whatever it notes
+    watched = arguments(EVALUATED, TARGETS, "--targets.stop=false")  # targets that do not end the run
     assert results.of(resolver().experiment(watched)) == {0: whole}
 
 
@@ -119,7 +122,7 @@ def test_a_run_that_may_stop_fills_only_cells_that_ask_for_it(tmp_path: Path) ->
 
 
 def test_a_report_over_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Means over seeds as far as the shortest run went; rounds without an evaluation are left out."""
+    """A curve is the mean over seeds, up to the end of the shortest run. Rounds that are not evaluated are left out."""
     write_curve(tmp_path / "a", [10.0, None, 30.0, 40.0], EVALUATED)
     write_curve(tmp_path / "b", [14.0, None, 36.0], EVALUATED, seed=1)
     drawn = []

@@ -1,4 +1,4 @@
-"""Papers' data files: consistent with themselves, and refused where they are not."""
+"""Definition files of papers: those of the project are consistent, and wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDER = {"axis": "method", "figure": "ACC", "leader": "fot", "reference": "fedav
 @pytest.mark.parametrize("name", list(every_table()))
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_point_has_a_recipe_or_a_reason(name: str, scale: str) -> None:
-    """The only reasons are a method that is not there, and what the table itself says."""
+    """A point without a recipe says why: its method is not implemented, or the table says that it cannot be run."""
     table = every_table()[name]
     points = list(table.points(scale))
     assert points
@@ -36,7 +36,7 @@ def test_every_point_has_a_recipe_or_a_reason(name: str, scale: str) -> None:
 
 
 def test_fedavg_on_permuted_mnist_has_its_own_rounds() -> None:
-    """1100 rounds for it, 2000 for all others (F.4), whatever the partition."""
+    """Federated averaging has 1100 rounds and FOT 2000, with either partition (F.4)."""
     for partition in ("iid", "shards"):
         rounds = {}
         for method in ("fedavg", "fot"):
@@ -47,7 +47,7 @@ def test_fedavg_on_permuted_mnist_has_its_own_rounds() -> None:
 
 
 def test_tables_share_runs() -> None:
-    """A threshold of 0.87 in Table 12 is Table 1's run, Table 3's is Table 1's, Table 7's are."""
+    """Table 3's run, and Table 12's with a threshold of 0.87, are Table 1's run."""
     table1 = resolver().experiment(fot()["table1"].recipe(point(benchmark="cifar100", method="fot")).arguments)
     axes = {"benchmark": "cifar100", "method": "fot"}
     assert resolver().experiment(fot()["table12"].recipe(point(threshold="0.87", **axes)).arguments) == table1
@@ -63,7 +63,7 @@ def test_settings_of_a_participation_arrive() -> None:
 
 @pytest.mark.parametrize("scale", ["short", "smoke"])
 def test_scales_change_what_they_say(scale: str) -> None:
-    """A short run is the published one but for rounds, clients of a round, the learning rate, and TF32 on GPUs."""
+    """A short run is the published one except rounds, clients per round, learning rate, and TF32 on GPUs."""
     changed = {
         "pmnist": ([64, 16], [0.01, 0.05], [None, None]),
         "cifar100": ([25, 5], [0.01, 0.05], ["high", None]),
@@ -151,7 +151,7 @@ def test_an_axis_that_a_table_does_not_have_is_no_value_of_another(chosen: dict[
 
 
 def test_what_has_no_cell_is_named() -> None:
-    """But not where a part of what was chosen has cells."""
+    """A choice without any cell is refused. A choice of which only a part has cells is accepted."""
     table = tables_of("fedagem")["table1"]
     chosen = {"method": ["icarl"], "benchmark": ["rmnist", "pmnist"], "with": ["fedagem"]}
     message = (
@@ -173,7 +173,7 @@ def test_unknown_scale_and_table() -> None:
 
 
 def test_tables_come_in_the_papers_order() -> None:
-    """Numbers as numbers, whatever follows them; those of other data last."""
+    """Tables and figures are ordered by their numbers, as in the paper. Those on other data come last."""
     assert [name for name in tables_of("fot") if name.startswith("table")] == [
         *(f"table{number}" for number in (1, 2, 3, 4, 5, 6, 7, 10, 11, 12)),
         *("table6-present", "table12-present"),
@@ -248,7 +248,7 @@ def test_which_end_leads_may_differ_by_figure() -> None:
 
 @pytest.mark.parametrize("name", [name for name, table in every_table().items() if table.order and table.published])
 def test_every_published_run_has_a_figure_by_which_it_is_ordered(name: str) -> None:
-    """Otherwise its runs at a reduced scale would be compared with nothing."""
+    """Every published point has a figure by which the table orders runs, as reduced scales compare nothing else."""
     table = every_table()[name]
     assert table.order
     figures: dict[tuple[str, ...], set[str]] = {}
@@ -258,7 +258,7 @@ def test_every_published_run_has_a_figure_by_which_it_is_ordered(name: str) -> N
 
 
 def test_a_paper_is_a_folder(tmp_path: Path) -> None:
-    """Nothing in the code knows FOT: the same files under another name make another paper."""
+    """The code has nothing that is specific to FOT: its files under another name make another paper."""
     shutil.copytree(PAPERS / "fot", tmp_path / "other", ignore=shutil.ignore_patterns("results"))
     for path in (tmp_path / "other" / "published").iterdir():
         path.write_text(path.read_text().replace("fot,table", "other,table"))

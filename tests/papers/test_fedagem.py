@@ -1,4 +1,4 @@
-"""Fed-A-GEM's tables: their numbers, the protocol of their runs, and which of them share a run."""
+"""Fed-A-GEM's tables: their published numbers, the protocol of their runs, and which tables share runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cfl.reporting.matrix_file import write_matrix_csv
 from cfl.running.missing_data import MissingData
 
 MNIST, CIFAR = ("rmnist", "pmnist"), ("cifar10", "cifar100")
-UNLIKE = ("path", "shape", "num_classes", "channels", "scale", "numbers")  # options of Arrays that CIFAR10 has not
+UNLIKE = ("path", "shape", "num_classes", "channels", "scale", "numbers")  # options that Arrays has and CIFAR10 lacks
 IMPLEMENTED = ("fl", "agem", "gpm", "der", "fedcurv", "fedprox", "fot")
 
 
@@ -43,7 +43,7 @@ def place(benchmark: str = "rmnist", method: str = "fl", projection: str = "with
 
 
 def config(table: str = "table1", **axes: str) -> dict[str, Any]:
-    """The resolved configuration of a point, with what the table implies."""
+    """Return the resolved configuration of a point, with the values that the table fixes."""
     (found,) = [p for p in fedagem()[table].points(axes.pop("scale", "paper")) if axes.items() <= p.items()]
     return resolver().config(fedagem()[table].recipe(found).arguments)
 
@@ -88,10 +88,10 @@ def published_of(table: Table, point: Mapping[str, str]) -> dict[str, tuple[floa
 
 
 def test_tables_that_share_a_run_share_its_number() -> None:
-    """What resolves to the same experiment is the same cell of the paper, but for its three contradictions."""
+    """Cells of the same experiment have the same published number, apart from four cells that contradict Table 1."""
     known: dict[str, dict[str, tuple[float, float | None]]] = {}
     for point, recipe in each_recipe(fedagem()["table1"], "paper"):
-        if point["method"] in ("fl", "agem", "der"):  # all that the others have
+        if point["method"] in ("fl", "agem", "der"):  # the other tables have these methods only
             known[setting_hash(resolver().experiment(recipe.arguments))] = published_of(fedagem()["table1"], point)
     shared: dict[str, int] = {}
     others = set()
@@ -122,7 +122,7 @@ def test_forgetting_is_read_off_the_runs_of_the_accuracies(forgetting: str, accu
 
 @pytest.mark.parametrize("benchmark", [*MNIST, *CIFAR])
 def test_the_protocol(benchmark: str) -> None:
-    """The paper's settings, for FL; other methods differ in their methods alone, FOT on CIFAR in its outputs too."""
+    """FL has the paper's settings. Other methods differ in ``methods`` only, FOT on CIFAR in its scenario, too."""
     found = of_table1(benchmark, "fl", "without")
     data, schedule, model = found["data"], found["schedule"], found["model"]
     mnist = benchmark in MNIST
@@ -227,7 +227,7 @@ OF_BENCHMARKS = {
         "augmentation": ("CropFlip", {"padding": 4, "flip": True}),
     },
 }
-"""What all methods of Table 1 have on a benchmark."""
+"""Benchmark -> settings that all methods of Table 1 share."""
 
 FEDCURV = {"strength": 1.0, "fisher": "empirical", "reduction": "mean", "fisher_batch_size": 256, "keep": 1.0}
 FOT = {
@@ -293,7 +293,7 @@ OF_METHODS: dict[str, dict[str, dict[str, Any]]] = {
         "glfc": {"GLFC": {"threshold": 1.2, **GLFC}},
     },
 }
-"""The methods of Table 1's cells, and what these have for options."""
+"""Benchmark -> method of Table 1 -> class -> options."""
 
 OF_L2P = {
     "network": (
@@ -331,11 +331,11 @@ BESIDES: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar10", "glfc"): {"class_loss": "seen"},
     ("cifar100", "glfc"): {"class_loss": "seen"},
 }
-"""Where a method differs from its benchmark outside ``methods``."""
+"""(benchmark, method) -> settings outside ``methods`` that differ from those of OF_BENCHMARKS."""
 
 
 def shown(entry: Mapping[str, Any], *hidden: str) -> tuple[str, dict[str, Any]]:
-    """A class by its own name, and its options but for some."""
+    """Return a class's name without module, and its options without ``hidden``."""
     options = {key: value for key, value in entry["init_args"].items() if key not in hidden}
     return entry["class_path"].rpartition(".")[2], options
 
@@ -344,12 +344,12 @@ def shown(entry: Mapping[str, Any], *hidden: str) -> tuple[str, dict[str, Any]]:
     ("benchmark", "method"), [(benchmark, method) for benchmark, of in OF_METHODS.items() for method in of]
 )
 def test_every_setting_of_table_1(benchmark: str, method: str) -> None:
-    """The paper's section 5 and appendix, its code, and what is said to be chosen."""
+    """Every run of Table 1 has the settings of the paper's section 5, appendix and code, or documented choices."""
     found = of_table1(benchmark, method, "without")
     data, model = found["data"], found["model"]
     expected = OF_BENCHMARKS[benchmark] | BESIDES.get((benchmark, method), {})
     methods = dict(shown(entry) for entry in found["methods"].values())
-    if method == "fot" and benchmark in MNIST:  # by sweeps
+    if method == "fot" and benchmark in MNIST:  # chosen by sweeps
         assert methods["FOT"].pop("threshold") == {"rmnist": 0.8, "pmnist": 0.7}[benchmark]
     assert methods == OF_METHODS[benchmark][method]
     name, options = shown(model["optimizer"])
@@ -374,7 +374,7 @@ def test_the_settings_are_of_all_cells_of_table_1() -> None:
 
 
 LARGER = ("table7", "table8")
-"""S-TinyImageNet and S-YahooQA."""
+"""Tables of S-TinyImageNet and S-YahooQA."""
 
 
 def at_larger(table: str, method: str, projection: str, scale: str = "paper") -> dict[str, Any]:
@@ -385,7 +385,10 @@ def at_larger(table: str, method: str, projection: str, scale: str = "paper") ->
 
 @pytest.mark.parametrize("table", LARGER)
 def test_the_protocol_of_the_larger_data_sets(table: str) -> None:
-    """What the paper says; else as S-CIFAR100, but for one local epoch on texts. Methods differ in themselves alone."""
+    """Settings that the paper omits are those of S-CIFAR100, except one local epoch on texts.
+
+    Methods differ in ``methods`` only.
+    """
     found = at_larger(table, "fl", "without")
     data, schedule, stream = found["data"], found["schedule"], found["data"]["stream"]["init_args"]
     tiny = table == "table7"
@@ -418,7 +421,7 @@ def test_the_protocol_of_the_larger_data_sets(table: str) -> None:
 
 
 def test_networks_of_the_larger_data_sets() -> None:
-    """A ResNet-18 that was trained before, at the published width alone; and a linear layer on what is frozen."""
+    """Images have a ResNet-18, pretrained at the published width only. Texts have a linear layer on fixed features."""
     of_images, of_texts = (at_larger(table, "fl", "without")["model"]["network"] for table in LARGER)
     options = dict(of_images["init_args"])
     assert options.pop("weights") == "resnet18-f37072fd.pth"
@@ -433,7 +436,7 @@ def test_networks_of_the_larger_data_sets() -> None:
 
 @pytest.mark.parametrize("method", IMPLEMENTED)
 def test_fed_a_gem_comes_behind_the_methods_own(method: str) -> None:
-    """With the options of its own file, and nothing of the method is lost."""
+    """Fed-A-GEM is the last method, with the options of its own file, and the other method's options are unchanged."""
     alone, both = (list(of_table1("rmnist", method, w)["methods"].items()) for w in ("without", "fedagem"))
     assert both[:-1] == alone
     name, entry = both[-1]
@@ -443,7 +446,7 @@ def test_fed_a_gem_comes_behind_the_methods_own(method: str) -> None:
 
 
 def test_no_option_of_fed_a_gem_is_left_to_its_default() -> None:
-    """What the code's defaults become later does not change the tables."""
+    """Tables set every option of Fed-A-GEM, so that a later change of a default does not change them."""
     arguments = fedagem()["table1"].recipe(place("rmnist", "der", "fedagem")).arguments
     (given,) = [a.partition("=")[2] for a in arguments if a.startswith("--methods.fed_agem=")]
     assert yaml.safe_load(given)["init_args"].keys() == inspect.signature(FedAGEM).parameters.keys()
@@ -451,7 +454,7 @@ def test_no_option_of_fed_a_gem_is_left_to_its_default() -> None:
 
 @pytest.mark.parametrize("name", [f"{method}-{benchmark}" for method in ("fedcurv", "fot") for benchmark in MNIST])
 def test_a_search_tries_what_table_1_runs_with(name: str) -> None:
-    """One of its candidates is Table 1's present run, seed 0, apart from what all of them set."""
+    """Exactly one candidate of a search is Table 1's run with seed 0, apart from settings that all candidates share."""
     path = CONFIGS / "papers" / "fedagem" / "sweeps" / f"{name}.yaml"
     jobs = SweepState(read_sweep(path), resolver(), Results([])).jobs(Path("runs"))
     common = [setting(key, value) for key, value in yaml.safe_load(path.read_text()).get("set", {}).items()]
@@ -467,14 +470,17 @@ def test_fedcurv_is_kept_stable_at_the_learning_rate_of_cifar(benchmark: str) ->
 
 
 def test_coefficients_of_der() -> None:
-    """Table 19."""
+    """DER's alpha is that of Table 19."""
     found = {b: of_table1(b, "der", "fedagem")["methods"]["der"]["init_args"]["alpha"] for b in (*MNIST, *CIFAR)}
     assert found == {"rmnist": 1.0, "pmnist": 1.0, "cifar10": 0.3, "cifar100": 1.0}
 
 
 @pytest.mark.parametrize("benchmark", ["rmnist", "cifar10"])
 def test_less_communication_is_as_much_training(benchmark: str) -> None:
-    """A round with Fed-A-GEM sends twice what one of FL sends: so many times FL's bytes, and as many local epochs."""
+    """A variant "0.5x" sends 0.5 times the bytes of FL with as many local epochs in all.
+
+    One round with Fed-A-GEM sends twice the bytes of a round of FL.
+    """
     base = config("table3", benchmark=benchmark, communication="fl")["schedule"]
     sent = {}
     for variant in ("2x", "1x", "0.5x", "0.2x"):
@@ -517,7 +523,7 @@ def test_joining_clients_have_the_settings_of_table_16() -> None:
 
 @pytest.mark.parametrize(("classes", "size", "clients"), [(10, 500, 120), (10, 500, 50), (2, 5000, 20), (5, 5000, 10)])
 def test_every_client_can_get_its_samples(classes: int, size: int, clients: int) -> None:
-    """The deals of Tables 5, 6, 14 and 15 are found within the partition's redraws."""
+    """The partitions of Tables 5, 6, 14 and 15 give every client 10 samples within the allowed number of redraws."""
     labels = np.repeat(np.arange(classes), size)
     for seed in range(3):
         shares = Dirichlet(alpha=0.3, min_samples=10).split(labels, clients, np.random.default_rng(seed))
@@ -569,7 +575,7 @@ def test_l2p_at_scale_short_keeps_its_network(benchmark: str, rounds: int) -> No
 
 @pytest.mark.parametrize(("benchmark", "other"), [("cifar10", "CIFAR100"), ("cifar100", "CIFAR10")])
 def test_cfed_distils_on_the_other_cifar_and_not_at_the_server(benchmark: str, other: str) -> None:
-    """Table 19."""
+    """CFeD distils on the other CIFAR set with the options of Table 19, and not at the server."""
     alone, both = (of_table1(benchmark, "cfed", w)["methods"] for w in ("without", "fedagem"))
     assert list(both) == ["cfed", "fed_agem"]
     assert both["cfed"] == alone["cfed"]
@@ -586,7 +592,8 @@ def test_glfc_remembers_as_much_as_the_others(benchmark: str) -> None:
     assert both["methods"]["glfc"] == alone["methods"]["glfc"]
     options = alone["methods"]["glfc"]["init_args"]
     assert options["size"] == both["buffer"]["size"]
-    # From one class for sure to four alike, entropy rises by log 4 = 1.39; from two alike, by log 2.
+    # The entropy of predictions rises by log 4 = 1.39 from one certain class to four equally likely ones.
+    # From two equally likely classes to four it rises by log 2.
     threshold = 0.3 if benchmark == "cifar10" else 1.2
     assert (options["threshold"], options["inversion_steps"], options["perturbation_steps"]) == (threshold, 250, 50)
 
@@ -626,7 +633,7 @@ def test_l2p_sees_pixels_as_its_weights_do(benchmark: str) -> None:
 
 
 def test_columns_are_the_readings_of_a_run(tmp_path: Path) -> None:
-    """Class-IL and Task-IL of one run; FOT's run has one reading; forgetting and transfer are the same run's."""
+    """One run fills Class-IL and Task-IL, and the tables of forgetting and transfer. FOT's run fills one column."""
     figures = {
         "acc_task_il": 47.0,
         "fgt_max_last": 70.0,
@@ -659,7 +666,7 @@ def test_columns_are_the_readings_of_a_run(tmp_path: Path) -> None:
 
 
 def test_figures_ask_for_what_their_axes_say() -> None:
-    """Figure 3: task 1 for buffer sizes; 4: ACC beside forgetting; 5: the present task, not the average."""
+    """Figure 3 shows task 1 for buffer sizes, Figure 4 ACC and forgetting, Figure 5 the current task."""
     figures = {name: fedagem()[name] for name in ("figure3", "figure4", "figure5")}
     assert {n: {f: c.value for f, c in table.figures.items()} for n, table in figures.items()} == {
         "figure3": {"task 1": "curves_task_il[0]"},
@@ -708,7 +715,7 @@ def test_figure_6_compares_memories_on_one_stream_in_time() -> None:
 
 
 def test_figures_show_the_readings_of_a_run(tmp_path: Path) -> None:
-    """Each curve from hand-made matrices: row t is what is known after task t."""
+    """Every curve of Figures 3 to 5 follows from the run's matrices, whose row t is the accuracy after task t."""
     class_il = [[80.0, 1.0, 2.0], [50.0, 90.0, 3.0], [20.0, 60.0, 70.0]]
     task_il = [[82.0, 40.0, 41.0], [88.0, 92.0, 42.0], [76.0, 84.0, 95.0]]
     folder = write_run(tmp_path / "fl", fedagem()["table1"].recipe(place("cifar100")).arguments, matrix=class_il)
@@ -725,13 +732,13 @@ def test_figures_show_the_readings_of_a_run(tmp_path: Path) -> None:
         ("figure4", "ACC"): [80.0, 70.0, 50.0],
         ("figure4", "ACC, Task-IL"): [82.0, 90.0, 85.0],
         ("figure4", "FGT"): [None, 30.0, 45.0],
-        ("figure4", "FGT, Task-IL"): [None, 0.0, 10.0],  # what is best last is not forgotten
+        ("figure4", "FGT, Task-IL"): [None, 0.0, 10.0],  # 0 for a task whose last accuracy is its best
         ("figure5", "current task"): [80.0, 90.0, 70.0],
     }
 
 
 def test_figure_4_has_what_it_compares_in_one_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the paper, solid with Fed-A-GEM and dotted without."""
+    """Figure 4 draws a method with Fed-A-GEM as a solid line and without as a dotted line, in one panel and colour."""
     drawn: list[Figure] = []
     monkeypatch.setattr("cfl.papers.pictures.save", lambda figure, path: drawn.append(figure) or path)
     curves = {"without": [[80.0, 1.0], [50.0, 90.0]], "fedagem": [[81.0, 1.0], [75.0, 85.0]]}
@@ -755,7 +762,7 @@ def test_figure_4_has_what_it_compares_in_one_panel(tmp_path: Path, monkeypatch:
 
 
 def test_a_part_of_cifar_10_is_tried_as_the_whole() -> None:
-    """Every cell of table1-present is Table 1's, but for the images and what a reduced scale says."""
+    """Every run of table1-present is Table 1's, except the images of CIFAR-10, and rounds and epochs at scale short."""
     here, there = fedagem()["table1-present"], fedagem()["table1"]
     assert not here.published
     cells = [point for point in here.points("paper") if here.figures_at(point)]
@@ -787,7 +794,7 @@ def test_a_part_of_cifar_10_is_tried_as_the_whole() -> None:
 
 
 def test_a_part_of_cifar_10_is_held_against_table_1_by_order() -> None:
-    """Every method with Fed-A-GEM against itself without, beside the published numbers of that benchmark and method."""
+    """Every method with Fed-A-GEM is compared with itself without, beside the published numbers of both."""
     table = fedagem()["table1-present"]
     made = [
         Cell(table, point, figure, None, {0: 60.0 if point["with"] == "fedagem" else 50.0})

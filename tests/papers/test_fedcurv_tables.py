@@ -1,4 +1,4 @@
-"""FedCurv's table: its numbers, the protocol of its runs, and what reduced scales change."""
+"""FedCurv's table: its published numbers, the protocol of its runs, and what reduced scales change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_published_numbers() -> None:
 
 
 def test_no_number_can_match_two_methods() -> None:
-    """What the tolerance is justified by."""
+    """The tolerance is less than half the smallest difference between two methods, so that none matches two."""
     for epochs, (place, target) in itertools.product(TYPED, enumerate(TARGETS)):
         counts = sorted(methods[place] for methods in TYPED[epochs].values())
         smallest = min(b - a for a, b in itertools.pairwise(counts))
@@ -59,7 +59,7 @@ def test_no_number_can_match_two_methods() -> None:
 
 @pytest.mark.parametrize(("epochs", "method"), CELLS)
 def test_the_protocol(epochs: str, method: str) -> None:
-    """Section 4 and the caption of Table 1; nothing else differs between the cells."""
+    """Every cell has the settings of section 4 and the caption of Table 1."""
     found = config(epochs, method)
     schedule, data, optimizer = found["schedule"], found["data"], found["model"]["optimizer"]["init_args"]
     assert (schedule["local_epochs"], schedule["batch_size"]) == (int(epochs), 256)
@@ -92,7 +92,7 @@ def test_the_network_has_the_papers_size() -> None:
 
 @pytest.mark.parametrize(("epochs", "method"), CELLS)
 def test_a_short_run_takes_as_many_local_steps(epochs: str, method: str) -> None:
-    """It differs from the published one in clients, samples, batch and rounds alone."""
+    """A short run differs from the published one in clients, samples, batch size and rounds only."""
     paper, short = config(epochs, method), config(epochs, method, "short")
 
     def steps(found: dict[str, Any], share: int) -> int:
@@ -108,7 +108,7 @@ def test_a_short_run_takes_as_many_local_steps(epochs: str, method: str) -> None
 
 
 def test_figures_are_table_1s_runs() -> None:
-    """One run fills three numbers and a curve."""
+    """Figures 1 and 2 show the runs of Table 1, so that a run fills three numbers and a curve."""
     for name, epochs in (("figure1", "50"), ("figure2", "10")):
         figure = fedcurv()[name]
         assert (figure.lines, figure.over, figure.published) == ("method", "rounds", [])
@@ -142,7 +142,7 @@ def test_rounds_are_read_off_a_runs_curve(tmp_path: Path) -> None:
 
 
 def test_fewest_rounds_lead(tmp_path: Path) -> None:
-    """Here few is good: the leader has the fewest, and a run that never got there has no place in the order."""
+    """The method with the fewest rounds leads. A run that never reaches the accuracy is left out of the order."""
     for method, rounds in (("fedavg", 5), ("fedprox", 4), ("fedcurv", 2)):
         write_curve(tmp_path / method, "50", method, "short", [50.0] * (rounds - 1) + [90.0])
     for method, rounds in (("fedavg", 3), ("fedcurv", 4)):

@@ -1,4 +1,4 @@
-"""FedWeIT's figures and its Table 7: what their runs are, that work is equal where it shall be, and the heatmap."""
+"""FedWeIT's tables and figures: configurations of their runs, equal work where runs are compared, and the heatmap."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def test_pictures_have_no_numbers_and_table_7_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("name", ["table2", "table2-present"])
 def test_table_2_has_the_whole_resnet_18(name: str) -> None:
-    """torchvision's weights before the head, with a stem of 3 x 3 instead of 7 x 7 pixels. The published sizes are
-    between five clients' networks and these with dense A of ten tasks besides.
+    """Table 2's network has as many weights as torchvision's ResNet-18, with a stem of 3 x 3 instead of 7 x 7 pixels.
+
+    The published sizes are between five clients' networks and the same with dense A of ten tasks in addition.
     """
     (network,) = {str(of["model"]["network"]): of["model"]["network"] for _, of in configs(name)}.values()
     assert network["class_path"] == "cfl.models.ResNet18"
@@ -146,7 +147,7 @@ def test_figure_6_varies_the_coefficients_and_else_reads_runs_of_table_1() -> No
     found = {(weit(of)["sparsity"], weit(of)["consolidation"]) for _, of in configs("figure6-left")}
     assert len(found) == 12
     assert (0.001, 100.0) in found
-    for value in table("figure6-left").axes["consolidation"]:  # the loss has half of it, the paper's lambda_2 has not
+    for value in table("figure6-left").axes["consolidation"]:  # our loss has half of it, the paper's all of lambda_2
         assert table("figure6-left").label("consolidation", value) == f"{value} (lambda_2 {float(value) / 2:g})"
     for name in ("figure6-middle", "figure6-right", "figure9"):
         for point in table(name).points("paper"):
@@ -156,7 +157,7 @@ def test_figure_6_varies_the_coefficients_and_else_reads_runs_of_table_1() -> No
 
 @pytest.mark.parametrize("name", ["figure6-middle", "figure9"])
 def test_curves_follow_tasks_that_there_are(name: str) -> None:
-    """10 tasks on paper, six of the sets that can be had, two in smoke runs."""
+    """Curves follow tasks before the last, of 10 at scale paper, 4 at short, 2 at smoke, and 6 of noniid-present."""
     for scale, last in (("paper", 9), ("short", 3), ("smoke", 1)):
         for point in table(name).points(scale):
             values = [figure.value for figure in table(name).figures_at(point).values()]
@@ -188,7 +189,7 @@ def test_figure_8_evaluates_every_round_with_5_20_and_100_clients() -> None:
 
 
 def rows_of_a_run() -> list[dict[str, Any]]:
-    """Three clients with three tasks each."""
+    """Return the rows of FedWeIT's table of a run with three clients and three tasks each."""
     sequences = FixedTasks([[2, 0, 1], [1, 2, 0], [0, 1, 2]])
     data = tiny_data(split(3, classes=6), num_clients=3, sequences=sequences, schedule={"rounds_per_task": 1})
     method = FedWeIT(consolidation=1.0)
@@ -197,7 +198,7 @@ def rows_of_a_run() -> list[dict[str, Any]]:
 
 
 def as_csv(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Written to a table and read from it."""
+    """Return rows written to CSV and read back, which have texts for numbers."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()

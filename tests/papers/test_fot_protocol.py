@@ -1,5 +1,7 @@
-"""FOT's settings (Bakman et al., 2024, Appendices E, F and the published code), typed here from the paper, against what
-the tables' configurations resolve to."""
+"""The tables' configurations have FOT's settings, which are typed here from the paper.
+
+The sources are Bakman et al. (2024), Appendices E and F, and the published code.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ COMMON = {
     "model.optimizer.init_args.weight_decay": 1e-5,
     "methods.fot.init_args.rank_rule": "code",
     "methods.fot.init_args.minimum_rank": 1,
-    "methods.er.init_args.size": 1,  # a client: the totals 125, 50, 150 and 50 are the numbers of clients
+    "methods.er.init_args.size": 1,  # for each client: the paper's totals 125, 50, 150, 50 are the numbers of clients
     "methods.er.init_args.per_task": False,
     "methods.glfc.init_args.size": 1,
     "methods.glfc.init_args.per_task": False,
@@ -103,7 +105,7 @@ FIVE = [  # order, mean, std (Table 8's sizes)
 
 def resolved(benchmark: str, method: str, partition: str = "shards") -> dict[str, Any]:
     recipe = fot()["table1"].recipe(point(benchmark=benchmark, method=method, partition=partition))
-    return copy.deepcopy(resolver().config(recipe.arguments))  # which all tests share
+    return copy.deepcopy(resolver().config(recipe.arguments))  # the resolver keeps one configuration for all tests
 
 
 def at(config: Any, key: str) -> Any:
@@ -124,7 +126,7 @@ def test_runs_are_configured_as_the_paper_says(benchmark: str) -> None:
 
 @pytest.mark.parametrize("benchmark", PROTOCOL)
 def test_iid_clients_differ_in_their_data_alone(benchmark: str) -> None:
-    """And in FOT's threshold on Permuted MNIST (Table 9)."""
+    """IID and non-IID runs differ in the partition, and FOT's on Permuted MNIST in the threshold, too (Table 9)."""
     for method in ("fedavg", "fot"):
         shards, iid = resolved(benchmark, method), resolved(benchmark, method, "iid")
         assert iid["data"].pop("partition")["class_path"].endswith(".IID")
@@ -148,7 +150,11 @@ def test_five_datasets_come_in_the_papers_order_with_its_constants() -> None:
 def test_private_variants_differ_from_fot_in_one_option(
     table: str, benchmark: str, variant: str, partition: str
 ) -> None:
-    """Table 6: epsilon 5, delta 1e-5, norms clipped to 1; or the first layer frozen after the first task."""
+    """A private variant of Table 6 changes one option of FOT.
+
+    It adds a mechanism with epsilon 5, delta 1e-5 and norms clipped to 1, or freezes the first layer after the first
+    task.
+    """
     plain = resolved(benchmark, "fot", partition)["methods"]["fot"]["init_args"]
     at_point = point(benchmark=benchmark, method="fot", variant=variant, partition=partition)
     private = resolver().config(fot()[table].recipe(at_point).arguments)["methods"]["fot"]["init_args"]

@@ -1,4 +1,4 @@
-"""Grids: who paid attention to whom, from a run's table to the report, the picture and what is kept."""
+"""Grids of attention between clients: read from a run's table, reported, drawn and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept runs, the reproducibility page, and runs adopted from elsewhere."""
+"""Kept runs, the reproducibility page, and adopted runs from other folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAPER = fot()["table1"].paper
 
 @pytest.fixture(autouse=True)
 def the_projects_own_stay() -> Iterator[None]:
-    """Nothing here may write where the project keeps its runs."""
+    """Require that no test here writes into the project's own folders of kept runs."""
 
     def state() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in PAPERS.rglob("results/*")}
@@ -77,7 +77,7 @@ def test_kept_runs_are_small_and_whole(tmp_path: Path) -> None:
     assert {"machine", "versions", "seconds", "rounds"} <= set(copied.summary)
     again = keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept")
     assert [path.read_text() for path in again.written] == [path.read_text() for path in written]
-    assert again.left_out == []  # a run at a scale that nobody asked for is none of these
+    assert again.left_out == []  # the smoke run is not named, because its scale was not asked for
 
 
 def test_what_is_not_kept_is_said(
@@ -105,11 +105,11 @@ def test_data_that_are_there_by_now_are_not_kept_as_missing(tmp_path: Path) -> N
     keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
     kept = tmp_path / "kept" / "missing-data.json"
     assert json.loads(kept.read_text()) == {"SVHN": "SVHN: files are missing"}
-    # What other papers read is no matter of this one's.
+    # FOT's tables read neither USPS nor YahooAnswers.
     (tmp_path / "runs" / "missing-data.json").write_text('{"CIFAR10": "no", "USPS": "no", "YahooAnswers": "no"}')
     keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
     assert json.loads(kept.read_text()) == {"CIFAR10": "no"}
-    (tmp_path / "runs" / "missing-data.json").unlink()  # nothing is known, for or against
+    (tmp_path / "runs" / "missing-data.json").unlink()  # without a list, the kept one stays
     keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
     assert kept.exists()
     (tmp_path / "runs" / "missing-data.json").write_text("{}")
@@ -127,7 +127,10 @@ def test_a_run_without_the_value_is_shown_before_one_at_a_reduced_scale(tmp_path
 
 
 def test_a_run_that_does_not_record_a_value_leaves_its_cell_to_other_scales(tmp_path: Path) -> None:
-    """Unlike one that says that there is none; and without another it is said what to do."""
+    """A run whose summary lacks an entry leaves its cell to runs at other scales, unlike a run that records null.
+
+    If there are no others, the cell says how to get the value.
+    """
     old = "no value (used_space: the run does not record used_space; remove its folder and run it again)"
     shards = tmp_path / "runs" / "fot" / "pmnist" / "shards" / "fot"
     write_run(shards / "paper-seed0-00000000", arguments(method="fot"), 0)
@@ -176,9 +179,9 @@ def test_the_page_is_made_of_kept_runs_alone(tmp_path: Path) -> None:
         r"non-IID \| FOT \| ACC \[\d+] \| 85.21 ± 0.13 \| 80.00 \| 1 \| - \| short: by order only \|", text
     )
     assert "| Permuted MNIST | IID | FL | ACC | 85.68 ± 0.57 | - | - | - | not run |" in text
-    # Orders are of all runs at a scale, FL's too, whose cell has a row for its run of the published protocol first.
+    # FL has a row for its run of the published protocol, and a second row at scale short, where orders compare it.
     rows = [line for line in text.splitlines() if line.startswith("| Permuted MNIST | non-IID | FL | ACC |")]
-    # And another of Table 10, where nothing was run.
+    # The third row is that of Table 10, of which nothing was run.
     assert [line.split(" | ")[-1] for line in rows] == ["matched |", "short: by order only |", "not run |"]
     assert "| fot-table1 | 128 |" in text  # cells, not rows
     assert "| Permuted MNIST | non-IID | ACC | FL, FOT | differ | - | yes | yes | +30.00 | +5.15 |" in text
@@ -204,7 +207,7 @@ def resolver_hash(seed: int) -> str:
 
 
 def test_the_projects_page_has_every_table_and_the_counts_of_the_written_one() -> None:
-    """The site has the state of every cell, docs/reproducibility.md the counts; both are what the kept runs say."""
+    """The generated page has every table, and docs/reproducibility.md has the counts of the kept runs."""
     text = page(papers(), resolver())
     for table in every_table().values():
         assert f"### {table.full_name}: {table.title}" in text
@@ -215,7 +218,7 @@ def test_the_projects_page_has_every_table_and_the_counts_of_the_written_one() -
 
 @pytest.mark.parametrize("paper", papers(), ids=lambda paper: paper.name)
 def test_every_kept_run_is_a_tables_or_is_named_as_a_sweeps(paper: Paper) -> None:
-    """What a sweep tried and did not choose has no cell, and its name says so."""
+    """Every kept run belongs to a cell of a table, or its name begins with "sweeps-": a candidate of a sweep."""
     for scale, results in read_kept(paper).items():
         left = {r.source.name: r for r in results if r.source and not r.source.name.startswith("sweeps-")}
         tables = paper.tables() if left else []
@@ -226,7 +229,7 @@ def test_every_kept_run_is_a_tables_or_is_named_as_a_sweeps(paper: Paper) -> Non
 
 
 def test_adopted_runs_are_found_afterwards(tmp_path: Path) -> None:
-    """Into the place where the table's own run would lie, without the checkpoint."""
+    """An adopted run is copied without its checkpoint, to where the table's own run would be, and found there."""
     elsewhere = write_run(tmp_path / "elsewhere" / "my-run", arguments(method="fot"), 4, 85.0)
     (elsewhere / "last.ckpt").write_text("large")
     target = adopt(elsewhere, [PAPER], tmp_path / "runs", resolver())
@@ -250,7 +253,7 @@ def test_nothing_is_adopted_into_a_folder_where_a_run_is_being_made(tmp_path: Pa
 
 
 def test_a_copy_that_was_cut_off_is_no_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever file it was at; adopting again makes it whole, also over an older copy."""
+    """A copy that is cut off at any file is not read as a run. Adopting again completes it, also over an older copy."""
     elsewhere = write_run(tmp_path / "elsewhere", arguments(method="fot"), 4, 85.0)
     (elsewhere / "clients").mkdir()
     (elsewhere / "clients" / "accuracy_000.csv").write_text("after_task\n")

@@ -1,4 +1,4 @@
-"""Figures of class-incremental runs whose tasks are known at test time."""
+"""Figures of the Task-IL matrix: accuracies of class-incremental runs with the task known at test time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def result() -> Result:
 def test_averages_forgetting_and_curves_are_those_of_the_other_matrix() -> None:
     of = result()
     assert of.figure("averages_task_il") == [90.0, 75.0, pytest.approx(185 / 3)]
-    # The best accuracy so far on each earlier task, the last one included, less the last.
+    # The best accuracy up to and including the last, minus the last, averaged over earlier tasks.
     assert of.figure("forgettings_task_il") == [None, 20.0, pytest.approx((15 + 20) / 2)]
     assert of.figure("curves_task_il[0]") == [90.0, 70.0, 75.0]
     assert of.figure("curves_task_il[1]") == [None, 80.0, 60.0]

@@ -1,4 +1,4 @@
-"""Comparison by order: rank correlation, who leads, the gap."""
+"""Comparison by order: rank correlation, which method leads, and the gap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cfl.runtime.errors import ConfigError
 
 
 def test_rank_correlation_is_pearsons_of_the_ranks() -> None:
-    """Against numpy, with ranks counted another way; ties included."""
+    """The rank correlation equals numpy's Pearson correlation of ranks that are counted differently, also with ties."""
     generator = np.random.default_rng(0)
     for size in range(3, 9):
         a, b = generator.integers(0, 6, size), generator.normal(size=size)
@@ -56,7 +56,8 @@ def test_order_and_gap() -> None:
     assert found.leads is False
     assert found.leads_in_paper is True
     assert found.gap == (pytest.approx(8.0), pytest.approx(90.35 - 85.68))
-    # Ours: 1 2 4 3; the paper's: 85.68 88.61 88.27 90.35, hence 1 3 2 4. Spearman's 1 - 6 sum d^2 / (n (n^2 - 1)).
+    # Our ranks are 1 2 4 3. The paper's 85.68 88.61 88.27 90.35 have ranks 1 3 2 4.
+    # Spearman's coefficient is 1 - 6 sum d^2 / (n (n^2 - 1)).
     assert found.correlation == pytest.approx(1 - 6 * (0 + 1 + 4 + 1) / (4 * 15))
 
 
@@ -87,7 +88,7 @@ def test_what_lacks_a_value_in_some_seed_is_not_compared() -> None:
 
 
 def test_bounds_are_left_out_and_another_tables_numbers_may_be_compared_with() -> None:
-    """FedWeIT's Table 1 on the sets that can be had, against NonIID-50."""
+    """Bounds have no place in an order, and FedWeIT's table1-present is compared with the numbers of Table 1."""
     present, published = (tables_of("fedweit")[name] for name in ("table1-present", "table1"))
     ours = {"stl": 90.0, "fedprox": 50.0, "scaffold": 30.0, "fedweit": 80.0}
     made = [
@@ -132,7 +133,11 @@ def test_a_table_without_an_order_has_none() -> None:
 
 
 def fedagem_cells(ours: dict[tuple[str, str, str], dict[str, float]]) -> list[Cell]:
-    """Benchmark, method, with -> figure -> our value; every other cell of Fed-A-GEM's Table 1 has none."""
+    """Return the cells of Fed-A-GEM's Table 1 with our values; a cell that ``ours`` lacks has none.
+
+    Args:
+        ours: (benchmark, method, with) -> figure -> value.
+    """
     table = tables_of("fedagem")["table1"]
     numbers = {(*(p.place[axis] for axis in table.axes), p.figure): p for p in table.published}
     found = []

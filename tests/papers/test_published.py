@@ -1,4 +1,4 @@
-"""The published numbers: their shape, their range, and a sample typed anew from the paper."""
+"""The published numbers: how many there are, their ranges, and some that are typed here again from the paper."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OF_ALL |= {"fedweit-table1": 60, "fedweit-table2": 6, "fedweit-table5": 16, "fed
 OF_ALL |= {"confedmade-table1": 12, "confedmade-table2": 14, "confedmade-table3": 72, "confedmade-table4": 10}
 
 OURS_ALONE = {"fot-table2": {"MB kept"}}
-"""Columns that the paper does not have."""
+"""Table -> columns that the paper does not have."""
 
 NOT_PUBLISHED = {"confedmade-table2": {("oa",), ("dc-oa",)}}
-"""Rows that the paper does not have: its own are at ``oa-published`` and ``dc-oa-published``."""
+"""Table -> rows that the paper does not have. It has ``oa-published`` and ``dc-oa-published`` instead."""
 
 
 def number(table: str, figure: str, **place: str) -> Published:
@@ -96,7 +96,7 @@ def test_some_numbers_typed_from_the_paper() -> None:
 @pytest.mark.parametrize("benchmark", ["pmnist", "cifar100", "five-datasets", "mini-imagenet"])
 @pytest.mark.parametrize("partition", ["iid", "shards"])
 def test_fot_leads_where_the_paper_says_so(name: str, benchmark: str, partition: str) -> None:
-    """Highest ACC of all, but for one cell of Table 10, and lowest FGT of all."""
+    """FOT has the lowest published FGT everywhere, and the highest ACC except on 5-Datasets in Table 10."""
     here = [p for p in fot()[name].published if (p.place["benchmark"], p.place["partition"]) == (benchmark, partition)]
     acc = {p.place["method"]: p.mean for p in here if p.figure == "ACC"}
     fgt = {p.place["method"]: p.mean for p in here if p.figure == "FGT"}
@@ -107,7 +107,7 @@ def test_fot_leads_where_the_paper_says_so(name: str, benchmark: str, partition:
 
 
 def test_the_mean_of_table_12_is_its_acc() -> None:
-    """An arithmetical check of 72 numbers: ACC is the mean over tasks, to the paper's rounding."""
+    """In every row of Table 12, ACC is the mean over tasks up to the paper's rounding."""
     published = fot()["table12"].published
     for threshold in fot()["table12"].axes["threshold"]:
         row = {p.figure: p.mean for p in published if p.place["threshold"] == threshold}

@@ -1,4 +1,4 @@
-"""Sweeps: grids, the coarse-then-fine search, and what is chosen."""
+"""Sweeps: grids, the coarse-then-fine search, and which candidate is chosen."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ ENTRY: dict[str, Any] = {
 
 
 def finish(words: list[str]) -> Path:
-    """The finished run that a command would make, in place of the folder that its runner has made."""
+    """Replace the folder that a runner has made by the finished run of its command; return the folder."""
     folder = Path(words[-2].removeprefix("--run.dir="))
     (folder / ".lock").unlink()
-    log = (folder / "log.txt").rename(folder.parent / "log.txt")  # which is open
+    log = (folder / "log.txt").rename(folder.parent / "log.txt")  # the runner has this file open
     folder.rmdir()
     write_run(folder, words[1:-3], 0, 70.0)
     log.rename(folder / "log.txt")
@@ -101,7 +101,7 @@ def test_lowest_of_another_figure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("best", "flagged"), [(0.8, True), (0.9, False), (0.95, True)])
 def test_an_optimum_at_the_end_of_its_grid_is_flagged(best: float, flagged: bool, tmp_path: Path) -> None:
-    """Whatever the order in which the file lists the values."""
+    """A chosen value that is the lowest or highest of its grid is flagged, in any order of the listed values."""
     sweep = read_sweep(sweep_file(tmp_path, seeds=1, grid={"methods.fot.threshold": [0.9, 0.95, 0.8]}))
     for job in SweepState(sweep, resolver(), Results([])).jobs(tmp_path):
         write_run(job.folder, job.arguments, 0, 80.0 if f" {best} " in job.name else 70.0)
@@ -112,7 +112,7 @@ def test_an_optimum_at_the_end_of_its_grid_is_flagged(best: float, flagged: bool
 
 
 def test_a_value_that_is_no_number_of_a_run_is_named(tmp_path: Path) -> None:
-    """Found only by a run, as a summary may hold anything."""
+    """A ``select.value`` that is no number is refused once a run has it, because summaries may have any entry."""
     sweep = read_sweep(sweep_file(tmp_path, seeds=1, select={"value": "benchmark"}))
     (job, *_) = SweepState(sweep, resolver(), Results([])).jobs(tmp_path)
     write_run(job.folder, job.arguments, 0)
@@ -123,7 +123,7 @@ def test_a_value_that_is_no_number_of_a_run_is_named(tmp_path: Path) -> None:
 def test_a_value_that_no_run_records_is_named_after_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A misspelt name must not cost the whole grid."""
+    """A ``select.value`` that no run records stops a sweep after its first run."""
     ran: list[str] = []
 
     def start(_: Launcher, words: list[str], environment: object, log: int, lock: int) -> subprocess.Popen[bytes]:
@@ -142,7 +142,10 @@ def test_a_value_that_no_run_records_is_named_after_the_first(
 def test_only_a_run_that_diverged_is_a_failed_candidate(
     said: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any other failure is reported, leaves the sweep open and is not tried again by the same command."""
+    """A run that diverged counts as the worst candidate, and the sweep ends.
+
+    Any other failure is reported and leaves the sweep unfinished. The same command does not run it again.
+    """
     ran: list[str] = []
 
     def start(_: Launcher, words: list[str], environment: object, log: int, lock: int) -> subprocess.Popen[bytes]:
@@ -179,7 +182,7 @@ def test_only_a_run_that_diverged_is_a_failed_candidate(
 def test_a_finished_run_of_another_experiment_is_not_asked_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The configuration in the folder is another one's, such as one that somebody has edited."""
+    """A finished run whose configuration is of another experiment is named, and the sweep does not ask for it again."""
     asked: list[Job] = []
 
     def run(_: Runner, jobs: list[Job]) -> list[Outcome]:
@@ -206,7 +209,7 @@ def test_a_candidate_that_is_a_tables_run_is_shared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimum", [0.003, 0.02, 1.0, 5.0, 37.0, 450.0])
 def test_search_finds_the_best_power_then_the_best_double(optimum: float) -> None:
-    """On a curve with one top, the value found is at most a factor of sqrt(2) from the top."""
+    """On a score with one maximum, the value found is at most a factor of sqrt(2) from it."""
     tried: list[float] = []
 
     def score(value: float) -> float:
@@ -233,7 +236,7 @@ def test_search_stops_where_a_value_is_not_known_yet() -> None:
 
 
 def test_search_steps_over_values_of_no_use() -> None:
-    """While nothing is known to be of use it goes on; afterwards such a value ends a direction."""
+    """A search continues past values with a score of -inf until one is finite; then such a value ends a direction."""
     tried: list[float] = []
 
     def score(value: float) -> float:
@@ -251,7 +254,7 @@ def sweep_for_rounds(folder: Path, **changes: Any) -> Path:
 
 
 def write_rounds(job: Job, seed: int, to_90: int | None) -> None:
-    """A run that reaches 90 % in some round, or 89 % at the end of ten."""
+    """Write a run that reaches 90 % in round ``to_90``, counted from 1, or only 89 % after ten rounds if it is None."""
     curve = [50.0] * 9 + [89.0] if to_90 is None else [50.0] * (to_90 - 1) + [90.0]
     write_run(job.folder, job.arguments, seed, matrix=[[90.0]], rounds=len(curve))
     rows = ["round,clients,acc", *(f"{r},24,{acc}" for r, acc in enumerate(curve))]
@@ -259,7 +262,7 @@ def write_rounds(job: Job, seed: int, to_90: int | None) -> None:
 
 
 def test_a_run_that_never_gets_there_is_worse_than_any_number(tmp_path: Path) -> None:
-    """Also where fewer is better, and though the other seed of it did better than all."""
+    """A candidate with a seed that never reaches the accuracy is the worst, even if its other seed is the best."""
     grid = {"methods.fedcurv.strength": [4.0, 1.0, 0.5, 0.25]}
     sweep = read_sweep(sweep_for_rounds(tmp_path, grid=grid, seeds=2))
     rounds = [None, 1, 9, 8, 7, 9, 9, 10]  # 4.0: never, 1. 1.0: 9, 8. 0.5: 7, 9. 0.25: 9, 10
@@ -305,7 +308,7 @@ def test_a_failed_run_is_the_worst_and_not_asked_for_again(tmp_path: Path) -> No
 
 
 def test_a_search_goes_on_until_it_is_over(tmp_path: Path) -> None:
-    """As the command does: run what is asked for, ask again."""
+    """A search that is asked again after its runs are made goes on until it has a result, as in the command."""
     search = {"key": "schedule.batch_size", "start": 8, "factor": [2], "steps": 2}
     sweep = read_sweep(sweep_file(tmp_path, grid=None, search=search, seeds=1))
     scores = {8: 60.0, 16: 70.0, 32: 65.0, 4: 50.0}

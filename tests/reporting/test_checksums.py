@@ -53,7 +53,7 @@ def test_sha256sum_reads_them(tmp_path: Path) -> None:
 )
 def test_changes_are_named(change: Callable[[Path], Any], said: str, tmp_path: Path) -> None:
     folder = files(tmp_path / "run")
-    check_unchanged(folder, "clients")  # a run of before there were checksums
+    check_unchanged(folder, "clients")  # a run from before checksums were written
     write_checksums(folder, ["a.csv", "clients/0.csv", "clients/1.csv"], {})
     for name in ("a.csv", "clients", "clients/1.csv", "unknown.csv"):
         check_unchanged(folder, name)
@@ -67,7 +67,7 @@ def test_changes_are_named(change: Callable[[Path], Any], said: str, tmp_path: P
 
 
 def test_a_finished_run_has_those_of_its_tables(tmp_path: Path) -> None:
-    """Neither resuming nor scoring it changes them; a run in its place has its own."""
+    """A finished run has checksums of all its tables. Resuming and scoring change none, overwriting writes new ones."""
     folder = tmp_path / "run"
     assert tiny_cli.fit(folder, *tiny_cli.VARIANTS["personal"]) == 0
     lines = (folder / SUMS).read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Panels at wandb: what they name is what runs log, and a second call replaces what the first has made."""
+"""Panels at wandb: they name figures that runs log, and a second call updates what the first has made."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def specification(tmp_path: Path, *options: str) -> Any:
-    """What ``--dry-run`` writes, where any try to reach a server fails."""
+    """Return what ``--dry-run`` writes, and require that no server is contacted."""
     path = tmp_path / "new" / "spec.json"
     with (
         mock.patch("socket.socket.connect", side_effect=AssertionError("a connection")),
@@ -44,7 +44,7 @@ def specification(tmp_path: Path, *options: str) -> Any:
 
 
 def panels(specification: Any) -> list[Any]:
-    """Every panel of workspace and report: a dictionary with a viewType."""
+    """Return every panel of workspace and report, which is a dictionary with a viewType."""
     if isinstance(specification, dict):
         found = [specification] if "viewType" in specification and "config" in specification else []
         return found + [panel for value in specification.values() for panel in panels(value)]
@@ -52,7 +52,7 @@ def panels(specification: Any) -> list[Any]:
 
 
 def named_keys(specification: Any) -> set[str]:
-    """The names of figures in panels and columns, as they stand in the JSON."""
+    """Return the names of figures in panels and columns of the JSON."""
     return set(re.findall(rf'"(?:summary:)?({PREFIXES})"', json.dumps(specification)))
 
 
@@ -106,13 +106,13 @@ def logged_by(folder: Path, *options: str) -> tuple[set[str], dict[str, Any]]:
 
 
 def test_offline_runs_land_in_the_panels(logged: tuple[set[str], dict[str, Any]], tmp_path: Path) -> None:
-    """Whatever a panel names is in the file of a run that was logged offline, and so are the keys of its grouping."""
+    """Every figure in a panel, and every key by which panels group runs, is logged by offline runs."""
     keys, config = logged
     found = specification(tmp_path)
     named = named_keys(found)
     assert {"final/acc", "final/fgt", "final/bwt", "cl/acc", "cl/accuracy_matrix", "comm/uplink_bytes"} <= named
     assert {"final/nll", "cl/nll", "cl/nll_matrix", "cl/nll_heatmap"} <= named
-    # A media key is logged as one item or, nested, as several under it.
+    # A picture or table is logged under its key, or as several items with the key as prefix.
     named = {key for key in named if not re.search("/map(_|$)", key)}  # of detection, whose library may be missing
     assert [key for key in named if not any(name == key or name.startswith(f"{key}/") for name in keys)] == []
     patterns = {panel["config"]["metricRegex"] for panel in panels(found) if "metricRegex" in panel["config"]}
@@ -171,7 +171,7 @@ def test_benchmarks_have_run_sets_of_their_own(tmp_path: Path) -> None:
 
 
 def test_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options go before wandb's environment variables, these before defaults; a second call writes the same file."""
+    """Options override wandb's environment variables, which override defaults. A second call writes the same file."""
     found = specification(tmp_path)
     assert (found["entity"], found["project"]) == ("", "cfl")
     assert specification(tmp_path) == found
@@ -182,11 +182,11 @@ def test_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found = specification(tmp_path, "--entity", "me", "--project", "mine", "--title", "Mine")
     assert (found["entity"], found["project"]) == ("me", "mine")
     assert (found["workspace"]["title"], found["report"]["title"]) == ("Mine", "Mine")
-    assert not any("project" in runs for runs in run_sets(found))  # they are those of workspace and report
+    assert not any("project" in runs for runs in run_sets(found))  # run sets use that of workspace and report
 
 
 class Server:
-    """A wandb server as far as views are concerned: it keeps what is sent, and finds it again by its name."""
+    """A wandb server with the parts that are needed for views: it keeps views and finds them by name."""
 
     def __init__(self) -> None:
         self.views: dict[str, dict[str, Any]] = {}
@@ -245,7 +245,7 @@ def test_a_second_call_updates_what_the_first_has_made(capsys: pytest.CaptureFix
 
 
 def test_another_servers_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """wandb reads it from its environment variable, also where an option names it."""
+    """``--base-url`` is passed to wandb in its environment variable, and overrides that variable's value."""
     monkeypatch.setenv("WANDB_BASE_URL", "https://old.example.org")
     seen = []
 

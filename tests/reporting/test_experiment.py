@@ -71,7 +71,7 @@ def source(name: str, **options: Any) -> dict[str, Any]:
     ],
 )
 def test_a_benchmark_is_called_by_its_data_sets(sources: list[dict[str, Any]], name: str) -> None:
-    """Else the runs on all files of one kind would stand in one table."""
+    """A benchmark is named after its data sets, so that runs on different files are in different tables."""
     options = {"source": sources[0]} if len(sources) == 1 else {"sources": sources}
     stream = {"class_path": "cfl.data.streams.Permuted", "init_args": options}
     assert benchmark_name({"data": {"stream": stream}}) == name
@@ -102,7 +102,7 @@ def test_every_class_that_moved_is_where_the_table_says() -> None:
 
 
 def test_kept_results_have_the_hashes_of_their_experiments() -> None:
-    """The files of the project: what they say of classes that moved stays, and so do their hashes."""
+    """The project's kept results keep the former paths of classes that moved, and their hashes."""
     moved = 0
     for path in (file for paper in papers() for file in (paper.folder / RESULTS).glob("*-seed*.json")):
         kept = json.loads(path.read_text())
@@ -114,7 +114,10 @@ def test_kept_results_have_the_hashes_of_their_experiments() -> None:
 
 
 def test_a_class_that_moved_goes_by_either_path_into_one_experiment(tmp_path: Path) -> None:
-    """On the command line, in a file and inline; a run's own checkpoint and configuration hold, whatever they say."""
+    """A class by its former or its new path makes the same experiment, on the command line, in a file and inline.
+
+    A run is also scored if its configuration has the path that its checkpoint lacks.
+    """
     fot = ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9")
     noise = {"epsilon": 0.5, "delta": 1e-3}
     options = tuple(part for key, value in noise.items() for part in (f"--methods.fot.mechanism.{key}", str(value)))
@@ -140,7 +143,7 @@ def test_a_class_that_moved_goes_by_either_path_into_one_experiment(tmp_path: Pa
 
 
 def test_an_option_that_was_renamed_goes_by_either_name_into_one_experiment(tmp_path: Path) -> None:
-    """In a file, inline, and in the configuration that a run has left."""
+    """An option by its former or its new name makes the same experiment, in a file, inline and in a run's folder."""
     for number in range(24):
         for part in ("train", "test"):
             place = tmp_path / "pets" / part / "abcd"[number % 4] / f"{number}.png"
@@ -174,7 +177,7 @@ def test_an_option_of_a_foreign_class_keeps_its_name() -> None:
 
 
 def test_what_classes_say_of_themselves_is_found_by_their_former_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a method replays, and by which option a data set is called: read without making one."""
+    """A class by its former path is known to replay, or to name a data set by its path, without building it."""
     monkeypatch.setitem(MOVED, "once.AGEM", "cfl.methods.AGEM")
     monkeypatch.setitem(MOVED, "once.Arrays", "cfl.data.sources.Arrays")
     once = {**config(), "methods": {"agem": {"class_path": "once.AGEM", "init_args": {}}}, "buffer": {"size": 3}}

@@ -30,7 +30,7 @@ NAN = math.nan
 
 
 def numbers(figure: Figure) -> dict[tuple[int, int], str]:
-    """What the cells of the first heatmap say, by (row, column) read off their position."""
+    """Return (row, column) -> text of the cells of the first heatmap, by their positions."""
     texts = (text for text in figure.axes[0].texts if text.get_text())
     return {(round(text.get_position()[1]), round(text.get_position()[0])): text.get_text() for text in texts}
 
@@ -42,7 +42,7 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def pixel_at(figure: Figure, t: int, i: int) -> np.ndarray:
-    """Drawn colour near the lower left corner of the cell of row t and column i, away from its number."""
+    """Return the drawn colour near the lower left corner of the cell in row t and column i, away from its number."""
     image = pixels(figure)
     x, y = figure.axes[0].transData.transform((i - 0.42, t + 0.42))
     return image[image.shape[0] - 1 - int(y), int(x)]
@@ -71,7 +71,7 @@ def test_drawn_colours_follow_the_scale_from_0_to_100() -> None:
     figure = accuracy_heatmap(a, "run")
     for t, i in [(0, 0), (1, 0), (1, 1), (2, 0), (2, 2)]:
         assert pixel_at(figure, t, i) == pytest.approx(colormaps["cividis"](a[t, i].item() / 100)[:3], abs=0.02)
-    for t, i in [(1, 2), (2, 1)]:  # not evaluated: the paper shows
+    for t, i in [(1, 2), (2, 1)]:  # cells not evaluated are white
         assert pixel_at(figure, t, i) == pytest.approx((1.0, 1.0, 1.0))
     bar = figure.axes[-1]
     assert bar.get_ylim() == (0.0, 100.0)
@@ -299,6 +299,6 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 
 
 def test_a_notebook_shows_a_figure_that_is_returned() -> None:
-    """By itself, matplotlib's class is shown only where pyplot is imported."""
+    """A returned figure is shown in a notebook, also without pyplot, whose import makes matplotlib's figures shown."""
     figure = accuracy_heatmap(torch.eye(2) * 100, "x")
     assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which files of a folder another run removes: those of the run that was there."""
+"""Overwriting a run removes the files of the earlier run in the folder, and no others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cfl.reporting.files_of_run import files_of_earlier_run
 
 
 def folder_with(tmp_path: Path, loggers: Any, *files: str) -> Path:
-    """A run folder whose configuration names loggers, with files, of which some may be elsewhere."""
+    """Make a run folder whose configuration names loggers, and files, whose paths are relative to it."""
     folder = tmp_path / "runs" / "one"
     for file in ("rounds.csv", *files):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)

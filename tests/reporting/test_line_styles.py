@@ -1,4 +1,4 @@
-"""A method's look is its own, the same everywhere, and told apart by every reader."""
+"""Colours, dashes and markers: each method has one style everywhere, also distinct for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cfl.reporting.method_names import PRINTED
 ASSETS = Path(__file__).parents[2] / "cfl" / "reporting" / "compare" / "assets"
 ALL = list(dict.fromkeys(PRINTED.values()))
 
-# How colours look to readers without one kind of cones, on linear RGB (Machado, Oliveira and Fernandes, 2009).
+# Matrices on linear RGB that show colours as readers without one kind of cones see them (Machado et al., 2009).
 BLIND = {
     "none": np.eye(3),
     "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],

@@ -51,7 +51,7 @@ def test_rows_may_be_in_any_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 4, 5])
 def test_a_matrix_file_that_ends_before_its_end_is_named(lines: int, tmp_path: Path) -> None:
-    """Wherever it is cut, within a number, too."""
+    """A file that is cut off at any byte is refused with the line where it ends."""
     path = tmp_path / "m.csv"
     write_matrix_csv(path, matrix(4), matrix(4)[0])
     whole = path.read_text()

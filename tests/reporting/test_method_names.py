@@ -8,7 +8,7 @@ import cfl.methods
 from cfl.reporting.method_names import PRINTED, plain, printed
 
 CHOSEN = {"PersonalLayers", "LearningRateDecay", "GradientCompensation"}
-"""Classes that are printed by another name than their own."""
+"""Classes that are printed under another name than their own."""
 
 
 def test_every_method_is_printed_by_its_own_name() -> None:
@@ -24,12 +24,12 @@ def test_every_method_is_printed_by_its_own_name() -> None:
         ("fedavg", {}, "FedAvg"),
         ("fot", {"fot": "FOT"}, "FOT"),
         ("fot+fed_agem", {"fot": "FOT", "fed_agem": "FedAGEM"}, "FOT+Fed-A-GEM"),
-        ("fed-agem", {}, "Fed-A-GEM"),  # its configuration could not be read
+        ("fed-agem", {}, "Fed-A-GEM"),  # without classes, as of a run whose configuration could not be read
         ("glfc", {"glfc": "GradientCompensation"}, "GLFC"),
         ("glfc", {"glfc": "GLFC"}, "GLFC"),
         ("local", {"local": "PersonalLayers"}, "Local"),
         ("fot_tight", {"fot_tight": "FOT"}, "fot_tight"),  # the user's own name
-        ("er", {"er": "Mine"}, "er"),  # another method's
+        ("er", {"er": "Mine"}, "er"),  # the class is not ER
         ("my_mas", {"my_mas": "MyMAS"}, "MyMAS"),
         ("x", {}, "x"),
     ],

@@ -1,4 +1,4 @@
-"""One rule for all numbers that are shown, in Python and in the page."""
+"""All shown numbers are rounded by one rule, in Python and in the page's JavaScript."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PROGRAM = Path(__file__).parents[2] / "cfl" / "reporting" / "compare" / "assets"
     [
         (0.125, 2, "", "0.13"),
         (-0.125, 2, "", "-0.13"),
-        (0.135, 2, "", "0.14"),  # as a float a little above
-        (1.005, 2, "", "1.01"),  # and this a little below
+        (0.135, 2, "", "0.14"),  # the float is a little above 0.135
+        (1.005, 2, "", "1.01"),  # the float is a little below 1.005
         (0.12499999999999999, 2, "", "0.13"),  # a mean with a rounding error
         (0.124999, 2, "", "0.12"),
         (2.5, 0, "", "3"),
@@ -59,7 +59,7 @@ def test_elsewhere_it_is_pythons_rounding() -> None:
         assert significant(value, 3) == f"{value:.3g}"
 
 
-# As floats, the second and third are a little below what they read as.
+# As floats, the second and the third value are a little below the decimals written here.
 TIES = {"fedavg": (0.125, "0.13"), "fot": (2.675, "2.68"), "er": (12.345, "12.35")}
 
 
@@ -96,7 +96,7 @@ def test_the_page_rounds_likewise() -> None:
 
 
 def said_by_the_page(values: list[float]) -> list[str]:
-    """Values as the page's own function writes them, with two decimals and a sign."""
+    """Return values as the page's JavaScript function writes them, with two decimals and a sign."""
     found = re.search(r"const formats = .*?function rounded\(.*?\n  }", PROGRAM.read_text(encoding="utf-8"), re.S)
     assert found is not None
     asked = f"{found[0]}\nconsole.log(JSON.stringify({json.dumps(values)}.map((value) => rounded(value, 2, true))))"

@@ -1,4 +1,4 @@
-"""What is read of a run folder, and what is refused."""
+"""Reading run folders: figures, matrices and curves are read as written, damaged files are refused."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_curve_is_read_with_its_gaps(tmp_path: Path) -> None:
     assert read_curve(tmp_path / "nowhere.csv") == []
     (tmp_path / "rounds.csv").write_text("round,clients\n0,3\n1,3\n")
     assert read_curve(tmp_path / "rounds.csv") == []
-    (tmp_path / "rounds.csv").write_text("round,acc\n2,1.0\n3,2.0\n")  # resumed without the table of those before
+    (tmp_path / "rounds.csv").write_text("round,acc\n2,1.0\n3,2.0\n")  # a run resumed without its earlier rows
     assert read_curve(tmp_path / "rounds.csv") == [None, None, 1.0, 2.0]
 
 
@@ -172,7 +172,7 @@ def test_rounds_to_an_accuracy() -> None:
     curve = [None, 70.0, None, 90.0, 85.0, None, 95.5]
     assert [rounds_to(curve, a) for a in (1, 70, 70.5, 85, 90, 90.5, 95.5, 95.6)] == [2, 2, 4, 4, 4, 7, 7, None]
     assert rounds_to([], 1) is None
-    # A mean of 90 that misses by a rounding error is 90; one that misses by an answer in ten million is not.
+    # A mean below 90 by a rounding error counts as 90. One below by an answer in ten million does not.
     assert rounds_to([90 - 1e-12], 90) == 1
     assert rounds_to([90 - 1e-5], 90) is None
 

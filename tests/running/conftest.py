@@ -1,4 +1,4 @@
-"""What starts ``cfl`` in processes of its own, once for all tests: it imports the program."""
+"""One launcher of ``cfl`` processes for all tests, because it takes seconds to import the program."""
 
 from __future__ import annotations
 

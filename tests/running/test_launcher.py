@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has imported the program."""
+"""The launcher: commands run in processes that are forked from one that has imported the program."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_output_and_exit_status_are_the_commands(
 
 
 def test_a_run_is_that_of_the_shell_to_the_bit(launcher: Launcher, tmp_path: Path) -> None:
-    """Beside another one, in a server that has started others."""
+    """A launched run equals the same run from a shell, bit for bit, also beside another launched run."""
     words = ["fit", f"--config={tiny_cli.TINY}", "--methods.fot", "FOT", "--schedule.rounds_per_task=1"]
     (tmp_path / "of another").mkdir()
     other = start(launcher, tmp_path / "of another", *words, f"--run.dir={tmp_path / 'other'}", "--seed_everything=1")
@@ -89,7 +89,7 @@ def test_a_signal_ends_one_command_which_frees_its_lock(
         os.kill(process.pid, number)
     assert wait(process) == status
     assert not is_locked(tmp_path)
-    process.terminate()  # which is nobody's by now
+    process.terminate()  # without effect, because the process has ended
     assert wait(start(launcher, tmp_path, "--version")) == 0
 
 
@@ -111,7 +111,7 @@ def test_a_command_goes_on_without_its_starter_and_a_server_that_is_gone_is_an_e
 
 
 def test_the_environment_is_the_commands_own(launcher: Launcher, tmp_path: Path) -> None:
-    """Data are looked for where it says."""
+    """A command gets its own environment variables, here the folder of its data."""
     words = ("fit", "--data.stream.source", "MNIST", f"--run.dir={tmp_path / 'run'}")
     process = start(launcher, tmp_path, *words, CFL_DATA_ROOT=str(tmp_path / "nothing"), http_proxy="http://0.0.0.0:1")
     assert wait(process) == 2

@@ -1,4 +1,4 @@
-"""A resolved configuration is the one that ``cfl fit`` runs; an older one is recognised."""
+"""The resolver gives the configuration that ``cfl fit`` runs, and runs from before an option existed are recognised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cfl.runtime.errors import NotUnderstood
 
 
 def test_hash_is_that_of_a_run(tmp_path: Path) -> None:
-    """Run once through ``cfl fit`` itself, then read back from its folder: one hash in all three places."""
+    """The resolved experiment, the run's summary and the result read from its folder have the same hash."""
     arguments = [f"--config={tiny_cli.TINY}", "--methods={fot: {class_path: FOT}}", "--schedule.rounds_per_task=1"]
     assert tiny_cli.run("fit", *arguments, "--seed_everything=3", f"--run.dir={tmp_path / 'run'}") == 0
     wanted = resolver().experiment(arguments, seed=3)
@@ -27,7 +27,7 @@ def test_hash_is_that_of_a_run(tmp_path: Path) -> None:
     result = read_result(tmp_path / "run")
     assert (result.hash, result.seed) == (summary["config_hash"], 3)
     assert result.experiment == wanted
-    # And what tables read of it.
+    # Tables read these figures.
     assert result.figure("acc") == summary["acc"]
     assert result.figure("mean(matrix[-1])") == pytest.approx(summary["acc"], abs=1e-9)
     assert list(result.space) == ["layers.0", "head"]
@@ -57,7 +57,7 @@ def test_rounds() -> None:
         (("--data.sequences={class_path: RandomTasks, init_args: {count: 1}}",), 3),
         (("--data.sequences={class_path: FixedTasks, init_args: {tasks: [[0], [1], [0], [1]]}}",), 3),
         (("--data.sequences={class_path: FixedTasks, init_args: {tasks: [[0, 1], [1, 0]], count: 1}}",), 3),
-        (("--data.sequences={class_path: FixedTasks, init_args: {tasks: []}}",), None),  # which the run refuses
+        (("--data.sequences={class_path: FixedTasks, init_args: {tasks: []}}",), None),  # the run refuses this
         (("--schedule.rounds_per_task=[2, 1]",), 3),
         (("--schedule.clock_spread=0.5",), None),
         (("--schedule.clock_spread=0.5", "--schedule.rounds_per_task=[2, 1]"), None),
@@ -67,7 +67,7 @@ def test_rounds() -> None:
     ],
 )
 def test_rounds_where_it_is_not_the_stream_that_says(options: tuple[str, ...], expected: int | None) -> None:
-    """Clients may have fewer tasks than the stream, and clocks whose last round only a draw tells."""
+    """The number of rounds follows from clients' task sequences. It is unknown with random clocks or mixtures."""
     assert num_rounds(resolver().config([f"--config={tiny_cli.TINY}", *options])) == expected
 
 
@@ -94,7 +94,7 @@ def experiment() -> dict[str, Any]:
     ],
 )
 def test_a_run_from_before_an_option_existed_counts(place: str) -> None:
-    """If the experiment wanted leaves that option at its default; with another value it is another experiment."""
+    """A run from before an option existed is of the wanted experiment exactly if that has the option's default."""
     wanted, older = experiment(), experiment()
     *above, name = place.split(".")
     node = older
@@ -112,7 +112,10 @@ def test_a_run_from_before_an_option_existed_counts(place: str) -> None:
 
 
 def test_an_option_whose_default_is_not_what_was_before_says_what_was() -> None:
-    """FedCIL's generators did not normalise before there was an option for it, and do by default."""
+    """A run from before an option existed counts with the former behaviour where this is not the default.
+
+    FedCIL's generators did not normalise before the option existed. By default they do.
+    """
     wanted = resolver().experiment(fot()["table1"].recipe(point(method="fedcil")).arguments)
     older = copy.deepcopy(wanted)
     assert older["model"]["network"]["init_args"].pop("generator_norm") == "batch"
@@ -155,7 +158,7 @@ def test_defaults_come_from_base_classes_as_well() -> None:
 
 
 def test_found_runs_are_those_of_the_experiment(tmp_path: Path) -> None:
-    """All seeds; of equal ones the first; an older one only where no hash is equal."""
+    """One run is found for each seed: the first with an equal hash, else one from before an option existed."""
     arguments = fot()["table1"].recipe(point(method="fot")).arguments
     other = fot()["table1"].recipe(point(method="fedavg")).arguments
     old = copy.deepcopy(resolver().config(arguments))
@@ -174,7 +177,7 @@ def test_found_runs_are_those_of_the_experiment(tmp_path: Path) -> None:
 
 
 def test_sections_have_the_options_of_the_configuration() -> None:
-    """Else an option of another class would be looked for in vain."""
+    """Every option of a section is completed from the section's class."""
     config = resolver().config([f"--config={tiny_cli.TINY}"])
     for section, owner in SECTIONS.items():
         # Some sections belong to an experiment only where they matter.

@@ -1,4 +1,4 @@
-"""The runner: several processes at a time, failures, signals, missing data, and a real run that is interrupted."""
+"""The runner of many runs: processes at a time, failures, signals, missing data, and a run that is interrupted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {"schedule": {"rounds_per_task": 3}, "data": {"stream":
 
 @dataclass(frozen=True)
 class Scripted(Job):
-    """A job whose process is a few lines of Python; they find their run folder in ``folder``."""
+    """A job whose process runs a few lines of Python. The run folder is their first argument."""
 
     script: str = ""
 
@@ -48,7 +48,7 @@ class Scripted(Job):
 
 
 def start(words: Sequence[str], environment: Mapping[str, str], log: int, lock: int) -> subprocess.Popen[bytes]:
-    """Start Python with some words."""
+    """Start Python with the words as arguments, in place of the launcher."""
     command, nothing = [sys.executable, *words], subprocess.DEVNULL
     return subprocess.Popen(
         command, env=environment, stdin=nothing, stdout=log, stderr=log, pass_fds=[lock], start_new_session=True
@@ -70,7 +70,7 @@ def runner(tmp_path: Path, jobs: int = 1, start: Start = start) -> tuple[Runner,
 
 
 def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
-    """It is reported with the last lines that it said, and makes the exit status 1."""
+    """A failed run is reported with the last lines of its log, makes the exit status 1, and the others still run."""
     noise = "print('\\n'.join(f'line {i}' for i in range(20)))\nsys.exit(3)"
     jobs = [job(tmp_path / "a", FINISH), job(tmp_path / "b", noise), job(tmp_path / "c", FINISH)]
     used, out = runner(tmp_path)
@@ -85,7 +85,7 @@ def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
 
 
 def test_a_bar_without_an_end(tmp_path: Path) -> None:
-    """Where nobody knows the number of rounds, the bar counts those that are done."""
+    """If the number of rounds is unknown, the bar shows how many are done."""
     config = {**CONFIG, "schedule": {"rounds_per_task": 3, "clock_spread": 0.5}}
     script = HEAD + "(folder / 'rounds.csv').write_text('round\\n0\\n1\\n')\ntime.sleep(1)\n" + FINISH
     used, _ = runner(tmp_path)
@@ -122,7 +122,7 @@ def test_a_process_that_cannot_be_made_is_one_failed_run(tmp_path: Path, monkeyp
 
 
 def test_a_run_whose_end_cannot_be_looked_at_is_one_failed_run(tmp_path: Path) -> None:
-    """What it left is there all the same, and counts another time."""
+    """A run whose folder cannot be read at its end counts as failed, and the others still run."""
 
     def read(folder: Path) -> None:
         if folder.name == "a":
@@ -140,7 +140,7 @@ def test_a_process_that_ends_well_without_a_summary_has_failed(tmp_path: Path) -
 
 
 def test_a_summary_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
-    """It says which file is damaged, and how to make the run anew."""
+    """A run with a damaged summary counts as failed. The report names its folder and how to run it again."""
     out = io.StringIO()
     missing, console = MissingData(tmp_path / "missing.json"), Console(file=out, width=300)
     used = Runner(1, missing, console, read_result, start)
@@ -149,12 +149,12 @@ def test_a_summary_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
     assert str(tmp_path / "a") in outcome.reason
     assert "without this folder the same command makes the run anew" in out.getvalue()
     folder = write_run(tmp_path / "b", fot()["table1"].recipe(point("smoke")).arguments)
-    (outcome,) = used.run([job(folder, "sys.exit(3)")])  # finished by someone else in the meantime
+    (outcome,) = used.run([job(folder, "sys.exit(3)")])  # its folder has been finished by another process
     assert (outcome.state, outcome.reason) == ("finished", "by another process")
 
 
 def test_two_at_a_time(tmp_path: Path) -> None:
-    """The first waits for the second, so one after the other would never end; a third starts when one has ended."""
+    """Two runs are made at a time, and a third starts when one has ended. The first run waits for the second."""
     wait = HEAD + "while not (folder.parent / 'b' / 'here').exists(): time.sleep(0.02)\n" + FINISH
     here = HEAD + "(folder / 'here').touch()\n" + FINISH
     used, _ = runner(tmp_path, jobs=2)
@@ -180,7 +180,7 @@ def test_math_threads_are_shared_out(
 def test_all_cores_count_where_the_system_binds_no_process_to_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As macOS, where Python has no ``sched_getaffinity``."""
+    """Without ``sched_getaffinity``, as on macOS, all cores of the machine are divided among the runs."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
@@ -193,7 +193,7 @@ def test_all_cores_count_where_the_system_binds_no_process_to_some(
 @pytest.mark.parametrize(
     ("jobs", "count", "visible", "expected"),
     [
-        (1, 2, None, {None}),  # one run after the other may have them all
+        (1, 2, None, {None}),  # with one run at a time, each may use all devices
         (2, 1, None, {None}),
         (2, 2, None, {"0", "1"}),
         (2, 2, "5, 7", {"5", "7"}),
@@ -207,7 +207,7 @@ def test_cuda_devices_are_dealt_out(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two runs at a time, each of which waits for the other to have begun."""
+    """Each of two runs at a time gets its own GPU, if there are several. Each run waits until the other has begun."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
@@ -221,7 +221,7 @@ def test_cuda_devices_are_dealt_out(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_runs(number: int, tmp_path: Path) -> None:
-    """Both running ones get SIGTERM and end as ``cfl fit`` does; the third is not started."""
+    """A signal to the runner is passed on as SIGTERM to both running runs, and the third is not started."""
     script = (
         HEAD + "signal.signal(signal.SIGTERM, lambda *_: ((folder / 'last.ckpt').touch(), sys.exit(143)))\n"
         "(folder / 'here').touch()\ntime.sleep(100)"
@@ -242,7 +242,7 @@ def test_signals_reach_the_runs(number: int, tmp_path: Path) -> None:
 
 
 def test_a_folder_in_which_another_process_is_at_work_is_left_alone(tmp_path: Path) -> None:
-    """Also when its runner is gone; and free once that process is gone."""
+    """A folder in which another process is at work is left alone, and used once that process has ended."""
     slow = HEAD + "(folder / 'here').touch()\nwhile not (folder / 'go').exists(): time.sleep(0.02)\n" + FINISH
     first, _ = runner(tmp_path)
     second, out = runner(tmp_path)
@@ -264,7 +264,10 @@ def test_a_folder_in_which_another_process_is_at_work_is_left_alone(tmp_path: Pa
 
 
 def test_missing_data_are_found_out_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run that needs them says so, others are not started; and forgotten once a run has read them."""
+    """The first run that lacks a data set marks it as missing, and later runs that need it are not started.
+
+    The mark is removed once a run has read the data set.
+    """
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path / "nothing"))
     monkeypatch.setattr("cfl.data.sources.files.NETWORK_TIMEOUT", 0.01)
     monkeypatch.setattr("socket.socket.connect", lambda *_: (_ for _ in ()).throw(OSError("no network")))
@@ -287,13 +290,13 @@ def test_missing_data_are_found_out_and_remembered(tmp_path: Path, monkeypatch: 
     memory = MissingData(tmp_path / "missing.json")
     assert memory.reason({"USPS", "MNIST"}) == "needs USPS"
     assert memory.reason({"MNIST"}) is None
-    used, _ = runner(tmp_path)  # another day the files are there: it is tried again
+    used, _ = runner(tmp_path)  # a later command tries again, and the files exist now
     assert [o.state for o in used.run([job(tmp_path / "a", FINISH, needs)])] == ["finished"]
     assert MissingData(tmp_path / "missing.json").known == {}
 
 
 def test_data_sets_of_one_class_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a class reads any file, one that is missing says nothing of others; nor does one that is there."""
+    """If a source class reads any file, a missing file does not mark other files as missing."""
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
     images, labels = np.zeros((4, 2, 2), np.uint8), np.arange(4) % 2
     np.savez(tmp_path / "here.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
@@ -319,7 +322,7 @@ def test_data_sets_of_one_class_are_told_apart(tmp_path: Path, monkeypatch: pyte
 
 
 def test_data_are_looked_for_where_the_run_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``data.root`` comes before the environment: what lies there is not missing, and only that is there."""
+    """Files are looked for in ``data.root``, which overrides the environment variable."""
     for folder, images in (("root", "here.npz"), ("environment", "there.npz")):
         (tmp_path / folder).mkdir()
         pixels, labels = np.zeros((4, 2, 2), np.uint8), np.arange(4) % 2
@@ -362,7 +365,7 @@ def test_two_that_remember_missing_data_do_not_undo_each_other(tmp_path: Path) -
     first.add({"USPS": "no"})
     second.add({"SVHN": "no"})
     assert MissingData(path).known == second.known == {"USPS": "no", "SVHN": "no"}
-    first.remove(["SVHN"])  # which it never heard of
+    first.remove(["SVHN"])  # the other object has added this one
     assert MissingData(path).known == first.known == {"USPS": "no"}
     adders = [multiprocessing.Process(target=add_some, args=(path, k)) for k in range(4)]
     for adder in adders:
@@ -406,7 +409,7 @@ def real(folder: Path, options: Sequence[str]) -> Job:
 
 
 def test_an_interrupted_run_is_continued_to_the_same_result(tmp_path: Path, launcher: Launcher) -> None:
-    """``cfl fit`` itself, stopped by a signal to the runner in the middle of it, then run again."""
+    """A run of ``cfl fit`` that a signal to the runner stops is continued by the next command to the same result."""
     options = ["--schedule.rounds_per_task=50", "--trainer.accelerator=cpu"]
     folder = tmp_path / "killed"
     used, _ = runner(tmp_path, start=launcher.start)
@@ -426,7 +429,7 @@ def test_an_interrupted_run_is_continued_to_the_same_result(tmp_path: Path, laun
 
 
 def test_a_run_that_diverges_is_told_from_one_that_fails(tmp_path: Path, launcher: Launcher) -> None:
-    """By what ``cfl fit`` itself says at its end."""
+    """A run that diverged is told from other failures by the last line of ``cfl fit``."""
     either = {True: launcher.start, False: start}
     used, _ = runner(tmp_path, start=lambda words, *rest: either[words[0] == "fit"](words, *rest))
     wild = real(tmp_path / "wild", ["--model.optimizer.init_args.lr=1e30", "--trainer.accelerator=cpu"])

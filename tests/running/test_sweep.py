@@ -1,4 +1,4 @@
-"""``cfl sweep``: what it runs, what it refuses, and that it goes on."""
+"""``cfl sweep``: the runs it makes, the options it refuses, and that an interrupted sweep continues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_launcher(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands start their runs by the tests' launcher, which has imported the program."""
+    """Make commands start their runs by the tests' launcher, which has imported the program."""
 
     class Shared(Launcher):
         begin, start = launcher.begin, launcher.start  # type: ignore[assignment]
@@ -107,7 +107,7 @@ def test_every_combination_is_run_and_a_methods_options_where_it_is_used(
 
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_methods_file_is_laid_below_the_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Behind the last ``--config``, wherever that stands; a file of one's own has its name."""
+    """A method's file is added after the last ``--config``. A user's own file gives its name to the run."""
     own = tmp_path / "mine.yaml"
     own.write_text("methods: {fot: {class_path: FOT, init_args: {threshold: 0.5}}}\nschedule: {batch_size: 2}\n")
     assert swept(tmp_path, "--schedule.batch_size=3", *TINY, "--dry-run", "--methods", f"{own},ewc") == 0
@@ -213,7 +213,7 @@ def test_a_run_folder_is_no_place_for_a_sweep(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.usefixtures("one_launcher")
 def test_runs_are_made_compared_and_not_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One fails, which ends no other; the table has the others, and the last lines name it."""
+    """A sweep makes its runs, compares them, names those that diverged, and does not make them again."""
     short = [*TINY, "--schedule.rounds_per_task=1", "--methods", "fedavg,fot", "--jobs", "2", "--pictures", "svg"]
     options = [*short, "--set", "model.optimizer.lr=0.1,1e30"]
     assert swept(tmp_path, *options) == 1
@@ -240,7 +240,7 @@ def test_runs_are_made_compared_and_not_made_again(tmp_path: Path, capsys: pytes
     assert "0 runs to make, 2 finished, 2 diverged" in said
     assert "no result of fot, lr 1e30 seed 0: diverged; remove " in said
     assert page.is_file()
-    # Other options of how it runs, and a smaller sweep: nothing is made anew.
+    # A smaller sweep with another engine makes no run again.
     assert swept(tmp_path, *short, "--set", "model.optimizer.lr=0.1", "--engine.kind=workers") == 0
     assert "0 runs to make, 2 finished" in capsys.readouterr().out
 

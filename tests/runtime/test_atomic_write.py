@@ -1,4 +1,4 @@
-"""Files that others may be reading: written in one step, or left as they are; and errors that name file and disk."""
+"""Files are replaced in one step or left as they are, and errors name the file and the disk."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WRITERS: dict[str, Writer] = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_cannot_be_written_leaves_what_was_there(name: str, tmp_path: Path) -> None:
-    """And nothing beside it."""
+    """A writer that fails leaves the former file, and no other file in the folder."""
     path = tmp_path / name
     WRITERS[name](path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
@@ -91,7 +91,7 @@ def test_lines_are_added_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_says_how_much_it_needs(tmp_path: Path) -> None:
-    """The size of the whole file, of which nothing is there."""
+    """The error names the size of the whole checkpoint."""
     content = {"federation": {"rows": torch.ones(100_000)}, "state_dict": {}}
     write_checkpoint(content, tmp_path / "whole")
     size = (tmp_path / "whole").stat().st_size
@@ -135,7 +135,7 @@ def test_a_file_that_must_survive_is_on_disk_before_its_name_and_its_name_before
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signals and some file systems make a write take in less than it was given."""
+    """If the system writes only a part of the data, the rest is written by further calls."""
     write, taken = os.write, []
 
     def short(descriptor: int, data: memoryview) -> int:
@@ -146,7 +146,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_whole(tmp_path / "a", "0123456789")
     assert (tmp_path / "a").read_text() == "0123456789"
     assert taken == [3, 3, 3, 1]
-    monkeypatch.setattr(os, "write", lambda *_: 0)  # for ever
+    monkeypatch.setattr(os, "write", lambda *_: 0)  # never writes anything
     with pytest.raises(OSError, match="Input/output error"):
         write_all(1, memoryview(b"x"))
 
@@ -168,7 +168,7 @@ def test_every_reason_is_a_sentence(error: int, said: str, tmp_path: Path) -> No
 
 
 def test_the_limit_of_the_system_is_named(tmp_path: Path) -> None:
-    """A real error of a real file: /dev/full has no space, whatever one writes."""
+    """A real full device, /dev/full, gives the error that names the disk."""
     descriptor = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(OSError, match="No space left on device") as raised:
         write_all(descriptor, memoryview(b"x"))
@@ -179,7 +179,7 @@ def test_the_limit_of_the_system_is_named(tmp_path: Path) -> None:
     assert why(tmp_path / "no" / "such", raised.value).startswith(f"no space is left on the disk at {place} (")
 
 
-# What killed processes left.
+# Temporary files of killed processes.
 
 
 def left(folder: Path, name: str) -> Path:
@@ -189,7 +189,7 @@ def left(folder: Path, name: str) -> Path:
 
 
 def test_only_files_of_processes_that_have_ended_are_removed(tmp_path: Path) -> None:
-    """A living writer, here this process, holds a lock on its file; others' files have other names."""
+    """Temporary files are removed unless a living writer holds a lock on them. Files with other names stay."""
     dead = left(tmp_path, ".cfl-0123abcd-last.ckpt")
     alive = left(tmp_path, ".cfl-89abcdef-last.ckpt")
     others = [left(tmp_path, name) for name in (".cfl-notes", ".cfl-0123abcd", "cfl-0123abcd-x", ".cfl-0123ABCD-x")]
@@ -207,7 +207,7 @@ def test_only_files_of_processes_that_have_ended_are_removed(tmp_path: Path) -> 
 def test_a_file_that_is_being_written_is_never_taken_for_a_dead_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process looks through the folder while this one writes."""
+    """A file that is being written is not removed as a dead process's while another process tidies the folder."""
     with replacing(tmp_path / "a") as file:
         file.write(b"one ")
         monkeypatch.setattr(atomic_write, "_tidied", set())

@@ -1,4 +1,4 @@
-"""What processes tell each other, and how a round's clients are dealt to them."""
+"""Exchange between processes, and how a round's clients and test sets are divided among them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ DTYPES = [torch.float32, torch.float64, torch.int64, torch.bfloat16]
 
 
 def contribution(rank: int) -> dict[str, Tensor]:
-    """Every dtype, a name that one process alone has, empty and 0-dimensional tensors, one that is not contiguous."""
+    """Return tensors of a process: all dtypes, empty, 0-dimensional, non-contiguous, and a name of rank 1 only."""
     tensors = {str(dtype): some(rank, 3, 2, dtype=dtype) for dtype in DTYPES}
     tensors |= {"scalar": some(10 + rank), "empty": some(rank, 0, 4), "turned": some(20 + rank, 4, 3).T}
     if rank == 1:
@@ -120,7 +120,7 @@ def test_tensors_that_do_not_fit_are_refused_everywhere(crew: Crew) -> None:
         assert "'a'" in outcome.message
 
 
-# Values and tensors for everybody.
+# Values and tensors that every process gets.
 
 
 def values() -> tuple[list[Any], Any]:
@@ -133,7 +133,7 @@ def test_values_of_all_and_of_the_first(crew: Crew) -> None:
 
 
 def belongings(rank: int) -> dict[Any, dict[str, Tensor]]:
-    """Odd numbers of bytes before wider dtypes; an empty tensor; a process without anything."""
+    """Return tensors to share: odd numbers of bytes before wider dtypes, an empty tensor, and nothing from rank 1."""
     if rank == 1:
         return {}
     return {
@@ -185,7 +185,7 @@ def message(client: int) -> dict[str, Tensor]:
 
 
 def send(clients: list[int]) -> dict[str, Any]:
-    """Clients send and receive; client 5 sends NaN and is left out."""
+    """Let clients send and receive by a channel, and return its results. Client 5 sends NaN and is left out."""
     channel = Channel("skip", individual_allowed=True)
     channel.load_state_dict({"uplink_bytes": {"update": 1000}, "downlink_bytes": {}, "skipped": [[0, 0, 2]]})
     channel.enter_round(1, 4)
@@ -205,7 +205,7 @@ def send(clients: list[int]) -> dict[str, Any]:
     late, senders = channel.sum("late")
     messages = channel.collect_individually("single")
     channel.synchronise()
-    channel.synchronise()  # nothing has happened since: nothing is counted twice
+    channel.synchronise()  # a second call counts nothing twice
     return {
         "update": {name: value.tolist() for name, value in update.items()},
         "weights": (weight, senders),
@@ -257,7 +257,10 @@ def test_what_clients_keep_follows_them(crew: Crew) -> None:
 
 
 def count(clients: int | None) -> dict[str, list[Any]]:
-    """Two evaluations of the same row, and one before training; every process has a share of 60 batches."""
+    """Return the matrix of evaluations before training, of row 0 and twice of row 1.
+
+    Every process counts its share of 60 batches.
+    """
     me, everybody = distributed.rank(), distributed.count()
     matrix = AccuracyMatrix(3, clients)
     for row, seed in ((-1, 0), (0, 1), (1, 2), (1, 3)):
@@ -320,9 +323,9 @@ def test_clients_are_dealt_completely_and_evenly() -> None:
             assert all(share == sorted(share) for share in shares)
             assert sum(1 for share in shares if share) == min(size, number)
             loads = [sum(steps[client] for client in share) for share in shares]
-            # What greedy dealing guarantees: whoever has most had the least before it got its last client.
+            # Bound of greedy dealing: the process with most steps had the fewest before it got its last client.
             assert max(loads) <= sum(loads) / size + max(steps.values())
-            # And the bound of the longest first (Graham, 1969), against all ways of dealing where they can be counted.
+            # Bound of dealing the longest first (Graham, 1969), where the best of all ways of dealing can be computed.
             if number <= 7 and size <= 3:
                 best = min(
                     max(sum(s for s, where in zip(steps.values(), way, strict=True) if where == p) for p in range(size))

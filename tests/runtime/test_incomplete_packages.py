@@ -1,4 +1,4 @@
-"""Lightning is imported without most of torchmetrics and torch._dynamo, which are whole for whoever asks for more."""
+"""Lightning is imported without most of torchmetrics and torch._dynamo, whose parts are imported when they are used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def said_by(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Return what the code prints in a new interpreter."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 
@@ -92,7 +92,10 @@ def test_metrics_are_drawn() -> None:
     ],
 )
 def test_compiled_modules_are_known_as_such(use: str) -> None:
-    """Also to Lightning, which took the class before torch._dynamo's own code had run, whatever made it run."""
+    """A compiled module is an OptimizedModule to Lightning, which imported the class before torch._dynamo was loaded.
+
+    Each case loads torch._dynamo in another way.
+    """
     found = said_by(
         f"""
         import cfl, sys, torch
@@ -135,7 +138,7 @@ def test_a_module_marked_early_stays_a_module() -> None:
 
 
 def test_training_needs_it_only_to_compile() -> None:
-    """Optimizers take the same steps; what they mark is left alone by a compiler that comes later."""
+    """Optimizers take the same steps with and without torch._dynamo, which is loaded only to compile."""
     found = said_by(
         """
         import cfl, sys, torch

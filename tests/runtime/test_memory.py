@@ -1,4 +1,4 @@
-"""What does not fit into memory is refused before it is allocated, with both sizes."""
+"""Tensors that do not fit into memory are refused before they are allocated, with needed and free size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cfl.runtime.memory import WithinMemory, free_memory, lack_of_memory, requir
 
 @pytest.fixture
 def thousand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 GB is free, and no tensor is too small to be looked at."""
+    """Make 1 GB free, and check tensors of every size."""
     monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
     monkeypatch.setattr(memory, "_SMALL", 0)
 
@@ -78,7 +78,10 @@ def test_sizes_that_are_given_by_name() -> None:
 
 
 def test_memory_of_files_that_were_read_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 100 MB, 90 are used, 70 of them by files; without the last file the container's own count is believed."""
+    """Memory that caches files counts as free: 75 of 100 MB if 90 are used, 65 of them by cached files.
+
+    Without memory.stat, only the 10 MB that the container does not use are free.
+    """
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     for name, text in (
         ("max", "100000000"),
@@ -92,7 +95,7 @@ def test_memory_of_files_that_were_read_is_free(tmp_path: Path, monkeypatch: pyt
 
 
 def test_memory_that_could_not_be_had() -> None:
-    """Told in one line, also where it was noticed within a round."""
+    """An error of lacking memory is explained in one line, also if it is wrapped in another error."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
     for error in (caught.value, RuntimeError(f"closing failed: {caught.value}"), MemoryError(), MemoryError("Unable")):

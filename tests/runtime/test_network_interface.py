@@ -1,4 +1,4 @@
-"""The interface between machines, found by the system's own tables."""
+"""The network interface towards another machine, found by the system's routing tables."""
 
 from __future__ import annotations
 

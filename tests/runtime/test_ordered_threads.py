@@ -1,4 +1,4 @@
-"""Results in the jobs' order, whoever is first; no more of them at a time than there are threads, and one."""
+"""Jobs on threads: results are in the jobs' order, and at most one job more than there are threads is taken."""
 
 import threading
 import time
@@ -46,7 +46,10 @@ def test_one_tool_works_in_the_callers_thread_with_its_math_threads() -> None:
 
 
 def test_jobs_are_taken_when_they_can_be_done_and_in_the_callers_thread() -> None:
-    """One waits beside those that run, so that no thread stands idle while the caller uses a result."""
+    """Jobs are taken in the caller's thread, at most one more than there are tools.
+
+    The additional one is waiting, so that no thread is idle while the caller uses a result.
+    """
     taken, used = [], 0
 
     def jobs() -> Iterator[int]:

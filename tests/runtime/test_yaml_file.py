@@ -1,4 +1,4 @@
-"""YAML from anywhere: read as PyYAML reads it, or refused with the line, in next to no time."""
+"""YAML files, also foreign ones, are read as by PyYAML, or refused with the line within seconds."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_read_as_it_is_written(text: str, value: Any) -> None:
 
 
 def test_what_is_written_can_be_read() -> None:
-    """Texts that look like numbers, too, as they are in a run folder's configuration."""
+    """What PyYAML writes is read back unchanged, also texts that look like numbers."""
     held = {
         "a": ["010", "08", "1:30", "00:10:00", "1_0", "on", "", "1.5", "~", "2024-01-01"],
         "b": [1e-5, 1, True, None],
@@ -122,7 +122,7 @@ def test_every_file_that_comes_along_is_read_as_pyyaml_reads_it() -> None:
 
 
 def _numbers(tree: Any) -> Any:
-    """PyYAML takes 1e-3 for a text."""
+    """Return a tree with every number, and every text that is one, as float: PyYAML reads 1e-3 as text."""
     if isinstance(tree, dict):
         return {key: _numbers(value) for key, value in tree.items()}
     if isinstance(tree, list):

@@ -1,4 +1,4 @@
-"""``cfl compare`` from the command line: what it prints, writes, leaves out and refuses."""
+"""The command ``cfl compare``: printed tables, written files, runs that are left out, options that are refused."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_pictures_have_the_formats_asked_for(runs: Path, capsys: pytest.CaptureF
 
 
 def test_pictures_show_what_runs_measure(runs: Path) -> None:
-    """Densities their likelihoods; in a table of both, each has pictures of its own."""
+    """Pictures of density runs show likelihoods. In a table with both kinds of runs, each kind has its own pictures."""
     out, kinds = runs.parent / "out", ("curve", "heatmaps", "rounds")
     density = make_density_run(runs.parent / "density", evaluate_every=1)
     assert main([str(density), "--out", str(out), "--pictures"]) == 0

@@ -1,4 +1,4 @@
-"""Which runs are averaged, which stand side by side, and what is said about them."""
+"""Grouping runs into tables and rows: which are averaged, which are separate rows, and the notes about them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_runs_of_a_method_with_other_settings_are_other_rows(tmp_path: Path) -> 
     assert shape([table]) == {table.title: {"FOT (threshold 0.9)": [0, 1], "FOT (threshold 0.96)": [0, 1]}}
     assert table.notes == []
 
-    # Averaged over, if that is asked for, and said so.
+    # Grouped by method only, they are averaged, and a note says so.
     (table,) = compare(runs, ["benchmark", "method"])
     assert shape([table]) == {"digits": {"FOT": [0, 0, 1, 1]}}
     assert list(table.rows[0].figure(ACC)) == [0, 1]
@@ -106,7 +106,7 @@ def test_a_key_that_no_run_has_is_refused_with_those_close_to_it(tmp_path: Path)
 
 
 def test_older_runs_without_an_option_are_averaged_with_newer_ones(tmp_path: Path) -> None:
-    """Two runs of one seed, however, cannot both have it at its default."""
+    """A run that lacks a later option is averaged with runs that have it, unless both are of the same seed."""
     old, new = readings(tmp_path, {"seed": 0}, {"seed": 1, "options": {"added": 0.5}})
     assert shape(compare([old, new])) == {"digits, shards-2, domain-incremental": {"FOT": [0, 1]}}
     other = read(make_run(tmp_path / "other", seed=0, options={"added": 0.5}), [])
@@ -127,7 +127,10 @@ def test_runs_of_one_seed_that_nothing_tells_apart_are_noted(tmp_path: Path) -> 
 
 
 def test_runs_on_other_files_are_no_repetitions(tmp_path: Path) -> None:
-    """Nor comparable; of runs that do not say which samples they are of, nothing is said."""
+    """Runs on different samples are not repetitions of one another, and a note says that the samples differ.
+
+    Runs that do not record their samples count as repetitions, without a note.
+    """
     old, new = ({"data_digests": {"train": digits, "test": "2"}} for digits in ("0", "1"))
     (table,) = compare(readings(tmp_path, old, new, {"method": "er"}, {"method": "er", "seed": 1, **new}))
     assert [len(row.readings) for row in table.rows] == [2, 2]
@@ -158,7 +161,7 @@ def test_what_makes_rows_less_comparable_is_said(tmp_path: Path) -> None:
 
 
 def test_a_run_that_stopped_before_its_last_task_has_no_figures_over_all_tasks(tmp_path: Path) -> None:
-    """Its ACC over fewer tasks is another figure than that of the others."""
+    """A run that stopped before its last task has no ACC, FGT and BWT in a table: its means are of fewer tasks."""
     stopped = read(make_run(tmp_path / "stopped", stopped_early=True, evaluate_every=1), [])
     of_task = replace(stopped, run=replace(stopped.run, begun=2))
     whole = read(make_run(tmp_path / "whole", "fedavg"), [])
@@ -174,7 +177,7 @@ def test_a_run_that_stopped_before_its_last_task_has_no_figures_over_all_tasks(t
     assert table.rows[0].figure(figures["acc"]) == {0: stopped.run.acc}
     note = "FOT: stopped by the privacy budget before the last round: seed 0 after 12"
     assert note in table.notes
-    for rounds, noted in ((None, True), (9, False)):  # a run that has reached all its targets stops by itself
+    for rounds, noted in ((None, True), (9, False)):  # no note if all targets are reached, as this ends a run, too
         aimed = replace(stopped, run=replace(stopped.run, rounds_to_accuracy={"50": 3, "90": rounds}))
         assert (note in compare([aimed, whole])[0].notes) == noted
 

@@ -1,4 +1,4 @@
-"""Tables in LaTeX: what is in them, and that they fit articles in one column and in two."""
+"""Tables in LaTeX: their content, and that they fit articles with one and with two columns."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_foreign_text_is_escaped_and_may_be_broken() -> None:
 
 
 def structure(latex: str) -> None:
-    """Every row has its columns, every brace and environment its end."""
+    """Require that every row has all columns, and that braces, dollars and environments are closed."""
     for table in re.findall(r"\\begin\{tabular\}.*?\\end\{tabular\}", latex, re.S):
         spec = re.search(r"@\{\}(.*?)(r*)@\{\}\}", table)
         assert spec is not None

@@ -1,4 +1,4 @@
-"""The page's data against the runs, its size, and that it is one file which needs no other."""
+"""The report's HTML page: its data are those of the runs, its size is limited, and it is a single file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def data_of(runs: list[Reading]) -> dict[str, Any]:
 
 
 class Elements(HTMLParser):
-    """Start tags with their attributes, the text in scripts and styles, and whether all that must close does."""
+    """Collect start tags with attributes and the texts of scripts and styles; require that tags are closed in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def test_densities_have_figures_matrices_and_curves_with_tasks_known_and_unknown
 
 
 def test_accuracies_and_densities_are_never_averaged(tmp_path: Path) -> None:
-    """In one row that both are asked into, the curve is that of accuracies."""
+    """A row with accuracy and density runs has one matrix for each measure, and the curve of the accuracies only."""
     density = read(make_density_run(tmp_path / "density", "fot", evaluate_every=1), [])
     plain = readings(tmp_path, {"evaluate_every": 1, "seed": 1})
     pooled = page_data([(table, None) for table in compare([density, *plain], ["tasks"])])
@@ -224,7 +224,7 @@ def test_the_library_is_the_one_that_is_named() -> None:
 
 @pytest.mark.parametrize(("rows", "tasks"), [(200, 50), (400, 10), (4, 200)])
 def test_large_comparisons_stay_below_5_mb(tmp_path: Path, rows: int, tasks: int) -> None:
-    """Of rows with all that a page can show: more than one would compare is thinned, never cut off."""
+    """A page of very many rows or tasks stays below 5 MB: tasks and rounds are thinned, and the last one is kept."""
     (one,) = readings(tmp_path, {"tasks": 2, "rounds": 2, "clients": 200})
     noise = np.random.default_rng(0)
     matrix = noise.uniform(0, 100, (tasks, tasks))

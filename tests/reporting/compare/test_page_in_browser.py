@@ -1,4 +1,4 @@
-"""The page in headless Chromium: it draws without complaint, asks for nothing, and answers to the reader."""
+"""The page in headless Chromium: charts are drawn without errors or requests, and controls change them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CHROMIUM = next(
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
 CHARTS = ("seen", "first", "rounds", "uplink", "time", "differences", "space", "clients", "matrices", "partition")
-SECONDS = 60_000  # of patience with a busy machine, in milliseconds
+SECONDS = 60_000  # timeout in milliseconds, long enough for a busy machine
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with every kind of chart, of two benchmarks."""
+    """A page with every kind of chart and two benchmarks."""
     folder = tmp_path_factory.mktemp("page")
     for seed in range(3):
         for method, level in (("fedavg", 70.0), ("fot", 85.0), ("apd <b>&", 80.0)):
@@ -43,7 +43,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with api.sync_playwright() as playwright:
-        # Without a sandbox, which needs privileges that containers rarely give: the page is our own.
+        # Chromium's sandbox needs privileges that containers rarely have. The page is our own, so it is not needed.
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=SECONDS)
         yield started
         started.close()
@@ -51,7 +51,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def tab(browser: Any, report: Path) -> Iterator[Any]:
-    """The page, drawn; at the end nothing may have been complained about or asked for."""
+    """The page with its charts drawn. After the test, no console message, error or request may have occurred."""
     page = browser.new_page(viewport={"width": 1300, "height": 5000}, color_scheme="light")
     page.set_default_timeout(SECONDS)
     said: list[str] = []
@@ -67,7 +67,7 @@ def tab(browser: Any, report: Path) -> Iterator[Any]:
 
 def drawn(page: Any) -> None:
     """Wait until every chart that is shown has its drawing."""
-    # Asked from here: the page's policy forbids what playwright's own waiting for a condition does.
+    # The page's policy forbids playwright's own way of waiting for a condition.
     missing = "[...document.querySelectorAll('.plot:not([hidden])')].some((plot) => !plot.querySelector('.main-svg'))"
     end = time.monotonic() + SECONDS / 1000
     while page.evaluate(missing):
@@ -76,7 +76,7 @@ def drawn(page: Any) -> None:
 
 
 def names(page: Any, chart: str) -> list[str]:
-    """Of the lines and marks in a chart, each once, in order."""
+    """Return the names of lines and marks in a chart, each once, in order."""
     found = page.eval_on_selector(f"#{chart} .plot", "(plot) => plot.data.map((trace) => trace.name)")
     return list(dict.fromkeys(name for name in found if name))
 
@@ -122,7 +122,7 @@ def test_accuracy_against_epsilon_is_drawn_where_a_run_has_one(browser: Any, tmp
 
 
 def test_charts_are_seen_and_not_blank(tab: Any) -> None:
-    """Lines in the colours of the methods are really there."""
+    """Every method's line and every matrix is visible in its chart."""
     for chart in ("seen", "first", "rounds"):
         boxes = tab.eval_on_selector_all(
             f"#{chart} .scatterlayer .js-line",  # those of the bands have no width
@@ -241,7 +241,7 @@ def test_it_is_dark_where_the_reader_wants_it_dark(tab: Any) -> None:
 
     assert brightness() > 700
     tab.emulate_media(color_scheme="dark")
-    # The page hears of it a frame later and draws all charts anew; until then the light ones are there.
+    # The page is notified one frame later and then redraws all charts. Until then the light ones are shown.
     end = time.monotonic() + SECONDS / 1000
     while (ink := tab.eval_on_selector("#seen .plot", "(plot) => plot.layout?.font.color")) != "#e6edf3":
         assert time.monotonic() < end, f"charts are still drawn in {ink}"

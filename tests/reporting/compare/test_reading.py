@@ -1,4 +1,4 @@
-"""Finding and reading run folders: what is broken, missing or unfinished is named, and the rest is read."""
+"""Finding and reading run folders: broken, missing and unfinished parts are named, and the rest is read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cfl.runtime.run_files import matrix_file
 
 def test_runs_are_found_below_a_folder_and_each_once(tmp_path: Path) -> None:
     one, two = make_run(tmp_path / "a" / "b" / "one"), make_run(tmp_path / "a" / "two")
-    make_run(two / "checkpoints" / "copied")  # what lies within a run is part of it
+    make_run(two / "checkpoints" / "copied")  # a run within a run's folder is not a run of its own
     (tmp_path / "empty").mkdir()
     found, nothing = find_runs([two, tmp_path / "a", tmp_path / "empty", tmp_path / "nowhere", two / ".." / "two"])
     assert found == [two, one]
@@ -67,7 +67,7 @@ def test_a_client_is_judged_by_the_tasks_that_it_has(tmp_path: Path) -> None:
 
 
 SECTIONS = "seed_everything: 0\nmodel: {}\nmethods: {}\nschedule: {}\nfederated: {}\n"
-"""Of a configuration, but for ``data``."""
+"""A configuration's sections without ``data``."""
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_run_that_stopped_early_has_no_last_row(tmp_path: Path) -> None:
 def test_what_has_changed_since_the_run_ended_is_not_compared(
     name: str, refused: bool, change: str, tmp_path: Path
 ) -> None:
-    """A digit is no damage that a table shows."""
+    """A file that changed since the run ended is left out by name, also if only a digit changed."""
     folder = make_run(tmp_path / "run", personal=2, nll=True)
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     write_checksums(folder, names, {})
@@ -249,7 +249,7 @@ def test_an_unfinished_run_of_any_measure_has_its_evaluated_tasks_counted(measur
 
 
 def test_a_run_that_died_in_its_first_round_is_named(tmp_path: Path) -> None:
-    """Its configuration and partition are there, and no table of rounds yet."""
+    """A run that died in its first round is listed as unfinished, although it has no table of rounds."""
     good, dead = make_run(tmp_path / "good"), tmp_path / "dead"
     assert tiny_cli.fit(dead, "--model.optimizer.lr", "1e30") == 2
     assert not (dead / "rounds.csv").exists()
@@ -287,7 +287,7 @@ def test_a_file_that_cannot_be_read_is_its_own_runs_loss(
 
 
 def test_a_run_whose_figures_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a file opens and then fails."""
+    """A run whose file fails while it is read is left out with the reason."""
     good, damaged = make_run(tmp_path / "good"), make_run(tmp_path / "damaged")
     read_run = reading.read_run
 

@@ -1,4 +1,4 @@
-"""Flat settings: keys as typed, and what counts as a difference."""
+"""A run's settings with the keys of the command line, and which of them differ between runs."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ def test_keys_are_those_of_the_command_line() -> None:
 
 
 def test_they_are_what_decides_an_experiment_the_seed_apart(tmp_path: Path) -> None:
-    """The keys of a real run are those of the experiment that its hash is of, here of one that has a buffer."""
+    """A run's settings have the keys of the hashed experiment without the seed, here of a run with a buffer."""
     assert tiny_cli.fit(tmp_path / "run", "--methods.der", "DER") == 0
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     experiment = flatten(experiment_of(config))
     expected = {key.replace(".init_args", "").replace(".class_path", "") for key in experiment} - {"seed_everything"}
-    assert set(settings_of(config)) == expected | {"engine.matmul_precision"}  # not in hashes where it is the highest
+    # The highest precision is not part of an experiment's hash.
+    assert set(settings_of(config)) == expected | {"engine.matmul_precision"}
 
 
 def test_only_what_both_have_can_differ() -> None:

@@ -1,4 +1,4 @@
-"""Means, paired intervals and ranks against numbers worked by hand and against scipy's own tests."""
+"""Means, paired intervals and ranks equal numbers computed by hand and by scipy."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ACCURACIES = {"fedavg": [70.0, 72.0, 80.0], "fot": [80.0, 81.5, 85.0]}
 
 @pytest.fixture
 def table(tmp_path: Path) -> Comparison:
-    """Two methods, three seeds."""
+    """A table of two methods with three seeds."""
     return comparison(
         tmp_path,
         *(
@@ -97,7 +97,7 @@ def test_rounds_to_an_accuracy_say_how_many_seeds_got_there(tmp_path: Path) -> N
     heads = ["rounds to 50 %", "rounds to 90 %", "rounds to 99 %"]
     assert [[row[head] for head in heads] for row in rows] == [
         ["4.0 ± 1.4", "10 (1 of 2)", "> 12"],
-        ["1", "> 12", "> 12"],  # also where the run itself was not asked for it
+        ["1", "> 12", "> 12"],  # 50 % from its curve, though the run had no such target
         ["-", "-", "-"],
     ]
 
@@ -134,7 +134,7 @@ def test_markdown_has_the_cells_and_escapes_bars(table: Comparison) -> None:
     assert lines[1].count("|") == len(text.headings) + 1
     assert "| a\\|b | 1 |" in TextTable(["x", "y"], [["a|b", "1"]]).markdown()
     (shown,) = TextTable(["x", "y"], [["a & b <i> &lt;", "1"]]).markdown()[2:]
-    assert shown == "| a & b &lt;i> &amp;lt; | 1 |"  # a sign that begins no entity stands for itself
+    assert shown == "| a & b &lt;i> &amp;lt; | 1 |"  # an ampersand that begins no entity is not escaped
     assert TextTable(["x", "y", "z"], [], "lrl", "t", ["a note"]).markdown() == [
         "## t", "", "> NOTE: a note", "", "| x | y | z |", "|---|---:|---|",
     ]  # fmt: skip
