@@ -384,6 +384,6 @@ def test_scoring_logs_nothing(tmp_path: Path, logger: str) -> None:
     assert wandb.run is None
 
 
-def test_without_a_logger_nothing_is_imported_or_written(tmp_path: Path) -> None:
+def test_without_a_logger_no_folder_is_written(tmp_path: Path) -> None:
     assert tiny_cli.fit(tmp_path) == 0
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []

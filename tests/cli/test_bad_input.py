@@ -513,7 +513,9 @@ def test_a_missing_file_is_looked_for_where_it_may_be(
     of_stream = {"source": {"class_path": source, "init_args": {"path": path, **sizes}}, "num_tasks": 2}
     stream = {"class_path": "Permuted", "init_args": of_stream}
     assert tiny_cli.fit(tmp_path, "--data.stream", json.dumps(stream)) == 2
-    assert ("data.root" in capsys.readouterr().err) is not path.startswith("/")
+    message = capsys.readouterr().err
+    assert path in message
+    assert ("data.root" in message) is not path.startswith("/")
 
 
 def test_a_folder_to_count_classes_in_is_named() -> None:

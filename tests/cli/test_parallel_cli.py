@@ -327,7 +327,8 @@ def test_a_signal_that_the_main_thread_handles_is_left_to_it() -> None:
     """A signal does not end the process if the main thread can handle it, because it does not wait inside torch."""
     before = signal.signal(signal.SIGHUP, lambda *_: None)
     try:
-        with gathering.Gathering([], 2, lambda: None):
+        with gathering.Gathering([], 2, lambda: pytest.fail("the process would have ended")):
             os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.3)  # the watching thread looks every 0.1 s
     finally:
         signal.signal(signal.SIGHUP, before)

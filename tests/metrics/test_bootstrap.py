@@ -56,6 +56,20 @@ def test_a_box_is_found_once() -> None:
     assert hits(found, true).tolist() == [False, True, False]
 
 
+def test_images_are_drawn_with_replacement() -> None:
+    """Mean and spread are those of images drawn by another generator, each draw scored by COCO."""
+    images = [image(number) for number in range(10)]
+    generator, drawn = np.random.default_rng(7), []
+    for _ in range(200):
+        some = [images[place] for place in generator.integers(0, 10, 10)]
+        drawn.append(mean_average_precisions(some)[1])
+    ours = bootstrapped(images)
+    assert np.nanmean(ours) == pytest.approx(np.mean(drawn), abs=3 * np.std(drawn) * (2 / 200) ** 0.5)
+    assert np.nanstd(ours) == pytest.approx(
+        np.std(drawn), rel=3 / 200**0.5
+    )  # the deviation of s / sigma is 1 / sqrt(2 n)
+
+
 def test_more_images_vary_less() -> None:
     few, many = ([image(number) for number in range(count)] for count in (8, 72))
     assert bootstrapped(few).std() > 1.5 * bootstrapped(many).std() > 0

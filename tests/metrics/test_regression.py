@@ -225,7 +225,7 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
             make()
         assert refused.value.key == key
     data = tiny_data(brightness(2), scenario="regression")
-    with pytest.raises(ConfigError, match=r"density with model\.network MADE|regression"):
+    with pytest.raises(ConfigError, match=r"scenario = 'regression'.*density with model\.network MADE"):
         fit(tiny_client(tiny_data(brightness(2)), lambda shape, outputs: MADE(shape, 16, hidden=[5])), data)
 
 
