@@ -20,7 +20,7 @@ from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
 
 CLIPPED = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}
-WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit
+WORKERS = EngineOptions("workers", 1, 1, False)  # all fixed: no choice by trial, so that runs repeat bit for bit
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -38,7 +38,7 @@ def test_more_samples_than_there_are() -> None:
 
 
 class Before(Method):
-    """Remembers the step's gradients."""
+    """Copy the step's gradients before A-GEM changes them."""
 
     def __init__(self) -> None:
         self.gradients: dict[str, Tensor] = {}
@@ -48,7 +48,7 @@ class Before(Method):
 
 
 class After(Method):
-    """Looks at what A-GEM has made of them."""
+    """Check the gradients that A-GEM has changed against those of ``before``."""
 
     def __init__(self, agem: AGEM, before: Before) -> None:
         self.agem, self.before = agem, before
@@ -71,7 +71,10 @@ class After(Method):
 
 @pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
 def test_no_step_conflicts_with_its_clients_buffer(engine: EngineOptions) -> None:
-    """Gradients without conflict stay as they are, bit for bit; the first steps of all have no buffer."""
+    """No gradient conflicts with its client's buffer. Gradients without conflict stay as they are, bit for bit.
+
+    A client's first steps have no buffer and change nothing.
+    """
     agem, before = AGEM(3), Before()
     after = After(agem, before)
     data = replay_data(split(2, train=120))
@@ -113,7 +116,7 @@ def test_other_optimizers_run(optimizer: Any) -> None:
 
 @pytest.mark.parametrize("stack", [1, 3])
 def test_hand_written_steps_agree_with_autograd(stack: int) -> None:
-    """In single precision, with dropout: its masks on the buffer's samples have a name of their own."""
+    """In single precision, with dropout. Its masks on the buffer's samples have random keys of their own."""
     found = []
     for engine in (EngineOptions("vmap"), EngineOptions("workers", 1, stack)):
         data = replay_data(split(2, train=120))
@@ -147,7 +150,7 @@ def test_bad_options_are_named() -> None:
     ids=["twins", "clipped", "Fed-A-GEM clipped"],
 )
 def test_what_cannot_work_is_refused(methods: dict[str, Method], settings: dict[str, Any], key: str) -> None:
-    """Two would share the draws and the place of the reference; clipping by value turns what was projected."""
+    """Two A-GEMs would share their draws and their reference; clipping by value changes a projection's direction."""
     data = replay_data()
     with pytest.raises(ConfigError) as caught:
         fit(replay_client(data, methods, mlp), data, **settings)

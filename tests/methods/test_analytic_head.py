@@ -1,4 +1,4 @@
-"""Analytic heads against ridge regression over all samples at once, in float64, and what is sent and kept."""
+"""Analytic heads against ridge regression over all samples at once, in float64, and their messages and storage."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def labels(data: FederatedDataModule, task: int, part: str) -> np.ndarray:
 def centralised(
     federation: Federation, data: FederatedDataModule, ridge: float, random: Tensor | None = None
 ) -> np.ndarray:
-    """``[O, m]``: least squares over the samples of everybody, with a row ``sqrt(ridge)`` for each feature."""
+    """Head ``[O, m]`` by least squares over all clients' samples, with a row ``sqrt(ridge)`` added for each feature."""
     tasks = range(data.num_tasks)
     x = np.concatenate([features(federation, data, task, "train", random) for task in tasks])
     y = np.eye(data.num_outputs)[np.concatenate([labels(data, task, "train") for task in tasks])]
@@ -110,7 +110,7 @@ def test_it_is_ridge_regression_over_all_samples_at_once(partition: Any, random_
 
 
 def test_the_order_of_the_tasks_does_not_matter() -> None:
-    """With a network that stays as it is from the beginning."""
+    """The network is frozen from the start."""
     weights = []
     for order in ([0, 1, 2], [2, 0, 1]):
         data = data_of(ClassSplit(source(6, train=120), 3, class_order="natural", task_order=order))
@@ -125,7 +125,7 @@ def test_the_order_of_the_tasks_does_not_matter() -> None:
 
 @pytest.mark.parametrize("network", [mlp, norm_net])
 def test_nothing_moves_after_the_first_task(network: Any) -> None:
-    """Neither by momentum and weight decay, at clients and at the server, nor by running statistics."""
+    """Momentum, weight decay, the server's momentum and running statistics change neither weights nor scores."""
     watch, data, method = Rounds(), data_of(), AnalyticHead()
     federation = run(method, data, network, MOMENTUM, federated={"server_momentum": 0.5}, callbacks=[watch])
     names = [name for name, _ in federation.network.named_parameters()]
@@ -176,7 +176,7 @@ def test_bytes_are_counted_and_classes_that_nobody_has_shown_are_not_chosen() ->
 def test_no_local_step_is_computed_of_a_frozen_network(
     train_backbone: bool, one_by_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither in blocks of steps nor one by one, as where Lightning clips gradients."""
+    """Steps are skipped in blocks, and one by one as with Lightning's gradient clipping."""
     stepped, losses = [], VmapEngine.losses
 
     def counted(engine: VmapEngine, cohort: Cohort, *others: Any) -> Tensor:
@@ -196,7 +196,7 @@ def test_no_local_step_is_computed_of_a_frozen_network(
 
 @pytest.mark.parametrize("most_bytes", [0, 2000, 2**20])
 def test_features_of_test_samples_are_computed_once(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as there is room, with results to the bit."""
+    """Features are kept as far as ``most_bytes`` allows. The accuracy does not depend on this limit."""
     passed, features_of = [0], analytic_head.features_of
 
     def counted(network: Network, model: Any, x: Tensor) -> Tensor:

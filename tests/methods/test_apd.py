@@ -47,7 +47,7 @@ MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 def test_a_whole_run_is_the_one_written_out(
     stream: Any, make: Any, options: dict[str, Any], optimizer: Any, width: int, engine: Any, beside: str | None
 ) -> None:
-    """Bases averaged, each client's own (Local-APD), or averaged and held near the average (FedProx-APD)."""
+    """APD with averaged bases, with bases of each client's own (Local-APD), and with FedProx's pull (FedProx-APD)."""
     others: dict[str, Method] = {"local": {"own": PersonalLayers()}, "prox": {"prox": FedProx(0.7)}}.get(
         beside or "", {}
     )
@@ -82,7 +82,7 @@ def test_clients_may_change_tasks_each_in_its_own_round(
 
 
 def test_tasks_to_come_are_left_alone_behind_a_client_that_is_further_on() -> None:
-    """Clients with clocks of their own share the room for gradients of earlier tasks' weights."""
+    """A client gets no gradients for later tasks, though a client that is further on used the same memory before."""
     seen: list[int] = []
 
     class Looks(Method):
@@ -122,7 +122,7 @@ def test_a_model_is_validated_without_entries_up_to_the_threshold() -> None:
 
 @pytest.mark.parametrize(("adaptive_from", "draws"), [("initial", "common"), ("current", "own")])
 def test_what_a_task_begins_with(adaptive_from: Any, draws: Any) -> None:
-    """A from a third of a base, masks and biases drawn anew, alike for all or by each, the head as at first."""
+    """A task begins with A a third of a base, new masks and biases (common or per client) and the initial head."""
     begun: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     class Begun(Method):
@@ -157,7 +157,7 @@ def test_what_a_task_begins_with(adaptive_from: Any, draws: Any) -> None:
 
 def test_who_trains_to_nan_begins_the_task_once_more() -> None:
     class Poison(Method):
-        """Breaks what one client keeps of its first round of the second task."""
+        """Give client 1 a gradient of NaN in the first round of the second task."""
 
         @torch.no_grad()
         def adjust_gradients(self, cohort: Cohort) -> None:
@@ -237,7 +237,7 @@ class Breaks(Method):
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_clipping_beside_a_diverged_client_leaves_other_clients_alone(width: int) -> None:
-    """Its gradients are multiplied by NaN, also those of later tasks, which later clients have in the same memory."""
+    """Clipping multiplies a diverged client's gradients by NaN. Later clients in the same memory must not see them."""
     data = tiny_data(permuted(3), num_clients=5, schedule={"clients_per_round": 5, "cohort_width": width})
     client = tiny_client(data, methods={"apd": APD(consolidation=1.0), "breaks": Breaks()})
     federation = fit(client, data, {"on_bad_update": "skip"}, gradient_clip_val=1.0)

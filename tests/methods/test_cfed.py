@@ -1,4 +1,4 @@
-"""CFeD against a plain loop over clients; whose samples go where."""
+"""CFeD against a plain loop over clients, and which samples reach buffers and other methods."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(method: CFeD, data: FederatedDataModule | None = None, network: Any = no
 
 
 def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Mean over samples, one number after another."""
+    """Cross-entropy of the softened student against the teacher's probabilities, averaged over samples."""
     total = torch.zeros((), dtype=torch.float64)
     for s, p in zip(student, teacher, strict=True):
         exponentials = (s / temperature).exp()
@@ -140,7 +140,7 @@ class Naive:
         return own
 
     def logits(self, network: torch.nn.Module, x: Tensor, by_batch: bool) -> Tensor:
-        """Of a model in evaluation mode: with its statistics or, where it has none, with the batch's."""
+        """Logits of a model in evaluation mode, normalised by its statistics or, with ``by_batch``, by the batch's."""
         layers: list[Any] = [m for m in network.modules() if hasattr(m, "running_mean")] if by_batch else []
         held = [(layer.running_mean, layer.running_var) for layer in layers]
         for layer in layers:
@@ -161,7 +161,7 @@ class Naive:
         self.keep(network, start, used_outputs(self.data, plan.task))
 
     def batches(self, plan: RoundPlan, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """A learning client's, each augmented in its own way if any are."""
+        """Batches of a client that trains on its own samples, augmented if the data module augments."""
         if self.data.augmentation is None:
             yield from local_batches(self.data, plan, client)
             return
@@ -192,7 +192,7 @@ class Naive:
         self.keep(network, start, outputs)
 
     def keep(self, network: torch.nn.Module, start: dict[str, Tensor], outputs: slice) -> None:
-        """Momentum and decay do not move outputs that are not in the loss."""
+        """Restore the head's other rows: momentum and decay must not move outputs that are not in the loss."""
         for name, value in network.state_dict().items():
             if name.startswith("head."):
                 rows = start[name].clone()
@@ -236,7 +236,7 @@ def test_it_is_the_plain_loop(width: int, scenario: str, epochs: int, batchnorm:
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_clients_samples_are_augmented_and_surrogate_images_are_not(width: int) -> None:
-    """Neither for who reviews, nor for the old model, nor at the server."""
+    """Reviewing clients, the old model and the server see surrogate images as they are."""
     assert_is_the_loop(width, "class", 1, "average", sgd, augmentation=CropFlip(1))
 
 
@@ -256,7 +256,7 @@ def assert_is_the_loop(width: int, scenario: str, epochs: int, batchnorm: str, o
     assert naive.late > 0
 
 
-# Who reviews, and what becomes of its samples.
+# Which clients review, and where their samples go.
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.4, 2), (0.25, 1), (0.5, 2), (0.99, 3), (0.0, 0)])
@@ -272,7 +272,10 @@ def test_a_share_of_every_rounds_clients_reviews_but_never_all(share: float, cou
 @pytest.mark.parametrize("offered", ["every_step", "once"])
 @pytest.mark.parametrize("first", ["cfed", "der"])
 def test_the_samples_of_who_reviews_stay_out_of_the_buffers(first: str, offered: Any) -> None:
-    """Logits of surrogate images would come with them. A client offers them when it first trains on them."""
+    """A reviewing client offers no samples: their logits would be those of surrogate images.
+
+    With ``offered`` once, a client offers its samples in its first training on the task.
+    """
     data, method = data_of(), CFeD(surrogate(), 0.5)
     both: dict[str, Method] = {"cfed": method, "der": DER(1.0, 0.0, 4)}
     methods = {name: both[name] for name in sorted(both, reverse=first == "der")}
@@ -313,7 +316,7 @@ def test_the_samples_of_who_reviews_stay_out_of_a_memory_that_is_filled_in_steps
 
 
 class Watch(Method):
-    """What a step's own samples are for the methods behind."""
+    """Record each step's own samples as methods behind CFeD see them."""
 
     def __init__(self, free: bool) -> None:
         self.task_free = free
@@ -328,7 +331,7 @@ class Watch(Method):
 
 @pytest.mark.parametrize("free", [False, True])
 def test_who_reviews_sees_its_shard_and_nothing_else(free: bool) -> None:
-    """Every image of it as often as any other, up to one time; never an image of its own."""
+    """A reviewing client sees none of its own samples. Counts of its shard's images differ by at most one."""
     watch, method, data = Watch(free), CFeD(surrogate(), 0.5), data_of(3)
     run(method, data, others={"watch": watch})
     images = ((surrogate().load(Path())[0].images.double() / 255 - 0.5) / 0.25).flatten(1)
@@ -364,7 +367,7 @@ def test_the_order_of_methods_does_not_matter() -> None:
 
 @pytest.mark.parametrize("other", [FedAGEM(8, when="always"), ICaRL(12)])
 def test_it_composes(other: Method) -> None:
-    """Either method leaves its mark on the other's run."""
+    """A run with both methods differs from the runs with either one."""
     after = []
     for names in (["cfed", "other"], ["cfed"], ["other"]):
         both, data = {"cfed": CFeD(surrogate(), 0.5), "other": copy.deepcopy(other)}, data_of()
@@ -374,11 +377,11 @@ def test_it_composes(other: Method) -> None:
 
 
 def test_buffers_of_clients_that_review_before_they_have_trained() -> None:
-    """Two of five clients a round: some review in their first round. Their buffers are offered nothing."""
+    """With two of five clients a round, some review in their first round. Their buffers are offered nothing."""
     late = 0
 
     class Newcomers(Method):
-        """Counts, after their steps, those that review and have never been offered a sample."""
+        """Count reviewing clients whose buffer has never been offered a sample."""
 
         def finish_clients(self, cohort: Any, positions: Any) -> None:
             nonlocal late
@@ -415,7 +418,7 @@ class Weights(Method):
 
 @pytest.mark.parametrize("others", [{}, {"icarl": ICaRL(12)}])
 def test_labels_of_who_reviews_have_no_part(others: dict[str, Method]) -> None:
-    """Its own samples weigh nothing for any method; alone, with a loss of weight 0, it comes back as it was sent."""
+    """A reviewing client's own samples have weight 0. Alone, with ``weight`` 0, its model stays as it was sent."""
     method, watch = CFeD(surrogate(), 0.5, weight=0.0), Weights()
     federation = run(method, network=mlp, others={**others, "watch": watch})
     for (number, client), moved in watch.moved.items():
@@ -440,7 +443,7 @@ def test_a_checkpoint_goes_on_with_its_surrogate_images_or_not_at_all(tmp_path: 
     with pytest.raises(ConfigError, match=r"other images of methods\.cfed\.surrogate: they have changed"):
         run(CFeD(surrogate(31), 0.5), ckpt_path=str(tmp_path / "a.ckpt"))
     checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    del checkpoint["federation"]["methods"]["cfed"]["surrogate"]  # of a run from before it was noted
+    del checkpoint["federation"]["methods"]["cfed"]["surrogate"]  # as in a checkpoint of a version that did not save it
     write_checkpoint(checkpoint, tmp_path / "a.ckpt")
     run(CFeD(surrogate(31), 0.5), ckpt_path=str(tmp_path / "a.ckpt"))
 
@@ -454,7 +457,7 @@ def test_server_distillation_acts_within_the_first_task() -> None:
 
 @pytest.mark.parametrize(("epochs", "largest"), [(0, 7), (1, 6)])
 def test_clients_keep_the_old_model_and_a_shard(epochs: int, largest: int) -> None:
-    """31 images for five clients, or for six parties with the server: 16 bytes each; and 8 per weight."""
+    """31 images of 16 bytes for five clients, or for six parties with the server, and 8 bytes per weight."""
     model = 8 * (16 * 8 + 8 + 8 * 6 + 6)
     method = CFeD(surrogate(31), 0.5, server_distillation=epochs)
     federation = run(method, network=mlp)

@@ -1,4 +1,4 @@
-"""Several methods as one: capabilities by members, what an engine may do in a method's place, what excludes what."""
+"""Several methods in one run: their capabilities, what is left to the engine, and mistakes that are refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Term(Method):
 
 
 def started(**methods: Method) -> Composition:
-    """Methods whose clients have just started."""
+    """A composition of methods whose clients have just started a round."""
     composition = Composition(methods)
     cohort = Cohort(mlp((1, 4, 4), 4), 2)
     shared = {name: parameter.detach() for name, parameter in cohort.network.named_parameters()}
@@ -78,7 +78,7 @@ def test_there_are_capabilities() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_has_the_capabilities_whose_members_it_has(name: str) -> None:
-    """Every member of every Protocol, looked up by name in the class and its bases; None is none."""
+    """``has`` finds every Protocol's members by name in the class and its bases. A member that is None is missing."""
     for kind in CAPABILITIES.values():
         members = [m for m in [*vars(kind), *vars(kind).get("__annotations__", {})] if not m.startswith("_")]
         assert members
@@ -150,7 +150,7 @@ def test_a_pull_of_no_parameter_is_refused() -> None:
 )
 @pytest.mark.parametrize("engine", ["vmap", "workers"])
 def test_a_pull_that_does_not_fit_the_weights_is_refused(engine: Any, pull: Any, said: str) -> None:
-    """Without the clients' axis some engines would broadcast it otherwise than others."""
+    """A pull without the clients' axis is refused, because engines would broadcast it in different ways."""
 
     class Unfitting(Method):
         def pulls(self, cohort: Cohort) -> dict[str, Pull]:
@@ -229,7 +229,7 @@ def test_a_capability_may_be_switched_off() -> None:
     [("end_rounds", "end_round"), ("start_client", "start_clients"), ("adjust_gradient", "adjust_gradients")],
 )
 def test_a_misspelt_name_is_refused(written: str, meant: str) -> None:
-    """In a class, in one that it extends, and as a property; not with an underscore."""
+    """Refused in the class, in a base class and as a property. Names with a leading underscore are free."""
     base: Any = type("Base", (Method,), {written: lambda self, *arguments: None})
     for kind in (base, type("Extended", (base,), {}), type("Base", (Method,), {written: property(lambda self: True)})):
         with pytest.raises(ConfigError, match=rf"methods\.mine = 'Base\.{written}' .*valid: {meant}, or a name with"):

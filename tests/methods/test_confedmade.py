@@ -76,7 +76,7 @@ class Logits(nn.Module):
 
 
 class WrittenOut(Naive):
-    """Differs from a run of FedWeIT in everything that the paper's equations 5 and 6 change."""
+    """The written-out run of FedWeIT, with what the paper's equations 5 and 6 change."""
 
     step_masks: Tensors
     plan: RoundPlan
@@ -86,11 +86,11 @@ class WrittenOut(Naive):
         self.instead: dict[tuple[int, int], Tensors] = {}
 
     def held(self, owner: Owner, task: int, their: Tensors) -> Tensors:
-        """A filed set, in the authors' code with other masks of U and D."""
+        """A filed set. With ``stale_output_mask`` its masks of U and D are the next task's, as in the authors' code."""
         return {**their, **self.instead.get((id(owner), task), {})}
 
     def weight(self, layer: str, base: Tensor, own: Any, client: int, task: int) -> Tensor:
-        """Equation 5 without M, by which MADE multiplies what it is given."""
+        """Equation 5 without M, which MADE multiplies its weights by."""
         total = base * torch.sigmoid(own[f"mask {layer}"])[:, None] + own[f"adaptive {layer}"]
         number = 0
         for at in range(1, task + 1):
@@ -165,7 +165,7 @@ class WrittenOut(Naive):
         owner.filed = {i: clones(their) for i, their in earlier.items()}
 
     def exchange_units(self, layer: str, bases: Tensor, owners: list[Owner]) -> None:
-        """The mean of every entry over those that sent it: of units with large logits, what M lets through."""
+        """Average each entry over its senders: clients whose unit has a large logit, if M lets the entry through."""
         m = masks_by_definition(self.made, self.made.degrees(self.plan.round, 0, 0))[layer]
         sends = []
         for owner in owners:
@@ -203,7 +203,7 @@ class WrittenOut(Naive):
 
 
 def masks_by_definition(network: MADE, degrees: Degrees) -> Tensors:
-    """Layer -> M, entry by entry: a hidden unit sees what is not above its degree, an output what is below its own."""
+    """Masks M by layer, entry by entry: hidden units see degrees up to their own, outputs only lower ones."""
     sizes = [degrees.order.tolist(), *(h.tolist() for h in degrees.hidden), degrees.output_order.tolist()]
     last = len(sizes) - 2
     found = {}
@@ -242,7 +242,7 @@ def test_a_network_names_the_masks_of_its_layers(options: dict[str, Any]) -> Non
 def test_a_whole_run_is_the_one_written_out(
     network: dict[str, Any], width: int, engine: Any, sampled: int, optimizer: Any, more: dict[str, Any]
 ) -> None:
-    """Parameters, what the server has, and likelihoods of all tasks with and without the task known."""
+    """Clients' parameters, the server's bases, and likelihoods of all tasks with and without the task known."""
     options = {**OPTIONS, **more}
     data, method = data_of(width, clients_per_round=sampled), CONFEDMADE(**options)
     make = double(partial(MADE, **network))
@@ -298,7 +298,7 @@ def test_a_whole_run_is_the_one_written_out(
 
 
 def test_outputs_depend_on_earlier_variables_only() -> None:
-    """By the Jacobian of a decomposed network that also borrows, whatever its order."""
+    """In every order, the Jacobian of a decomposed network that borrows is strictly triangular."""
     network = network_of({**ALL, "hidden": [9]})
     decompose(network, attends=True)
     for layer in decomposed_layers(network):
@@ -320,7 +320,7 @@ def test_outputs_depend_on_earlier_variables_only() -> None:
 
 
 class Fixed(Method):
-    """After local training, clients have these logits in the masks of all layers with so many units."""
+    """Set the mask logits of all layers after local training, as many as a layer has units."""
 
     scenarios = frozenset({"density"})
 
@@ -337,7 +337,7 @@ class Fixed(Method):
 @pytest.mark.parametrize(
     ("options", "entries"),
     [
-        # Hidden unit k has m(k) + 1 ways in and 15 - m(k) out, so D of both together, wherever masks are drawn.
+        # Hidden unit k has m(k) + 1 inputs and 15 - m(k) outputs, together D = 16 whatever masks are drawn.
         ({"cut_off": 0.0}, 7 * 16 + 15 * 16 // 2),
         ({"cut_off": 0.0, "send_masked": True}, 2 * 7 * 16 + 16 * 16),
         ({"cut_off": 0.5, "send_masked": True}, 4 * 16 + 8 * 7 + 8 * 16),
@@ -378,7 +378,7 @@ def test_clients_that_are_skipped_are_not_in_the_share_of_entries_sent() -> None
 
 
 def test_masks_of_units_and_of_the_autoencoder_work_together() -> None:
-    """In natural order, of the direct connections into the last eight variables 8 + 9 + ... + 15."""
+    """The last eight variables are sent: in natural order they have 8 + 9 + ... + 15 direct connections."""
     made = partial(MADE, hidden=[], order="natural", mask_seed=0)
     data = data_of(tasks=1, num_clients=2)
     masks = torch.arange(16.0, dtype=torch.float64)
@@ -388,7 +388,7 @@ def test_masks_of_units_and_of_the_autoencoder_work_together() -> None:
 
 
 class Looks(Method):
-    """Gradients of attention, and what is lent."""
+    """Record gradients of attention, lent knowledge and each client's adaptive weights at the end of a task."""
 
     scenarios = frozenset({"density"})
 
@@ -450,7 +450,7 @@ class Freeze(Method):
 
 @pytest.mark.parametrize("sequences", [None, FixedTasks([[0, 1, 2], [2, 0, 1]])], ids=["common", "own"])
 def test_old_tasks_have_their_weights_while_bases_do_not_move(sequences: FixedTasks | None) -> None:
-    """Where the task is known; where it is not, all tasks have those of the present one."""
+    """With the task known, old tasks keep their weights. Without it, all tasks use those of the present one."""
     weights: dict[tuple[int, int, int | None], Tensors] = {}
     method = CONFEDMADE(**{**OPTIONS, "retroactive": False})
 
@@ -535,7 +535,7 @@ def test_a_resumed_run_of_densities_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_classifiers_have_no_masks() -> None:
-    """Then M is 1: FedWeIT with its options set likewise, in the first two tasks, which borrow from one only."""
+    """M is 1, so CONFEDMADE equals FedWeIT with matching options, in two tasks that borrow from one task at most."""
 
     def trained(method: Method) -> dict[int, dict[str, Tensor]]:
         data = tiny_data(permuted(2), num_clients=3, schedule={"rounds_per_task": 2, "cohort_width": 3})

@@ -1,4 +1,4 @@
-"""What methods are given of a run, and that they have no other way to it."""
+"""The context that methods get of a run, and that they reach the federation in no other way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEHIND = (Federation, FederatedDataModule, BoundSchedule, Schedule, Server)
 
 
 class Sees(Method):
-    """Has everything that there is: a buffer, too."""
+    """A method with a buffer, so that its context has every part."""
 
     replays_logits: ClassVar[bool] = False
 
@@ -34,7 +34,7 @@ class Sees(Method):
 
 
 def contexts() -> tuple[Context, Context]:
-    """Of a method that is told tasks, and of one that is not, after a run."""
+    """Contexts of a method that is told tasks and of a task-free method, after a run."""
     methods = {"sees": Sees(), "free": Sees(True)}
     data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
     fit(tiny_client(data, methods=methods), data)
@@ -49,20 +49,20 @@ def test_no_method_asks_for_the_federation_or_what_is_behind_it(path: Path) -> N
 
 
 def _public(of: Any) -> dict[str, Any]:
-    """Its attributes, those of its class that are no functions, and what its functions are bound to."""
+    """Public attributes of an object and its class that are no functions, by name."""
     names = [name for name in dir(of) if not name.startswith("_")]
     found = {}
     for name in names:
         try:
             found[name] = getattr(of, name)
         except Exception:
-            continue  # hidden, or only there at another time
+            continue  # hidden from the method, or not available at this time
     return {name: value for name, value in found.items() if not inspect.isroutine(value)}
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["told tasks", "task-free"])
 def test_nothing_public_leads_to_the_federation(which: int) -> None:
-    """Over any number of attributes of the package's objects."""
+    """No chain of public attributes of the package's objects ends at the federation."""
     start = contexts()[which]
     seen, waiting, met = set[int](), [("context", start)], set[str]()
     while waiting:
@@ -82,7 +82,7 @@ def test_nothing_public_leads_to_the_federation(which: int) -> None:
 
 
 def test_what_hides_is_found() -> None:
-    """The search above sees what it looks for."""
+    """The search above sees a public attribute that holds the federation."""
     context, _ = contexts()
     context.federation = context._federation  # type: ignore[attr-defined]
     assert isinstance(_public(context)["federation"], Federation)

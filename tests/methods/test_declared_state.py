@@ -1,4 +1,4 @@
-"""What a method names as its state is saved and restored."""
+"""The attributes that a method names in ``state`` are saved and restored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cfl.runtime.errors import ConfigError
 
 
 class Part:
-    """Has a form of its own for checkpoints."""
+    """An object with a ``state_dict`` of its own."""
 
     def __init__(self) -> None:
         self.number = 1
@@ -30,7 +30,7 @@ class Part:
 
 
 class Kept(Method):
-    """Has an attribute of every kind."""
+    """A method with a state attribute of every kind."""
 
     state: ClassVar[Any] = ("tensors", "_rows", "pair", "clients", "fixed", "count", "nothing", "part")
 
@@ -47,7 +47,7 @@ class Kept(Method):
 
 
 class Extended(Kept):
-    """Adds to its base's state, with a key and a path of its own."""
+    """A method that adds to its base's state, under keys other than the attributes' names."""
 
     state: ClassVar[Any] = {"old": "_lent.tensors", "received": "_lent.holders"}
 

@@ -19,7 +19,7 @@ from cfl.methods import DER, Method
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
 
-WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit
+WORKERS = EngineOptions("workers", 1, 1, False)  # all fixed: no choice by trial, so that runs repeat bit for bit
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -31,7 +31,7 @@ def test_der_is_what_its_equation_says(scenario: str) -> None:
 @pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
 @pytest.mark.parametrize("scenario", ["domain", "task"])
 def test_der_plus_plus_is_what_its_equation_says(scenario: str, engine: EngineOptions) -> None:
-    """Equation 6: labels of a draw of their own."""
+    """Equation 6: the term of the labels has a draw of its own."""
     settings = Settings(der=3, alpha=0.5, beta=0.6)
     assert_is_the_loop(SCENARIOS[scenario](), {"der": DER(0.5, 0.6, 3)}, settings, engine=engine)
 
@@ -102,7 +102,7 @@ def samples(extras: dict[str, Tensor], mask: list[bool], allowed: Tensor | None 
 
 
 def test_the_term_by_hand() -> None:
-    """Two of four samples count, a half each: of three outputs, or of the two that are allowed."""
+    """Two of four samples count, with weight 1/2 each, over three outputs or over the two that are allowed."""
     der = DER(2.0)
     der.name = "der"
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [4.0, 4.0, 4.0], [math.inf] * 3])

@@ -22,12 +22,12 @@ from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
 
 STILL = partial(torch.optim.SGD, lr=0.0)
-"""With it clients' updates are zero."""
+"""An optimizer with which clients' updates are zero."""
 PRECISE = double(mlp)
 
 
 class Watched(DPFedAvg):
-    """Keeps what clients sent and would have sent, and the sums that the server read."""
+    """Record clients' updates before and after they are bounded."""
 
     def __init__(self, *options: Any, **named: Any) -> None:
         super().__init__(*options, **named)
@@ -165,7 +165,7 @@ def test_rounds_that_nobody_joins_close(kind: str) -> None:
         assert all(torch.equal(plain[round][name], value) for name, value in before.items())
         if round:
             moved = [noisy[round][name] - value for name, value in noisy[round - 1].items()]
-            # Noise of standard deviation 0.1 * 0.5, by one expected client.
+            # Noise of standard deviation 0.1 * 0.5, divided by one expected client.
             assert float(torch.cat([m.flatten() for m in moved]).std()) == pytest.approx(0.05, rel=0.3)
 
 
@@ -183,7 +183,10 @@ def test_rounds_that_nobody_joins_leave_an_adaptive_bound_at_the_median_as_it_is
     ("beside", "earlier"), [({}, False), ({"er": ER(2)}, True), ({"der": DER(2)}, True)], ids=["alone", "er", "der"]
 )
 def test_rounds_without_clients_move_the_outputs_that_others_move(beside: dict[str, Method], earlier: bool) -> None:
-    """Those of the task, and of earlier ones if samples are replayed: models do not tell which rounds have clients."""
+    """Noise moves the same outputs in all rounds, so that models do not show which rounds have clients.
+
+    These are the outputs of the task, and of earlier tasks if samples are replayed.
+    """
     data = tiny_data(split(2), num_clients=4, schedule={**POISSON, "clients_per_round": 1}, scenario="task")
     second = range(7, 12)
     assert {bool(data.rounds.round(r).clients) for r in second} == {True, False}
@@ -195,7 +198,7 @@ def test_rounds_without_clients_move_the_outputs_that_others_move(beside: dict[s
 
 
 def test_dropouts_beside_clients_that_join_by_themselves_are_refused() -> None:
-    """As a share of those who joined they would tell of a client that joined, and nobody would hide."""
+    """The number of dropouts is a share of the clients that joined, so it would reveal whether a client joined."""
     schedule = {**POISSON, "client_dropout": 0.5}
     run(tiny_data(num_clients=4, schedule=schedule), {})
     with pytest.raises(ConfigError, match=r"schedule\.client_dropout = 0\.5 .*methods\.dp \(DPFedAvg\)"):

@@ -57,13 +57,13 @@ run = runs_in_double(data_of)
 
 
 def fisher_of(federation: Federation, task: int, client: int, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The mean over a client's samples."""
+    """A client's Fisher by a loop, averaged over its samples."""
     total, count = fisher_by_loop(federation, task, client, model)
     return {n: value / count for n, value in total.items()}
 
 
 class After(Method):
-    """Stands behind EWC: computes anew what it must have added, by autograd of the quadratic.
+    """Stands behind EWC and checks the gradient that EWC has added against autograd of the quadratic.
 
     Attributes:
         terms: client -> one (Fisher, anchor) per task that it has one for, in the server's coordinates.
@@ -171,14 +171,17 @@ def test_with_fot_behind_it() -> None:
 
 
 def test_a_client_without_a_fisher_has_no_penalty() -> None:
-    """The fifth client joins with the second task, those that were not sampled last have none either."""
+    """The fifth client joins in the second task and has no Fisher before.
+
+    With ``fisher_clients`` sampled, clients outside a task's last round have none either.
+    """
     assert check(EWC(5.0, fisher_clients="sampled")).free > check(EWC(5.0)).free > 0
 
 
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
 @pytest.mark.parametrize("kind", ["expected", "weighted"])
 def test_every_clients_fisher_is_that_of_the_model_it_computes_with(batchnorm: Any, kind: Any) -> None:
-    """Running statistics: the global ones, the client's own, or the batch's."""
+    """BatchNorm normalises by the global running statistics, the client's own, or the batch's."""
     data = data_of(tasks=2, schedule={"rounds_per_task": [2, 1]})
     models: dict[int, dict[str, Tensor]] = {}
 
@@ -201,11 +204,11 @@ def test_every_clients_fisher_is_that_of_the_model_it_computes_with(batchnorm: A
         assert_close({n: kept[f"anchor {n}"] for n in expected}, {n: model[n] for n in expected})
 
 
-# What follows from it.
+# Effects of the penalty.
 
 
 class ConstantGradients(Method):
-    """From the second task on, every gradient is 0.01: before EWC adds its own."""
+    """Set every gradient to 0.01 from the second task on, before the next method adds its own."""
 
     def adjust_gradients(self, cohort: Cohort) -> None:
         for gradient in cohort.gradients.values() if cohort.task > 0 else ():
@@ -218,8 +221,8 @@ class ConstantGradients(Method):
 def test_one_client_walks_down_the_quadratic(scope: Any, limit: float | None, half: bool) -> None:
     """Gradient descent with a constant pull g has a closed form, whose distance falls with the curvature S:
 
-    ``w_n = A - g / S (1 - (1 - lr S)^n)``, where ``limit`` bounds ``lr S``. Without the factor 1/2 of eq 3 half the
-    strength is the same.
+    ``w_n = A - g / S (1 - (1 - lr S)^n)``, where ``limit`` bounds ``lr S``. Without the factor 1/2 of eq 3, half
+    the strength gives the same run.
     """
     data = tiny_data(permuted(2), num_clients=1, schedule={"rounds_per_task": [3, 4], "clients_per_round": 1})
     strength, lr = 30.0, 0.1
@@ -304,7 +307,7 @@ def test_reports() -> None:
     model = sum(p.numel() for p in federation.network.parameters()) * 8
     rows = ewc.report().rows
     assert [(row["task"], row["clients"]) for row in rows] == [(0, 4), (1, 5)]
-    curvature = [federation.clients.get("ewc", 4)]  # joined with the second task: its only Fisher is that one's
+    curvature = [federation.clients.get("ewc", 4)]  # client 4 joined in the second task
     greatest = max(float(v.max()) for n, v in curvature[0].items() if n.startswith("curvature"))  # type: ignore[union-attr]
     assert 0 < rows[1]["fisher_mean"] < greatest <= rows[1]["fisher_max"]
     summary = ewc.report().figures
@@ -340,7 +343,7 @@ def test_nothing_is_computed_after_the_last_task_or_without_strength() -> None:
 
 
 def test_drawn_labels_come_from_a_generator_of_each_client() -> None:
-    """Named by task and client, whether all compute a Fisher or only some."""
+    """The generator is seeded by task and client, so draws do not depend on which other clients compute a Fisher."""
     options = {"tasks": 2, "schedule": {"rounds_per_task": [2, 1]}}
     federation = run({"ewc": EWC(1.0, fisher="sampled")}, data_of(**options))
     every = federation.clients

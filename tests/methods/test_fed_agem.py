@@ -89,7 +89,7 @@ from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import BadUpdate, ConfigError
 from cfl.training.client import Client
 
-WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit
+WORKERS = EngineOptions("workers", 1, 1, False)  # all fixed: no choice by trial, so that runs repeat bit for bit
 PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4
 """Weights of ``mlp`` on four classes."""
 
@@ -104,14 +104,14 @@ def test_a_run_is_what_the_algorithm_says(scenario: str) -> None:
 
 
 def test_clients_count_alike_whatever_they_draw() -> None:
-    """The server's average is not weighted, though who has more samples draws more."""
+    """The server weights clients equally, although a client with more samples draws more."""
     data = replay_data()
     assert_is_the_loop(data, {"fed_agem": FedAGEM(50)}, Settings(fed=50), size=40)
     assert len({len(buffer.slots) for buffer in filled_buffers(data, 40)}) > 3
 
 
 def test_on_top_of_agem() -> None:
-    """Algorithm 6: first on the client's own buffer, then on all clients'."""
+    """Algorithm 6: project first against the client's own buffer, then against the reference of all clients."""
     assert_is_the_loop(replay_data(), {"agem": AGEM(3), "fed_agem": FedAGEM(4)}, Settings(agem=3, fed=4))
 
 
@@ -122,7 +122,7 @@ def test_what_would_change_gradients_behind_it_is_refused(other: Method) -> None
     data = replay_data()
     with pytest.raises(ConfigError, match=r"methods = \['fed', 'other'\].*fed behind other"):
         fit(replay_client(data, {"fed": FedAGEM(4), "other": other}, mlp), data)
-    fit(replay_client(data, {"fed": FedAGEM(4), "other": DER(1.0, 0.0, 3)}, mlp), data)  # has a term in the loss
+    fit(replay_client(data, {"fed": FedAGEM(4), "other": DER(1.0, 0.0, 3)}, mlp), data)  # DER only adds a loss term
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_only_looks_at_the_model_after_a_round_may_do_so_before_it_or_after
 
 
 def test_the_reference_is_of_the_model_that_is_sent_next() -> None:
-    """Also where a server goes on training when the round is over."""
+    """Also with CFeD's server distillation, which trains the model after a round."""
     data = replay_data(num_clients=4, partition=None)
     watch = References()
     methods: dict[str, Method] = {
@@ -171,7 +171,7 @@ def test_the_reference_is_of_the_model_that_is_sent_next() -> None:
 
 @pytest.mark.parametrize("scenario", ["domain", "task"])
 def test_on_top_of_der(scenario: str) -> None:
-    """Algorithm 5, and with DER++."""
+    """Algorithm 5, with the labels' term of DER++."""
     methods: dict[str, Method] = {"der": DER(0.7, 0.4, 3), "fed_agem": FedAGEM(4)}
     assert_is_the_loop(SCENARIOS[scenario](), methods, Settings(der=3, alpha=0.7, beta=0.4, fed=4))
 
@@ -193,7 +193,7 @@ def test_references_of_every_other_round() -> None:
 
 
 def test_every_other_round_goes_on_after_an_interruption(tmp_path: Path) -> None:
-    """It is remembered who has the reference: nobody is sent it twice."""
+    """A checkpoint holds which clients have the reference, so that none is sent it twice."""
 
     def start(callbacks: Any, path: Path | None = None) -> tuple[dict[str, bytes], dict[str, int]]:
         data = replay_data(schedule={"rounds_per_task": 4})
@@ -208,7 +208,7 @@ def test_every_other_round_goes_on_after_an_interruption(tmp_path: Path) -> None
 
 
 def test_buffers_of_all_members() -> None:
-    """Also of those that are not in the round; whoever has not trained yet has none and is left out."""
+    """Members outside the round send gradients too. A member that has not trained yet has no buffer to use."""
     data = replay_data(permuted(3), participation=Joining(2, 2), schedule={"clients_per_round": 1})
     loop = assert_is_the_loop(data, {"fed_agem": FedAGEM(3, clients="all")}, Settings(fed=3, asked="all"))
     asked = [len(data.members[data.rounds.round(r).task]) for r in range(len(loop.references))]
@@ -217,7 +217,7 @@ def test_buffers_of_all_members() -> None:
 
 
 def test_who_has_only_reviewed_holds_nothing() -> None:
-    """CFeD withholds a reviewing client's samples: there is a buffer, and nothing in it."""
+    """CFeD withholds a reviewing client's samples, so its buffer exists but is empty, and it is no holder."""
 
     class Holds(Method):
         def end_round(self, plan: RoundPlan) -> None:
@@ -243,7 +243,7 @@ def test_who_has_only_reviewed_holds_nothing() -> None:
 
 @pytest.mark.parametrize("scenario", ["domain", "class"])
 def test_buffers_of_all_holders(scenario: str) -> None:
-    """Also of those that do not hold the present task, at the model of the present one."""
+    """Holders without the present task send gradients too, computed at the present model."""
     options: dict[str, Any] = {
         "participation": RandomShare(0.6),
         "num_clients": 6,
@@ -281,8 +281,7 @@ def test_a_holder_without_the_task_computes_with_its_own_layers() -> None:
 
 @pytest.mark.parametrize("clients", ["sampled", "all", "holders"])
 def test_clients_with_clocks_of_their_own(clients: Any) -> None:
-    """Each computes at the task that it is at, over the classes that it has seen; who is through is asked as a holder
-    alone."""
+    """Each client computes over the classes that it has seen. A client with no task left is asked only as a holder."""
     data = replay_data(
         split(3, classes=6, train=120),
         num_clients=4,
@@ -345,7 +344,7 @@ def test_variants(how: Any, when: Any) -> None:
 
 @pytest.mark.parametrize("when", ["conflict", "always"])
 def test_a_share_of_the_cases_is_what_the_loop_draws(when: Any) -> None:
-    """Table 10: of the conflicts, of which others are left as they are; what is none is not touched."""
+    """Table 10: a drawn share of the conflicts, or of all steps, is refined. Other gradients stay as they are."""
     fed = FedAGEM(3, share=0.5, when=when)
     change = CHANGES["project"] if when == "always" else projected
     loop = assert_is_the_loop(replay_data(), {"fed_agem": fed}, Settings(fed=3, share=0.5, refinement=change))
@@ -359,7 +358,7 @@ def test_a_share_of_the_cases_is_what_the_loop_draws(when: Any) -> None:
 
 
 class References(Callback):
-    """References and global models after every round."""
+    """Record references, global models, buffers and clients' own tensors after every round."""
 
     def __init__(self) -> None:
         self.references: list[dict[str, Tensor]] = []
@@ -389,7 +388,7 @@ def watched(
 
 
 def loss_on(data: FederatedDataModule, logits: Tensor, samples: list[Sample], y: Tensor) -> Tensor:
-    # Tasks with outputs of their own: those do not depend on the task that is trained on.
+    # In these scenarios a sample's outputs do not depend on the task in training, which is given as 0.
     rows = [row[outputs_of(data, sample.task, 0)] for row, sample in zip(logits, samples, strict=True)]
     right = [outputs_of(data, sample.task, 0).index(int(label)) for sample, label in zip(samples, y, strict=True)]
     return torch.stack([F.cross_entropy(row, torch.tensor(of)) for row, of in zip(rows, right, strict=True)]).mean()
@@ -414,7 +413,7 @@ def test_it_is_the_gradient_on_all_buffers_if_they_are_equally_full(scenario: st
 
 
 def test_raw_samples_are_augmented_anew_for_every_reference() -> None:
-    """In every round otherwise, whatever the width."""
+    """The augmentation differs from round to round and does not depend on the cohort width."""
     found = []
     for width in (1, 4):
         data = replay_data(
@@ -444,7 +443,7 @@ def test_raw_samples_are_augmented_anew_for_every_reference() -> None:
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_modes_of_the_network(mode: Any) -> None:
-    """In mode eval it is the gradient without dropout; in mode train with masks, the same in every run."""
+    """The reference has no dropout in mode eval. In mode train it has masks, which are the same in every run."""
     data = replay_data(num_clients=4, partition=None)
     network = double(partial(MLP, hidden=[8], dropout=0.5))
     watch, federation = watched(data, FedAGEM(4, mode=mode), network)
@@ -469,7 +468,7 @@ def drawn_for_reference(data: FederatedDataModule, watch: References, round: int
 
 
 def test_dropout_of_the_reference_is_drawn_for_each_round_and_client() -> None:
-    """By its own name, and row by row of what is drawn."""
+    """The masks have random keys of their own, with one row for each drawn sample."""
     data = replay_data(num_clients=4, partition=None)
     watch, federation = watched(data, FedAGEM(4), double(partial(MLP, hidden=[8], dropout=0.5)), 6)
     network = federation.network.train()
@@ -490,7 +489,7 @@ def test_dropout_of_the_reference_is_drawn_for_each_round_and_client() -> None:
 
 @pytest.mark.parametrize("batchnorm", ["average", "local"])
 def test_in_mode_eval_batchnorm_normalises_by_running_statistics(batchnorm: Any) -> None:
-    """The server's, or where clients keep theirs, each one's own; written out, layer by layer."""
+    """The statistics are the server's or, with ``batchnorm`` local, each client's own. Written out layer by layer."""
     data, watch = replay_data(**EVEN), References()
     client = replay_client(data, {"fed_agem": FedAGEM(4, mode="eval")}, double(norm_net), ReplayBuffer(6))
     fit(client, data, {"batchnorm": batchnorm}, [watch])
@@ -524,7 +523,7 @@ def test_in_mode_eval_batchnorm_normalises_by_running_statistics(batchnorm: Any)
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_batchnorm_of_all_kinds(mode: Any, batchnorm: Any) -> None:
-    """Statistics are those of the drawn samples, or the running ones, which stay as they are; single samples too."""
+    """References from single samples work in every mode, and running statistics stay as they are."""
     ends = []
     for methods in ({}, {"fed_agem": FedAGEM(1, mode=mode, when="always")}):
         data = replay_data(schedule={"rounds_per_task": 1})
@@ -550,7 +549,7 @@ def test_round_one_is_federated_averaging_bit_for_bit(engine: EngineOptions) -> 
 
 
 def test_nobody_has_a_sample() -> None:
-    """Then there is no reference, or the last one stays."""
+    """Without any sample there is no reference, or the last reference stays."""
     data = replay_data()
     data.setup("fit")
     fed = FedAGEM()
@@ -561,7 +560,7 @@ def test_nobody_has_a_sample() -> None:
     federation.round = 1  # once the first has ended
     fed.end_round(task_free_plan(data.rounds.round(0)))
     assert fed.reference == {}
-    assert fed.changes_gradients  # as far as an engine is chosen before the first round, for those to come
+    assert fed.changes_gradients  # before the first round, when an engine is chosen for all rounds
     fed.start_clients(Cohort(client.network, 1))
     assert not fed.changes_gradients
     assert federation.channel.uplink_bytes == {}
@@ -572,7 +571,7 @@ def test_nobody_has_a_sample() -> None:
 
 
 class Bad(FedAGEM):
-    """After some rounds every client's gradient is NaN, though the model is not. Notes which reference is left."""
+    """Make all buffer gradients NaN after the given rounds. Record the reference and who has it after every round."""
 
     def __init__(self, rounds: set[int], **options: Any) -> None:
         super().__init__(4, **options)
@@ -622,7 +621,7 @@ def test_a_gradient_that_is_not_finite_stops_a_run_that_skips_none() -> None:
 
 
 class After(Method):
-    """Looks at what it leaves."""
+    """Check that refined gradients do not conflict with the reference."""
 
     kind = "look"
 
@@ -630,7 +629,7 @@ class After(Method):
         self.fed, self.steps = fed, 0
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        self.training = batch.mask.any(1)  # who is through may keep the gradient of a penalty, which nobody uses
+        self.training = batch.mask.any(1)  # a client without steps left may keep a penalty's gradient
         return batch
 
     def adjust_gradients(self, cohort: Cohort) -> None:
@@ -643,8 +642,7 @@ class After(Method):
             reference = {name: reference[name] for name in held}
             whole = inner(reference, reference)
             length = (inner(gradients, gradients) * whole).sqrt()
-            # Or what is left to take out is rounding: gradients of 0 have any direction. Numbers of our own, not those
-            # that it goes by.
+            # Gradients that are 0 except for rounding have any direction. The thresholds are not the method's own.
             rounding = 1e-5 if next(iter(gradients.values())).dtype == torch.float32 else 2e-14
             least = -torch.maximum(1e-6 * length, rounding * whole)
             assert (inner(gradients, reference) >= least)[self.training].all()
@@ -668,7 +666,7 @@ def chosen(share: float, round: int, step: int, clients: tuple[int, ...]) -> lis
 
 
 def test_a_share_of_the_conflicts_is_drawn_for_each_client_round_and_step() -> None:
-    """Table 10. Whoever else is there; a smaller share is a part of a larger one."""
+    """Table 10. A draw does not depend on the other clients, and a smaller share is part of a larger one."""
     clients, moments = tuple(range(100)), [(round, step) for round in range(8) for step in range(8)]
     few, many = (torch.tensor([chosen(p, *moment, clients) for moment in moments]) for p in (0.3, 0.8))
     for share, drawn in ((0.3, few), (0.8, many)):
@@ -695,7 +693,7 @@ def test_a_share_in_a_run() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_what_it_counts_does_not_depend_on_the_width(share: float) -> None:
-    """A client that has taken its last step is still pulled by a penalty, but takes no step."""
+    """A client that has taken its last step still gets a penalty's gradient, which must not be counted as a step."""
     found = []
     for width in (1, 5):
         fed = FedAGEM(4, share=share)
@@ -729,7 +727,7 @@ def test_gradients_of_rounding_alone_are_no_conflict(how: Any) -> None:
 
 
 def test_outputs_of_other_tasks_move_and_are_kept() -> None:
-    """The reference knows them from the buffers; those of tasks to come do not, and do not decay."""
+    """The reference moves outputs of earlier tasks in the buffers. Outputs of later tasks neither move nor decay."""
     data, watch = replay_data(split(3, classes=6, train=120)), Rounds()
     methods: dict[str, Method] = {"fed_agem": FedAGEM(8, when="always", refinement="average")}
     fit(replay_client(data, methods, mlp, optimizer=DECAY), data, None, [watch])
@@ -741,7 +739,7 @@ def test_outputs_of_other_tasks_move_and_are_kept() -> None:
 
 
 class Around(Method):
-    """Gradients of one layer, before and after."""
+    """Record the head's gradients at every step."""
 
     kind = "look"
 
@@ -791,8 +789,10 @@ def test_a_reference_that_no_round_is_left_for_is_refused() -> None:
 @pytest.mark.parametrize("every", [1, 2, 3])
 @pytest.mark.parametrize("clients", ["sampled", "all", "holders"])
 def test_bytes(clients: Any, every: int) -> None:
-    """A gradient up for everyone asked, the reference down once to everyone who trains by it; the model again for who
-    sits out next."""
+    """One gradient up per asked client with a buffer, and the reference down once to each client that trains with it.
+
+    An asked client that is not in the next round is sent the model again.
+    """
     data = replay_data(schedule={"rounds_per_task": 3})
     method = FedAGEM(3, every, clients=clients)
     federation = fit(replay_client(data, {"fed_agem": method}, mlp, ReplayBuffer(5)), data)
@@ -851,7 +851,7 @@ CLASS_INCREMENTAL: dict[str, Callable[[], Method]] = {
 
 
 def end_with(methods: dict[str, Method], class_loss: str | None = None, network: Any = mlp) -> dict[str, Tensor]:
-    """After two permuted tasks, or with a ``class_loss`` after two that add classes."""
+    """Weights after two permuted tasks or, with a ``class_loss``, after two tasks that add classes."""
     schedule = {"rounds_per_task": [1, 2], "clients_per_round": 2}
     data = replay_data(schedule=schedule)
     if class_loss is not None:
@@ -867,7 +867,7 @@ def end_with_it_alone(class_loss: str | None = None) -> dict[str, Tensor]:
 def check_composition(
     other: Callable[[], Method], alone: dict[str, Tensor], class_loss: str | None = None, network: Any = mlp
 ) -> None:
-    """It changes something, and the other method still does; what is left of the other's gradient does not conflict."""
+    """Check that a run of both differs from a run of either, and that no gradient conflicts with the reference."""
     fed = FedAGEM(8)
     after = After(fed)
     both = end_with({"other": other(), "fed_agem": fed, "after": after}, class_loss, network)
@@ -891,7 +891,7 @@ def test_it_composes_where_classes_are_added(name: str, class_loss: str) -> None
 
 @pytest.mark.parametrize("class_loss", [None, "all", "seen"])
 def test_it_composes_with_prompts(class_loss: str | None) -> None:
-    """Whose forward pass is the method's own."""
+    """L2P has a forward pass of its own."""
     alone = end_with({"fed_agem": FedAGEM(8)}, class_loss, prompted_net)
     check_composition(partial(L2P, 5.0, class_loss != "seen"), alone, class_loss, prompted_net)
 
@@ -917,7 +917,7 @@ def test_with_fot_clients_and_server_project(frozen: bool) -> None:
 
 
 class AfterInServersOrder(After):
-    """What it leaves, in the server's coordinates."""
+    """The same check for gradients in the server's coordinates."""
 
     def adjust_gradients(self, cohort: Cohort) -> None:
         if cohort.round:

@@ -1,4 +1,4 @@
-"""FedCIL against its losses and rounds written out in float64, and what it does for forgetting."""
+"""FedCIL against its losses and rounds written out in float64, and that its replay reduces forgetting."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def network_in_double(seed: int = 0) -> ACGAN:
     return acgan((1, 3, 3), 4).double()
 
 
-# The loss, and whom it trains.
+# The loss, and which parts it trains.
 
 
 def critic_loss(network: ACGAN, image: Tensor, real: bool, y: int, allowed: list[int]) -> Tensor:
-    """One image before the critic, written out."""
+    """The critic's loss of one image, written out."""
     logit, classes = network.judge(image.unsqueeze(0))
     probability = logit.sigmoid().squeeze()
     said = probability if real else 1 - probability
@@ -157,7 +157,7 @@ class Loop:
         return normals(self.draws(purpose, *place), count * NOISE).view(count, NOISE).double()
 
     def started(self) -> dict[str, Tensor]:
-        """The global model, to be trained."""
+        """A copy of the global model whose parameters require gradients."""
         return {n: t.clone().requires_grad_(n in self.parameters) for n, t in self.model.items()}
 
     def local(self, plan: RoundPlan, client: int) -> dict[str, Tensor]:
@@ -233,7 +233,7 @@ class Loop:
             adam.zero_grad()
             loss.backward()
             adam.step()
-        # What the generator normalises by is what clients have found.
+        # The generator keeps the averaged statistics of the clients.
         return {n: t.detach() if n in self.parameters else self.model[n] for n, t in model.items()}
 
     def call(self, model: Mapping[str, Tensor], what: str, *arguments: Tensor) -> Any:
@@ -248,20 +248,20 @@ class Loop:
         return functional_call(Called(self.network), {f"network.{n}": t for n, t in model.items()}, arguments)
 
     def images(self, model: Mapping[str, Tensor], noise: Tensor, y: Tensor) -> Tensor:
-        """Of a generator that is not in training."""
+        """Images of a model's generator in evaluation mode."""
         self.network.eval()
         made: Tensor = self.call(model, "generate", noise, y).detach()
         self.network.train()
         return made
 
     def masked(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Over the outputs of the task that has each output; streams here share all outputs, or none."""
+        """Logits over the outputs of each label's task, other outputs at -inf. Tasks here share all outputs or none."""
         own = self.data.outputs.own
         allowed = own[[int(own[:, label].int().argmax()) for label in y]]
         return logits.masked_fill(~allowed, -torch.inf)
 
     def of_parts(self, model: Any, parts: Sequence[tuple[float, Tensor, Tensor, Tensor]]) -> Tensor:
-        """Parts ``(share, images, outputs, noise)``; what is generated against all of them is normalised together."""
+        """Loss of parts ``(share, images, outputs, noise)``. Their generated images are normalised as one batch."""
         noise, y = torch.cat([part[3] for part in parts]), torch.cat([part[2] for part in parts])
         fakes = self.call(model, "generate", noise, y).split([len(part[2]) for part in parts])
         losses = [share * self.of_part(model, x, y, fake) for (share, x, y, _), fake in zip(parts, fakes, strict=True)]
@@ -322,8 +322,10 @@ def test_a_run_is_what_the_equations_say(
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["vmap", "workers"])
 def test_without_replay_and_consolidation_it_is_federated_averaging_of_its_loss(engine: EngineOptions) -> None:
-    """Ordinary networks and optimizers, image by image. Averaging of the cross-entropy it never is: whatever its
-    options, the critic learns from generated images too."""
+    """The expected run has ordinary networks and optimizers and computes losses image by image.
+
+    No options give federated averaging of the cross-entropy: the critic always learns from generated images too.
+    """
     data = tiny_data(permuted(2), schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
     momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01)
     method = FedCIL(replay_share=0.0, consistency=0.0, consolidation_steps=0)
@@ -351,7 +353,7 @@ def test_without_replay_and_consolidation_it_is_federated_averaging_of_its_loss(
 
 @pytest.mark.parametrize(("scenario", "network"), [("domain", normalising), ("domain", acgan), ("task", normalising)])
 def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str, network: Any) -> None:
-    """The average, trained on in every round, by images of the clients' own generators."""
+    """In every round the server trains the average further, on images of the clients' generators."""
     stream = permuted(3, train=50) if scenario == "domain" else split(3, classes=6, train=50)
     data = tiny_data(stream, schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
     method = FedCIL(
@@ -369,7 +371,7 @@ def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str, netwo
 
 @pytest.mark.parametrize("scenario", ["domain", "task", "class"])
 def test_width_and_engine_do_not_matter(scenario: str) -> None:
-    """With dropout, clients of unequal batches, the server's part, and every loss term."""
+    """With dropout, clients of unequal batches, consolidation at the server and every loss term."""
     found = []
     for engine, width in ((ENGINES[0], 1), (ENGINES[0], 4), (ENGINES[1], 3)):
         stream = permuted(2, train=70) if scenario == "domain" else split(2, train=70)
@@ -398,7 +400,7 @@ def test_classes_compete_within_their_task_or_with_all_seen() -> None:
 
 
 def test_there_is_no_replay_in_the_first_task() -> None:
-    """Nor, with one task, anything sent for it; from the second task on its share matters."""
+    """The replay share matters from the second task on. A run of one task sends no replay generator."""
     watched = []
     for share in (0.0, 0.5):
         data, watch = tiny_data(), Rounds()
@@ -440,7 +442,7 @@ def test_replay_forgets_less(seed: int) -> None:
     assert forgotten[2] < forgotten[1] - 5
 
 
-# The server's part.
+# Consolidation at the server.
 
 
 def test_consolidation_is_adam_on_the_loss() -> None:
@@ -492,7 +494,7 @@ def test_consolidation_changes_the_model_and_repeats_exactly(source: Any) -> Non
 
 
 def test_consolidation_leaves_frozen_parameters_alone() -> None:
-    """They are neither trained nor sent: what the server made of them would reach nobody."""
+    """Frozen parameters are neither trained nor sent, so clients would never receive the server's changes."""
 
     def frozen(input_shape: tuple[int, int, int], num_outputs: int) -> ACGAN:
         network = dropping(input_shape, num_outputs)
@@ -555,11 +557,11 @@ def test_clients_say_which_classes_they_have() -> None:
             assert method._outputs_held(task, client).nonzero().flatten().tolist() == sorted(set(labels.tolist()))
 
 
-# With other methods, other processes.
+# With other methods.
 
 
 def test_generated_images_stand_against_all_real_ones() -> None:
-    """With as much weight in all, however many of the real ones have a generated one of their own."""
+    """Generated images have the total weight of all real ones, although not every real one has a generated one."""
     network, method = network_in_double(), FedCIL()
     method.source, method._noise = 2, "noise"
     torch.manual_seed(3)
@@ -580,7 +582,7 @@ def test_generated_images_stand_against_all_real_ones() -> None:
 
 @pytest.mark.parametrize("order", [("er", "cil"), ("cil", "er")])
 def test_with_samples_of_other_methods(order: tuple[str, str]) -> None:
-    """They are real ones; what is generated stands against them too, in any order of the methods."""
+    """ER's samples are real images of the loss, in any order of the methods and with both engines."""
     found = []
     for engine in ENGINES:
         made: dict[str, Method] = {"er": ER(size=3), "cil": FedCIL(consolidation_steps=0)}

@@ -68,16 +68,16 @@ run = runs_in_double(data_of)
 def fisher_of(
     federation: Federation, task: int, client: int, model: Mapping[str, Tensor], reduction: str
 ) -> dict[str, Tensor]:
-    """The mean or the sum over a client's samples, of what goes through the server."""
+    """A client's Fisher of the shared parameters by a loop, the mean or the sum over its samples."""
     total, count = fisher_by_loop(federation, task, client, model, federation.model.shared_parameters)
     return {n: value / count if reduction == "mean" else value for n, value in total.items()}
 
 
 class After(Method):
-    """Stands behind FedCurv: collects every client's end, and computes what FedCurv must have added from all of them.
+    """Stands behind FedCurv, collects the clients' final weights and checks the gradient that FedCurv has added.
 
     Attributes:
-        shares: round -> client -> its Fisher and end.
+        shares: round -> client -> its Fisher and final weights.
         checked: clients' steps with a penalty above 1e-6; ``absent``: those of clients that were not in the last round.
     """
 
@@ -141,7 +141,7 @@ def check(
     "options", [{}, {"reduction": "sum", "strength": 0.02}, {"fisher_batch_size": 3}], ids=lambda o: ", ".join(o) or "-"
 )
 def test_it_adds_the_gradient_of_eq_3(options: dict[str, Any], width: int) -> None:
-    """With sampled clients, over the end of a task and with a client that joins."""
+    """Clients are sampled, a task ends and a client joins."""
     after = check(FedCurv(**{"strength": 2.0, **options}), data_of(width))
     assert after.absent > 10
 
@@ -215,7 +215,7 @@ def test_the_server_has_the_sums_over_the_last_rounds_clients() -> None:
 @pytest.mark.parametrize("batchnorm", ["average", "drop"])
 @pytest.mark.parametrize("kind", ["empirical", "expected", "weighted", "sampled"])
 def test_what_clients_send_is_the_fisher_at_their_own_end(batchnorm: Any, kind: Any) -> None:
-    """Of every kind, drawn labels named by round and client; where statistics are dropped, by the batches' own."""
+    """For every kind. Drawn labels are seeded by round and client. With ``drop``, BatchNorm uses batch statistics."""
     data = data_of(tasks=1, schedule={"rounds_per_task": 2})
     ends: dict[int, dict[str, Tensor]] = {}
 
@@ -239,11 +239,11 @@ def test_what_clients_send_is_the_fisher_at_their_own_end(batchnorm: Any, kind: 
         assert_close({n: kept[f"v {n}"] for n in expected}, {n: expected[n] * end[n] for n in expected})
 
 
-# What follows from it.
+# Effects of the penalty.
 
 
 def test_the_first_round_and_strength_zero_are_federated_averaging() -> None:
-    """Bit for bit, and without a byte more."""
+    """The models agree bit for bit, and no additional byte is sent."""
     data = {"data": data_of(tasks=1, schedule={"rounds_per_task": 1})}
     first, plain = run({"fedcurv": FedCurv(5.0)}, **data), run({}, **data)
     idle, longer = run({"fedcurv": FedCurv(0.0)}), run({})
@@ -257,7 +257,7 @@ def test_the_first_round_and_strength_zero_are_federated_averaging() -> None:
 
 
 def test_a_greater_strength_keeps_the_clients_together() -> None:
-    """Mean squared distance of the clients' ends from their mean, weighted by nothing."""
+    """The summed squared distance of clients' final weights from their mean falls as the strength grows."""
 
     def spread(strength: float) -> float:
         fedcurv = FedCurv(strength)
@@ -297,7 +297,7 @@ def test_width_does_not_matter_where_a_part_is_sent() -> None:
 
 
 def test_threads_do_not_matter() -> None:
-    """Several clients' Fishers at a time are the same bits as one after another."""
+    """Fishers of several clients at a time equal those of one client after another, bit for bit."""
     data, fedcurv = data_of(3, tasks=1), FedCurv(1.0, fisher="sampled")
     client = tiny_client(data, norm_net, methods={"fedcurv": fedcurv})
     fit(client, data)
@@ -345,7 +345,7 @@ def test_a_resumed_run_is_the_same_with_sampled_fishers_in_part(tmp_path: Path) 
         assert again.channel.state_dict() == whole.channel.state_dict()
 
 
-# What a client takes out of the sums.
+# Subtracting a client's own share from the sums.
 
 
 def two_clients(keep: float = 1.0, **options: Any) -> tuple[Client, FedCurv, Federation]:
@@ -426,7 +426,7 @@ class Explodes(Method):
 
 
 def test_a_client_that_is_left_out_has_no_share() -> None:
-    """It is neither in the sums nor subtracted, though it may have an older one."""
+    """A skipped client is not in the sums of its round. It keeps its share of an older round."""
 
     def methods() -> dict[str, Method]:
         fedcurv = FedCurv(1.0)
@@ -452,7 +452,7 @@ def test_a_client_that_is_left_out_has_no_share() -> None:
 
 
 def test_bytes_are_counted() -> None:
-    """Three clients in each of six rounds; three times the model each way but in the first or last."""
+    """Three clients in six rounds. u and v go up in all rounds but the last, and down in all but the first."""
     federation = run({"fedcurv": FedCurv(1.0)})
     model = sum(p.numel() for p in federation.network.parameters()) * 8
     assert federation.channel.uplink_bytes == {"update": 6 * 3 * model, "fedcurv": 5 * 3 * 2 * model}
@@ -464,7 +464,7 @@ def test_bytes_are_counted() -> None:
 
 @pytest.mark.parametrize("keep", [0.01, 0.1, 0.5, 0.9])
 def test_only_the_largest_entries_are_sent(keep: float) -> None:
-    """The same federation with and without; its first round's shares are those of the same ends."""
+    """Runs with and without ``keep`` have the same first round, so their shares are of the same weights."""
     data = {"data": data_of(tasks=1, schedule={"rounds_per_task": 2})}
     whole = run({"fedcurv": FedCurv(1e-9)}, **data)
     fedcurv = FedCurv(1e-9, keep=keep)
@@ -491,7 +491,7 @@ def test_only_the_largest_entries_are_sent(keep: float) -> None:
 
 
 def test_keeping_everything_is_the_dense_method() -> None:
-    """Down to its last entry, which changes nothing where there are some without a Fisher."""
+    """A ``keep`` of 0.999999 is rounded up to all entries."""
     dense, sparse = run({"fedcurv": FedCurv(1.0)}), run({"fedcurv": FedCurv(1.0, keep=0.999999)})
     assert_close(weights(sparse), weights(dense))
     assert sparse.channel.uplink_bytes == dense.channel.uplink_bytes
@@ -536,7 +536,7 @@ def test_a_pull_that_is_too_strong_may_stop_the_run() -> None:
 
 
 def test_a_pull_may_be_clipped() -> None:
-    """To a step onto the others' weights; weaker ones stay as they are, and so does where they lead."""
+    """Too strong a pull becomes a step onto the others' weights. Weaker pulls and all targets stay as they are."""
     client, fedcurv, _ = two_clients()
     clipped_client, clipped, _ = two_clients(on_unstable="clip")
     for method in (fedcurv, clipped):
@@ -589,7 +589,7 @@ def test_reports() -> None:
     assert rows[-1]["u_max"] == float(u.max())
     assert fedcurv.report().figures["fisher_seconds"] == sum(row["fisher_seconds"] for row in rows) > 0
     held = federation.clients.bytes() // len(federation.clients.holders("fedcurv"))
-    assert held == fedcurv.client_storage() + 8  # and the round
+    assert held == fedcurv.client_storage() + 8  # and the round's number
 
 
 def test_without_exchanged_parameters_it_is_refused() -> None:

@@ -48,7 +48,7 @@ run = runs_in_double(data_of)
 
 
 def proximal_term(mu: float, personal: Callable[[str], bool] = lambda name: False) -> Hook:
-    """``mu / 2 ||w - w_t||^2``; the hook is called with every client's network first when that still holds ``w_t``."""
+    """``mu / 2 ||w - w_t||^2``. The hook takes ``w_t`` from a client's network at its first call for it."""
     received: dict[nn.Module, dict[str, Tensor]] = {}
 
     def penalty(network: nn.Module, client: int) -> Tensor:
@@ -115,7 +115,7 @@ def test_it_comes_before_clipping() -> None:
         torch.nn.utils.clip_grad_norm_(network.parameters(), 0.4)
 
     expected = naive_run(data_of(), penalty=proximal_term(3.0), change_gradients=clip)
-    assert_close(weights(run({"prox": FedProx(3.0)}, gradient_clip_val=0.4)), expected, 1e-6)  # its 1e-6 in the norm
+    assert_close(weights(run({"prox": FedProx(3.0)}, gradient_clip_val=0.4)), expected, 1e-6)  # torch's 1e-6 in norms
     assert farthest(naive_run(data_of(), penalty=proximal_term(3.0)), expected) > 1e-3
 
 
@@ -127,7 +127,7 @@ class AfterBoth(After):
         self.mu = mu
 
     def penalty_of(self, client: int, parameters: dict[str, Tensor]) -> Tensor:
-        received = self.context.state_tensors()  # moves when the round is over
+        received = self.context.state_tensors()  # they change only at the end of a round
         moved = sum(((p - received[n]) ** 2).sum() for n, p in parameters.items())
         return super().penalty_of(client, parameters) + self.mu / 2 * moved
 
@@ -141,7 +141,7 @@ def test_together_with_ewc_it_adds_the_gradient_of_the_sum(first: str) -> None:
     assert after.checked > 10
 
 
-# What follows from it.
+# Effects of the term.
 
 
 def test_under_a_constant_pull_a_round_ends_where_the_closed_form_says() -> None:
@@ -173,12 +173,12 @@ def test_a_greater_mu_keeps_clients_nearer() -> None:
     assert ways[0] > 1.1 * ways[1] > 1.1**2 * ways[2]
 
 
-# A stack of clients, which a trial would choose, adds the same numbers in another order.
+# A trial could choose a stack of clients, which adds the same numbers in another order.
 @pytest.mark.parametrize(
     "engine", [EngineOptions("vmap"), EngineOptions("workers", 2, stack=1)], ids=["vmap", "workers"]
 )
 def test_without_mu_it_is_federated_averaging_bit_for_bit(engine: EngineOptions) -> None:
-    """In float32; and the engine takes SGD's step at once as it does there, where it can."""
+    """In float32. Workers fuse SGD's step in both runs."""
     models, fused_sgd = [], []
     for methods in ({}, {"prox": FedProx(0.0)}):
         data = data_of()

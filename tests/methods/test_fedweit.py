@@ -87,7 +87,7 @@ def test_a_whole_run_is_the_one_written_out(
 def test_clients_with_clocks_of_their_own_are_the_paper_s_algorithm_3_written_out(
     make: Any, options: Any, optimizer: Any, width: int, engine: Any, sampled: Any, common: bool, monkeypatch: Any
 ) -> None:
-    if common:  # all clocks agree, which the schedule does not know
+    if common:  # all clocks agree, but the schedule treats them as different
         monkeypatch.setattr("cfl.data.schedule.rounds_of_clients", lambda rounds, *_: np.array([rounds] * 3))
     data = data_of(split(3, classes=6), width, rounds_per_task=3, clients_per_round=sampled, clock_spread=0.67)
     clocks = rounds_of_clients([3] * 3, 0.67, 3, data.seed).tolist()
@@ -123,7 +123,7 @@ def run(
 
 
 def same(one: Federation, other: Federation) -> bool:
-    """What clients keep and what was measured, to the last bit."""
+    """Return whether clients' tensors and accuracies of two runs agree bit for bit."""
     kept, expected = kept_by(one), kept_by(other)
     assert set(kept) == set(expected)
     equal = all(torch.equal(kept[c][n], value) for c, own in expected.items() for n, value in own.items())
@@ -134,7 +134,7 @@ def same(one: Federation, other: Federation) -> bool:
 
 
 class Fixed(Method):
-    """After local training, clients have these masks and bases, whatever they have learned."""
+    """Replace clients' masks and bases by the given ones after local training."""
 
     def __init__(self, masks: Tensor, bases: Tensor) -> None:
         self.masks, self.bases = masks, bases
@@ -149,7 +149,7 @@ class Fixed(Method):
 
 
 class Received(Method):
-    """The bases with which clients start the last round."""
+    """Record the bases with which clients start the last round."""
 
     def start_clients(self, cohort: Cohort) -> None:
         (layer,) = decomposed_layers(self.context.network)
@@ -177,7 +177,7 @@ def test_units_are_averaged_over_those_who_send_them_and_kept_where_nobody_does(
         assert torch.equal(
             final[unit], torch.full((16,), mean[unit], dtype=torch.float64) if unit in mean else initial[unit]
         )
-    up = 3 * 2 * (2 * 16 * 8 + 1)  # clients, rounds, two units of sixteen values, a byte that says which
+    up = 3 * 2 * (2 * 16 * 8 + 1)  # clients, rounds, two units of sixteen values, a byte that names the units
     down = 3 * (8 * 16 * 8 + 1) + 3 * (4 * 16 * 8 + 1)  # all units, then the four that somebody has sent
     assert federation.channel.uplink_bytes == {"base": up}
     assert federation.channel.downlink_bytes == {"model": 0, "base": down}
@@ -206,7 +206,7 @@ def test_reported_bytes_are_those_of_the_channel(
 
 
 class Looks(Method):
-    """What attention is in every step, and its gradients when the methods before have seen them."""
+    """Record the gradients of attention in every step, and the lent adaptive weights of every task."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, tuple[int, ...], Tensor | None]] = []
@@ -221,7 +221,7 @@ class Looks(Method):
 
 
 class Ends(Method):
-    """The adaptive weights of a task's last clients."""
+    """Record the adaptive weights of the clients of each task's last round."""
 
     def __init__(self) -> None:
         self.values: dict[int, dict[int, Tensor]] = {}
@@ -273,7 +273,8 @@ def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> Non
                     own_entries += lender == client
         assert own_entries, "lenders train again"
 
-    # Values with their indices, but all of them where that is less; to everybody else, when they begin the task.
+    # An entry is sent as values with indices, or as all values where that is smaller, to every other client that
+    # begins the task.
     sizes = {
         task: {c: min(12 * int((a.abs() > 0.02).sum()), 8 * BASE) for c, a in ends.values[task].items()}
         for task in (0, 1)
@@ -299,7 +300,7 @@ def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> Non
 
 
 def test_masks_of_the_clients_own_let_them_send_different_units() -> None:
-    """With masks in common all start from the same choice, ``keep`` of the units; with their own the choices differ."""
+    """With common masks all clients send the same share ``keep`` of the units. With their own the units differ."""
     held = {}
     for draws in ("common", "own"):
         data = data_of(rounds_per_task=1, clients_per_round=3)
@@ -311,7 +312,7 @@ def test_masks_of_the_clients_own_let_them_send_different_units() -> None:
 
 
 def test_only_the_largest_adaptive_weights_of_all_layers_are_sent() -> None:
-    """18 of the two layers' 128 and 48 are a tenth."""
+    """The largest tenth of both layers' 128 + 48 weights together are 18."""
     lent: dict[int, list[Tensor]] = {}
     ends: dict[int, list[dict[str, Tensor]]] = {}
 
@@ -381,7 +382,7 @@ def effective(federation: Federation, method: FedWeIT, client: int, task: int) -
 
 @pytest.mark.parametrize("sequences", [None, FixedTasks([[0, 1, 2], [1, 2, 0], [2, 0, 1]])], ids=["common", "own"])
 def test_old_tasks_are_answered_as_before_while_bases_do_not_move(sequences: FixedTasks | None) -> None:
-    """Also where clients learn other tasks at the same time: a task is its place in the client's own sequence."""
+    """Also if clients learn different tasks at the same time. Tasks are numbered by the client's own sequence."""
     answers: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
 
     class Asks(Method):
@@ -405,7 +406,7 @@ def test_old_tasks_are_answered_as_before_while_bases_do_not_move(sequences: Fix
     assert torch.equal(matrix[:, 2, 0], matrix[:, 0, 0])
 
 
-# Without one part after another (the paper's Table 6).
+# One part left out at a time (the paper's Table 6).
 
 
 @pytest.mark.parametrize(
@@ -432,7 +433,7 @@ def test_what_is_left_out_is_not_sent(options: dict[str, bool], absent: set[str]
 
 
 def test_the_size_is_that_of_what_is_not_zero() -> None:
-    """Of all clients: the base, and adaptive weights of all their tasks above the threshold; by hand."""
+    """Counted by hand for every client: the base, and the adaptive weights of all its tasks above the threshold."""
     for retroactive in (True, False):
         method, federation = run({**OPTIONS, "sparsity": 0.05, "retroactive": retroactive})
         (layer,) = decomposed_layers(federation.network)

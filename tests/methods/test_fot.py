@@ -136,9 +136,9 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, int], 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_extractions_are_those_of_a_plain_loop(name: str) -> None:
-    """Three tasks, hence two extractions, the second behind the basis of the first; clients of unequal sizes.
+    """Three tasks have two extractions, and the second extends the basis of the first. Clients have unequal sizes.
 
-    Linear layers are sketched row by row here, first convolutions by way of the covariance.
+    Linear layers are sketched row by row here, first convolutions by their inputs' covariance.
     """
     make, stream, layers, options, naive = CASES[name]
     data = tiny_data(stream(3), partition=UNEQUAL, schedule={"rounds_per_task": 2, "clients_per_round": 3})
@@ -170,7 +170,7 @@ def test_the_threshold_grows_with_the_tasks_up_to_one() -> None:
     assert fot.report().rows[-2]["basis_size"] == 16  # threshold 1 takes all that these data span
 
 
-# Whose model, whose data
+# Which model and which clients are sketched
 
 
 def test_local_models_are_sketched_as_their_clients_have_just_trained_them() -> None:
@@ -206,7 +206,7 @@ def test_all_clients_of_the_task_or_those_of_its_last_round() -> None:
 
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
 def test_batch_statistics_in_gpse_are_those_that_clients_are_evaluated_with(batchnorm: str) -> None:
-    """Averaged running statistics, a client's own ones, or, where nobody keeps any, those of the batch."""
+    """Averaged running statistics, a client's own ones or, if no statistics are kept, those of the batch."""
     data = tiny_data(permuted(2), schedule={"rounds_per_task": 2})
     fot = FOT(threshold=0.9, gpse_batch_size=11)
     client, watch = tiny_client(data, double(norm_net), sgd, {"fot": fot}), Watch(fot)
@@ -248,7 +248,7 @@ def test_personal_layers_below_a_protected_one_are_the_clients_own() -> None:
     assert_extracted(fot, watch, data, 0, expected)
 
 
-# The server needs sums only: how data lie over clients does not matter
+# The partition does not matter, because the server only needs sums
 
 PARTITIONS: list[Partition] = [IID(), Shards(2), Dirichlet(alpha=0.5, min_samples=2)]
 
@@ -262,7 +262,7 @@ def bases_of_an_untrained_network(data: FederatedDataModule, make: NetworkFactor
 
 @pytest.mark.parametrize("make", [deep_mlp, partial(StridedNet)], ids=["mlp", "convolutions"])
 def test_every_partition_of_low_rank_data_gives_the_same_bases(make: NetworkFactory) -> None:
-    """Four different images, 80 times: each layer sees few different vectors, which any sketch recovers exactly."""
+    """Three different images, 28 times each: layers have few different inputs, which any sketch recovers exactly."""
     bases: list[dict[str, Tensor]] = []
     for partition in PARTITIONS:
         stream = Permuted(Synthetic(3, [1, 8, 8], 84, 12, noise=0.0), 2)
@@ -301,7 +301,7 @@ def test_every_partition_of_noisy_data_captures_the_same_energy() -> None:
 
 
 def look_around(fot: FOT) -> list[tuple[dict[str, Tensor], list[bool]]]:
-    """A list that will hold weights and modes as they were before and after GPSE."""
+    """Return a list that each ``end_task`` fills with weights and modes before and after GPSE."""
     seen: list[tuple[dict[str, Tensor], list[bool]]] = []
     end_task = fot.end_task
 
@@ -322,7 +322,7 @@ def look_around(fot: FOT) -> list[tuple[dict[str, Tensor], list[bool]]]:
 @pytest.mark.parametrize("gpse_model", ["global", "local"])
 def test_gpse_changes_neither_weights_nor_statistics_nor_modes(gpse_model: Any) -> None:
     class Mixed(StridedNet):
-        """With statistics to spoil, and a part that its owner keeps in evaluation mode."""
+        """A network with BatchNorm statistics, and with one BatchNorm layer in evaluation mode."""
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments, dropout=0.5)
@@ -344,14 +344,14 @@ def test_gpse_changes_neither_weights_nor_statistics_nor_modes(gpse_model: Any) 
     assert True in modes
     assert False in modes
     assert all(torch.equal(state[name], state_after[name]) for name in state)
-    # Nor did sketching reach the clients' own statistics before they were sent.
+    # Sketching did not change the clients' statistics before they were sent either.
     assert results[0].keys() == results[1].keys()
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
 @pytest.mark.parametrize("by_covariance", [False, True])
 def test_patches_are_never_all_in_memory(by_covariance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sketch gets its rows in pieces, also where one batch has many more patches than fit into one."""
+    """A sketch gets its rows in pieces, also if one batch has many more patches than a piece holds."""
     data = tiny_data(
         Permuted(Synthetic(2, [1, 32, 32], 48, 4), 2), num_clients=2, schedule={"rounds_per_task": 1, "batch_size": 24}
     )
@@ -393,7 +393,7 @@ def test_patches_are_never_all_in_memory(by_covariance: bool, monkeypatch: pytes
 def test_threads_change_neither_messages_nor_their_order(
     gpse_model: Any, batchnorm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit: a client is computed by one math thread, whoever is beside it."""
+    """Bit for bit: each client is computed by one math thread, whatever runs beside it."""
     messages: list[tuple[list[int], dict[str, Tensor]]] = []
     uplink = Channel.uplink
 
@@ -413,12 +413,12 @@ def test_threads_change_neither_messages_nor_their_order(
 
     monkeypatch.setattr(LayerSketch, "__init__", note)
     for threads in (1, 3):
-        # Local models are sketched together where clients finish together; batch statistics would depend on the number
-        # of threads in training.
+        # IID clients finish together, so their local models are sketched together. Their network has no BatchNorm, as
+        # its statistics would depend on the number of threads in training.
         partition, make = (UNEQUAL, norm_net) if gpse_model == "global" else (IID(), partial(StridedNet))
         data = tiny_data(num_clients=7, partition=partition, schedule={"rounds_per_task": 1, "cohort_width": 4})
         fot = FOT(threshold=0.9, gpse_model=gpse_model)
-        # A network that does not move is the same for any number of threads in training.
+        # With learning rate 0 the network is the same for any number of threads in training.
         client = tiny_client(data, make, partial(torch.optim.SGD, lr=0.0), {"fot": fot})
         messages.clear()
         sketched_in.clear()

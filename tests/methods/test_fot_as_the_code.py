@@ -1,4 +1,4 @@
-"""What FOT's published code does differently in GPSE: active dropout, and numbers that several clients share."""
+"""FOT's options that follow its published code in GPSE: active dropout, and random numbers shared by clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sizes(method: FOT) -> list[int]:
 
 @pytest.fixture
 def sketches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Tensor]]:
-    """What the server of a run sums, one dictionary per extraction."""
+    """The summed sketches that the server reads, one dictionary per extraction."""
     sums: list[dict[str, Tensor]] = []
     read = Channel.sum
 
@@ -74,7 +74,7 @@ class KeepsModel(FOT):
 def test_sketches_are_of_activations_before_the_dropout_in_front_of_a_layer(
     sketches: list[dict[str, Tensor]],
 ) -> None:
-    """As the authors' hooks on the ReLUs: x, ReLU 1, then ReLU 2 of what the first dropout left, then of the second."""
+    """As the authors' hooks on the ReLUs: x and ReLU 1, then the ReLUs of what earlier dropouts left."""
     data = tiny_data(permuted(2, train=160), num_clients=8)
     network = partial(MLP, hidden=[24, 20, 18], dropout=[0.2, 0.5, 0.5])
     method = KeepsModel(0.9, sketch_size=2.0, sketch_sharing=8, gpse_dropout=True)
@@ -113,7 +113,7 @@ def test_dropout_reaches_the_third_layer_and_not_the_first_two() -> None:
 
 
 class Convolutional(nn.Module):
-    """Maps that are pooled behind dropout; two dropouts in a row; a layer whose input another layer has computed."""
+    """A network with pooling after dropout, two dropouts in a row, and a layer directly behind another layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Convolutional(nn.Module):
 
 
 class Branching(nn.Module):
-    """One dropout in front of two layers, and a sum of what goes through a layer with what goes past it."""
+    """A network with one dropout in front of two layers, and with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ def test_only_the_dropout_since_the_last_weighted_layer_is_undone(make: type[nn.
 
 
 def test_dropout_in_gpse_is_counted() -> None:
-    """Neither threads nor the cohort width change it, and nothing is left switched on."""
+    """Bases with ``gpse_dropout`` depend neither on the number of threads nor on the cohort width."""
     one, other = fot({"gpse_dropout": True}), fot({"gpse_dropout": True}, width=2, threads=2)
     assert sizes(one) == sizes(other)
     for name, basis in one.bases.items():
@@ -206,7 +206,7 @@ def test_without_dropout_layers_the_option_changes_nothing() -> None:
     assert all(torch.equal(off.bases[name], on.bases[name]) for name in off.bases)
 
 
-# Shared numbers.
+# Random numbers that clients share.
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_without_dropout_layers_the_option_changes_nothing() -> None:
     ],
 )
 def test_clients_share_as_in_processes_that_are_seeded_alike(clients: int, workers: int, in_step: list[int]) -> None:
-    """Worker processes as in the published code, each drawing for one client of its own after another, for 4 rounds."""
+    """As in the published code, equally seeded worker processes draw for one of their clients after another."""
     generators = [torch.Generator().manual_seed(3) for _ in range(workers)]
     drawn: dict[bytes, set[int]] = defaultdict(set)
     for number in range(4):
@@ -241,7 +241,7 @@ def test_clients_share_as_in_processes_that_are_seeded_alike(clients: int, worke
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_shared_numbers_are_those_of_workers_in_step(workers: int, sketches: list[dict[str, Tensor]]) -> None:
-    """Of 8 clients as 4 + 4, as 3 + 3 and 2 apart, and as 2 + 2 + 2 and 1 + 1."""
+    """Workers with equally many of the 8 clients share: 4 + 4, 3 + 3 (not the worker with 2), 2 + 2 + 2 and 1 + 1."""
     data = fot({"sketch_size": 3.0, "sketch_sharing": workers}).context._federation.data
     expected = torch.zeros(16, 48, dtype=torch.float64)
     stream = {2: [0, 1, 2, 3] * 2, 3: [0, 1, 2, 0, 1, 2, 3, 4], 5: [0, 1, 0, 1, 0, 1, 2, 2]}[workers]
@@ -255,7 +255,7 @@ def test_shared_numbers_are_those_of_workers_in_step(workers: int, sketches: lis
 
 
 def test_the_more_workers_share_the_lower_the_ranks() -> None:
-    """With 8 workers of one client all share: the sum is one of sums over clients, of low rank."""
+    """With 8 workers of one client each, all share, and the sum is a sketch of sums over clients, of low rank."""
     found = [sum(sizes(fot({"sketch_size": 3.0, "sketch_sharing": workers}))) for workers in (1, 2, 8)]
     assert found[0] >= found[1] >= found[2]
     assert found[0] > found[2]
@@ -263,8 +263,11 @@ def test_the_more_workers_share_the_lower_the_ranks() -> None:
 
 @pytest.mark.parametrize(("workers", "threshold"), [(8, 0.96), (4, 0.9), (16, 0.98)])
 def test_shared_numbers_act_as_a_lower_threshold(workers: int, threshold: float) -> None:
-    """With the mean's share m of the energy, m' = W m / (1 + (W - 1) m) of the sums': the rule then stops where own
-    numbers would at m + (1 - m) (epsilon - m') / (1 - m')."""
+    """W workers with shared numbers at threshold epsilon find the rank that own numbers find at a lower threshold.
+
+    The mean has the share m of the inputs' energy and m' = W m / (1 + (W - 1) m) of the sums' energy. The lower
+    threshold is m + (1 - m) (epsilon - m') / (1 - m').
+    """
     d, samples, m = 60, 400, 0.3
     draw = torch.Generator().manual_seed(0)
     spread = torch.linspace(1, 0.05, d)
@@ -287,7 +290,7 @@ def test_shared_numbers_act_as_a_lower_threshold(workers: int, threshold: float)
 
 
 def test_masks_are_shared_by_those_who_share_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8 clients on 3 workers, 3 + 3 + 2: three masks for two clients each, two for one client each."""
+    """With 8 clients on 3 workers (3 + 3 + 2), three masks have two clients each and two masks have one."""
     asked: list[int] = []
     draw = DropoutMasks.draw
 

@@ -57,7 +57,7 @@ def run(make: NetworkFactory, fot: FOT, tasks: int = 3, **data_options: Any) -> 
 def extractions(
     make: NetworkFactory, data: Any, networks: list[Any], thresholds: list[float], biases: bool = False, **naive: Any
 ) -> list[dict[str, Grown]]:
-    """What the server should have found after each of the tasks."""
+    """The expected bases after each of the tasks, by a plain loop."""
     bases = {
         name: np.zeros((d + (biases and networks[0].get_submodule(name).bias is not None), 0))
         for name, d in LAYERS[make].items()
@@ -87,7 +87,7 @@ def extractions(
 def test_bases_are_the_principal_directions_of_the_inputs_themselves(
     make: NetworkFactory, biases: bool, rule: Any
 ) -> None:
-    """Against the singular vectors of all clients' inputs, stacked; float64, one patch after another."""
+    """Against the singular vectors of all clients' stacked inputs, patch by patch in float64."""
     fot = FOT(0.9, message="covariance", rank_rule=rule, protect_bias=biases)
     data, watch, networks = run(make, fot)
     for task, expected in enumerate(extractions(make, data, networks, [0.9, 0.9], biases, rule=rule)):
@@ -109,7 +109,7 @@ def test_the_last_task_is_extracted_only_when_asked_for() -> None:
         np.testing.assert_allclose(projector(fot.bases[name]), projector(grown.basis), rtol=0, atol=1e-3)
 
 
-# The message
+# Messages
 
 
 def some_moments(energies: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -144,7 +144,7 @@ def test_directions_have_signs_that_no_device_decides(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("share", [1e-2, 1e-4, 1e-5])
 def test_float32_moments_keep_small_residuals(share: float) -> None:
-    """Raw moments sent in float32: ranks behind a basis that leaves ``share`` of the energy are those of float64."""
+    """Raw moments sent in float32 give the ranks of float64, also if the basis leaves only ``share`` of the energy."""
     d, old = 60, 12
     energies = np.concatenate([np.geomspace(1, 0.1, old), np.geomspace(1, 1e-2, d - old)])
     energies[old:] *= share * energies[:old].sum() / energies[old:].sum() / (1 - share)
@@ -160,7 +160,7 @@ def test_float32_moments_keep_small_residuals(share: float) -> None:
 
 
 def test_inputs_inside_the_basis_leave_nothing_behind() -> None:
-    """What float32 rounding leaves there is no direction to protect."""
+    """Residuals that come from float32 rounding alone add no direction."""
     d, old = 60, 12
     directions, moments = some_moments(np.concatenate([np.geomspace(1, 1e-3, old), np.zeros(d - old)]) * 1e4)
     basis = torch.from_numpy(directions[:, :old]).float()
@@ -198,7 +198,7 @@ def test_clients_send_a_triangle_and_receive_no_bases(monkeypatch: pytest.Monkey
 def test_noise_has_its_variance_on_a_triangle_clipped_in_the_frobenius_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = heard(monkeypatch)
     mechanism = GaussianMechanism(epsilon=0.5, delta=1e-3, clip=2.0)
-    for chosen in (None, mechanism):  # learning rate 0: the noise must not reach later inputs by way of the model
+    for chosen in (None, mechanism):  # learning rate 0, so that noise does not change the model and its inputs
         data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
         fot = FOT(0.9, message="covariance", mechanism=chosen)
         fit(tiny_client(data, mlp, partial(torch.optim.SGD, lr=0.0), {"fot": fot}), data)
@@ -220,7 +220,7 @@ def test_noise_has_its_variance_on_a_triangle_clipped_in_the_frobenius_norm(monk
 
 @pytest.mark.parametrize("signal", [0.0, 0.2, 3.0])
 def test_only_directions_that_stand_out_of_the_noise_count(signal: float) -> None:
-    """Noise alone has no direction above the edge of its eigenvalues; a signal of three times the edge is found."""
+    """Noise alone has no direction above the edge of its eigenvalues. A signal of three times the edge is found."""
     d, mechanism = 200, GaussianMechanism(epsilon=0.5, delta=1e-3)
     sigma = mechanism.sigma(1)
     edge = sigma * math.sqrt(2 * d)
@@ -258,7 +258,7 @@ def test_room_is_divided_among_the_tasks_to_come() -> None:
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("capacity", [{"total": 0.5}, {"per_task": 0.25}])
 def test_no_task_takes_more_than_its_room(capacity: dict[str, float], last: bool) -> None:
-    """Three tasks extract twice, or three times if the last one does."""
+    """Three tasks have two extractions, or three with ``last_extraction``."""
     free = FOT(0.999, message="covariance", last_extraction=last)
     run(deep_mlp, free)
     bound = FOT(0.999, message="covariance", capacity=capacity, last_extraction=last)
@@ -278,7 +278,7 @@ def test_no_task_takes_more_than_its_room(capacity: dict[str, float], last: bool
 
 
 def naive_importance(grown: Grown, old: int, before: np.ndarray, alpha: float) -> np.ndarray:
-    """SGP's importance of every direction, from single inputs."""
+    """SGP's importance of every direction, summed over single inputs."""
     singular = [math.sqrt(sum(float(grown.basis[:, j] @ row) ** 2 for row in grown.rows)) for j in range(old)]
     singular += [float(value) for value in grown.values[: grown.added]]
     largest = max(singular)
@@ -299,7 +299,7 @@ def test_importance_is_that_of_a_plain_loop_and_scales_the_projection(alpha: flo
 
     fot.transform_step = listen  # type: ignore[method-assign]
     data, _, networks = run(deep_mlp, fot)
-    # The bases of a plain loop span the same space with other signs at most: rounding is small beside the gaps here.
+    # The plain loop finds the same directions except for signs: the gaps between energies are larger than rounding.
     before = {name: np.zeros(0) for name in LAYERS[deep_mlp]}
     for grown in extractions(deep_mlp, data, networks, [0.9, 0.9]):
         before = {
@@ -335,13 +335,13 @@ def test_importance_is_part_of_a_checkpoint() -> None:
     assert all(torch.equal(other.importance[name], value) for name, value in fot.importance.items())
 
 
-# Clients that project, too
+# Clients that project their gradients
 
 
 @pytest.mark.parametrize("options", [{}, {"protect_bias": True}, {"importance_scale": 1.0}], ids=str)
 @pytest.mark.parametrize("make", LAYERS, ids=["mlp", "convolutions"])
 def test_clients_that_project_take_the_steps_of_a_plain_loop(make: NetworkFactory, options: dict[str, Any]) -> None:
-    """The last round again, client by client: every gradient without its part inside the basis, then the server's."""
+    """The last round repeated client by client. Gradients lose their part in the basis, then the server projects."""
     fot = FOT(0.7, message="covariance", project_clients=True, **options)
     data, watch, _ = run(make, fot, partition=IID())
     plan, bases = data.rounds.round(5), watch.bases[5]
@@ -389,12 +389,12 @@ TOGETHER = partial(
 
 
 def test_the_options_together_have_what_every_method_must_have() -> None:
-    """Width, engines, resuming, state, sums and the rest."""
+    """The checks are those of every method: width, engines, resuming, state, sums and others."""
     check_method(TOGETHER, fedavg_in_first_task=True)
 
 
 def test_the_options_together_do_not_depend_on_processes() -> None:
-    """Up to the order in which float32 messages are added up."""
+    """Results differ only by the order in which float32 messages are added."""
     processes_do_not_matter(MethodCase(TOGETHER, tolerance=1e-5))
 
 

@@ -35,14 +35,14 @@ DIMS = {"layers.0": 16, "head": 8}
 @pytest.mark.parametrize("gpse_model", ["global", "local"])
 @pytest.mark.parametrize(("size", "columns"), [(5, (80, 40)), (0.3, (5, 3)), ({"conv": 9, "linear": 1}, (16, 8))])
 def test_bytes_are_those_of_sketches_bases_and_models(gpse_model: Any, size: Any, columns: tuple[int, int]) -> None:
-    """Up: A_i and two float64 energies per layer. Down: the bases, and for a round of its own the model."""
+    """Up: A_i and two float64 energies per layer. Down: the bases and, if GPSE uses the global model, that model."""
     data = tiny_data(permuted(3), num_clients=5, schedule={"clients_per_round": 3})
     fot = FOT(threshold=0.8, sketch_size=size, gpse_model=gpse_model)
     watch = Watch(fot)
     channel = fit(tiny_client(data, mlp, sgd, {"fot": fot}), data, None, [watch]).channel
     per_client = sum(4 * d * s + 16 for d, s in zip(DIMS.values(), columns, strict=True))
     assert channel.uplink_bytes["fot sketch"] == 2 * 3 * per_client  # two extractions, three clients
-    # Before the first extraction there are no bases to send, at the second there are those of the first.
+    # The first extraction has no bases to send. The second sends those of the first.
     first = sum(4 * basis.numel() for basis in watch.bases[3].values())
     assert channel.downlink_bytes["fot bases"] == 3 * first > 0
     rounds = data.num_rounds + (2 if gpse_model == "global" else 0)
@@ -125,7 +125,7 @@ def test_before_any_extraction_nothing_is_used() -> None:
 
 
 def test_a_share_of_ones_own_is_not_that_of_the_pool() -> None:
-    """Two clients, one of whom brings inputs that the basis holds: the mean of ratios is not the ratio of sums."""
+    """One of two clients has inputs inside the basis, so the mean of ratios differs from the ratio of sums."""
     shares = {}
     for rule in ("energy", "client_mean"):
         data = tiny_data(split(3, classes=6, train=96), num_clients=2, partition=Shards(1))
@@ -140,7 +140,7 @@ def test_a_share_of_ones_own_is_not_that_of_the_pool() -> None:
 
 
 class Overheard:
-    """Everything that clients send on one topic, client by client."""
+    """Records all messages that clients send on one topic, client by client."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
         self.messages: list[tuple[int, dict[str, Tensor]]] = []
@@ -164,11 +164,11 @@ def overheard(monkeypatch: pytest.MonkeyPatch) -> Overheard:
 
 @pytest.mark.parametrize("gpse_clients", ["sampled", "all"])
 def test_the_noise_has_the_variance_asked_for_and_is_everyones_own(overheard: Overheard, gpse_clients: Any) -> None:
-    """What is sent minus the clipped sketch is Gaussian, for as many clients as the sum has."""
+    """The difference of message and clipped sketch is Gaussian, with sigma for the number of clients in the sum."""
     data = tiny_data(num_clients=6, schedule={"clients_per_round": 3})
     mechanism = GaussianMechanism(epsilon=0.5, delta=1e-3, clip=2.0, sigma_rule="paper")
     for chosen in (None, mechanism):
-        # Learning rate 0: the noise must not reach the sketches of the second run by way of the model.
+        # Learning rate 0, so that noise does not change the model and with it the sketches of the second run.
         fot = FOT(mechanism=chosen, gpse_clients=gpse_clients)
         fit(tiny_client(data, mlp, partial(torch.optim.SGD, lr=0.0), {"fot": fot}), data)
     half = len(overheard.messages) // 2
@@ -192,7 +192,7 @@ def test_the_noise_has_the_variance_asked_for_and_is_everyones_own(overheard: Ov
 
 @pytest.mark.parametrize(("epsilon", "clip"), [(1e9, 3.0), (30.0, 40.0)], ids=["clipping alone", "with noise"])
 def test_bases_come_from_clipped_and_noisy_sketches(epsilon: float, clip: float, overheard: Overheard) -> None:
-    """The server takes noise inside the old basis out again; three tasks, so that there is an old basis."""
+    """The server removes noise inside the old basis. Three tasks are needed to have an old basis."""
     data = tiny_data(permuted(3), schedule={"rounds_per_task": 2})
     fot = FOT(threshold=0.7, mechanism=GaussianMechanism(epsilon, 1e-3, clip))
     watch = Watch(fot)
@@ -203,7 +203,7 @@ def test_bases_come_from_clipped_and_noisy_sketches(epsilon: float, clip: float,
         network = plain_network(data, double(mlp), watch.models[2 * task + 2]).eval()
 
         def privatise(a: np.ndarray, client: int, number: int, task: int = task) -> np.ndarray:
-            """The client's own sketch, clipped, and the noise it has been heard to add."""
+            """The client's message, after checking that it is the clipped sketch with noise."""
             clipped = a * min(1.0, clip / np.linalg.norm(a))
             sender, message = overheard.messages[4 * task + client]
             sent = message[list(DIMS)[number]].double().numpy()
@@ -220,9 +220,7 @@ def test_bases_come_from_clipped_and_noisy_sketches(epsilon: float, clip: float,
             found = watch.bases[2 * task + 2][name]
             np.testing.assert_allclose(projector(found), projector(grown.basis), rtol=0, atol=2e-4)
         bases = {name: grown.basis for name, grown in expected.items()}
-    if (
-        epsilon < 100
-    ):  # or noise would be rounding: no two clients, layers or tasks share any, with the sketches neither
+    if epsilon < 100:  # otherwise rounding hides the noise, which no two clients, layers or tasks share, nor a sketch
         assert abs(np.corrcoef(draws) - np.eye(len(draws))).max() < 5 / math.sqrt(320)
 
 
@@ -288,7 +286,7 @@ class Grouped(StridedNet):
 def test_layers_that_cannot_be_protected_are_refused_before_training() -> None:
     refuse("methods.fot.layers", start({"fot": FOT(layers=["layers.0", "conv*"])}), "conv*", "layers.0", "head")
     refuse("methods.fot.layers", start({"fot": FOT()}, Grouped), "groups")
-    start({"fot": FOT(layers=["conv1", "fc"])}, Grouped)()  # it need not be among the protected ones
+    start({"fot": FOT(layers=["conv1", "fc"])}, Grouped)()  # a grouped convolution that is not protected is allowed
 
 
 @pytest.mark.parametrize(
@@ -302,7 +300,7 @@ def test_layers_that_cannot_be_protected_are_refused_before_training() -> None:
     ],
 )
 def test_a_layer_that_stays_with_its_client_cannot_be_protected(kept: list[str], options: Any, works: bool) -> None:
-    """The server projects what goes through it, and the bias it shall protect is part of that."""
+    """The server can only project what it averages. With ``protect_bias`` this includes the bias."""
     make = partial(MLP, hidden=[8, 6], dropout=0.0)
     for order in (1, -1):
         methods: list[tuple[str, Method]] = [("own", PersonalLayers(kept)), ("fot", FOT(**options))]

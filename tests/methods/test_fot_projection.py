@@ -1,4 +1,4 @@
-"""FedProject: what training later tasks may not change any more."""
+"""FedProject: steps of later tasks do not change what protected layers compute on old inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ precise_mlp = double(wide_mlp)
 
 
 class WideConv(StridedNet):
-    """As its parent, with a first layer of 48 inputs that a few patches do not fill."""
+    """A StridedNet whose first layer has 48 inputs, a space that a few patches do not span."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -39,7 +39,7 @@ class WideConv(StridedNet):
 
 
 def few_images(scenario: str, classes: int = 2) -> Stream:
-    """Tasks of four training images each, so that their inputs fill no layer."""
+    """Tasks of four training images each, whose inputs span the input space of no layer."""
     if scenario == "domain":
         return Permuted(Synthetic(classes, [3, 4, 4], 4, 8), 2)
     return ClassSplit(Synthetic(2 * classes, [3, 4, 4], 8, 8), 2)
@@ -54,7 +54,7 @@ def watched(
 
 
 def matrix(model: dict[str, Tensor], layer: str, with_bias: bool = False) -> np.ndarray:
-    """A layer's weight ``[o, d]`` in float64, with the bias as a last column if wanted."""
+    """A layer's weight ``[o, d]`` in float64, on request with the bias as a last column."""
     weight = model[f"{layer}.weight"].double().flatten(1)
     columns = [weight, model[f"{layer}.bias"].double()[:, None]] if with_bias else [weight]
     return torch.cat(columns, 1).numpy()
@@ -105,7 +105,7 @@ def test_with_free_biases_a_layers_product_with_old_inputs_stays_and_its_output_
 
 
 def naive_projection(step: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """Row by row, each direction's share taken out."""
+    """Remove every direction's share from each row of a step."""
     result = step.copy()
     for row in result:
         for direction in basis.T:
@@ -115,7 +115,7 @@ def naive_projection(step: np.ndarray, basis: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("protect_bias", [False, True])
 def test_a_run_is_federated_averaging_with_projected_steps(protect_bias: bool) -> None:
-    """Eq (6) on every protected layer and round of later tasks; everything else as the clients' mean says."""
+    """Eq (6) on every protected layer in rounds of later tasks, and the clients' mean step for everything else."""
     data = tiny_data(schedule={"rounds_per_task": 2})
     fot = FOT(threshold=0.8, protect_bias=protect_bias)
     watch = watched(data, double(wide_mlp), fot)
@@ -163,7 +163,7 @@ def mean_update(
     ids=["server momentum", "adam", "momentum and decay"],
 )
 def test_no_step_of_a_later_task_reaches_the_basis(optimizer: Any, federated: dict[str, Any]) -> None:
-    """(W_new - W_old) O = 0, also for what momentum and weight decay bring along from earlier rounds."""
+    """(W_new - W_old) O = 0, also with momentum from earlier rounds and weight decay."""
     data = tiny_data(schedule={"rounds_per_task": 3})
     fot = FOT(threshold=0.9)
     watch = watched(data, double(StridedNet), fot, optimizer, **federated)
@@ -186,7 +186,7 @@ def test_bases_grow_and_keep_what_they_protect() -> None:
 
 
 def test_heads_of_their_own_tasks_are_free() -> None:
-    """Task-incremental: a head learns from inputs that earlier heads have seen too; those heads do not move."""
+    """Task-incremental: a new head may change on inputs of earlier tasks, and earlier heads do not move."""
     data = tiny_data(few_images("task"), num_clients=2, schedule={"rounds_per_task": 3, "local_epochs": 3})
     watch = watched(data, double(wide_mlp), FOT(threshold=1.0))
     old, new = data.outputs.own[0].numpy(), data.outputs.own[1].numpy()
@@ -210,7 +210,7 @@ def test_a_protected_head_of_all_tasks_is_projected_too() -> None:
 
 
 def test_a_full_basis_freezes_its_layer_and_training_goes_on() -> None:
-    """80 noisy images of 16 pixels fill the input space of the first layer."""
+    """80 noisy images of 16 pixels span the input space of the first layer."""
     data = tiny_data(schedule={"rounds_per_task": 3})
     watch = watched(data, mlp, FOT(threshold=1.0, layers=["layers.0"]))
     first, after, last = (watch.models[r] for r in (3, 4, 6))
@@ -233,7 +233,7 @@ def test_the_first_layer_can_be_frozen_after_the_first_task(layers: list[str] | 
 
 
 class Trained(Method):
-    """Keeps what every client has made of its parameters, by round, and what it received."""
+    """Records clients' received and trained parameters by round."""
 
     def __init__(self) -> None:
         self.models: dict[int, list[dict[str, Tensor]]] = {}
@@ -248,7 +248,7 @@ class Trained(Method):
 
 DECAY = partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
-ADAM = partial(torch.optim.AdamW, lr=0.02, eps=1e-2, weight_decay=0.1)  # with less, it takes rounding for a gradient
+ADAM = partial(torch.optim.AdamW, lr=0.02, eps=1e-2, weight_decay=0.1)  # a smaller eps would enlarge rounding
 WORKERS = EngineOptions("workers", 2, stack=1)
 
 
@@ -267,7 +267,7 @@ WORKERS = EngineOptions("workers", 2, stack=1)
 def test_clients_do_not_move_a_frozen_layer_either(
     make: NetworkFactory, engine: EngineOptions, width: int, optimizers: list[Any]
 ) -> None:
-    """Bit for bit what they received, with all that weight decay would do; and all else is trained upon that layer."""
+    """Frozen layers stay as received, bit for bit, despite weight decay. The other layers are trained as usual."""
     for optimizer in optimizers:
         assert_frozen(make, engine, width, optimizer)
 
@@ -275,7 +275,7 @@ def test_clients_do_not_move_a_frozen_layer_either(
 def assert_frozen(make: NetworkFactory, engine: EngineOptions, width: int, optimizer: Any) -> None:
     data = tiny_data(schedule={"rounds_per_task": 2, "cohort_width": width})
     first = "layers.0" if make is wide_mlp else "conv"
-    # Nothing is projected, so that the server's step is the clients' mean.
+    # No layer is projected, so that the server's step is the clients' mean.
     fot, trained = FOT(freeze_first_layer=True, layers=[]), Trained()
     watch = Watch(fot)
     fit(tiny_client(data, make, optimizer, {"fot": fot, "trained": trained}, engine), data, None, [watch])
@@ -297,7 +297,7 @@ def assert_frozen(make: NetworkFactory, engine: EngineOptions, width: int, optim
 
 
 def test_nothing_moves_the_model_behind_the_projection() -> None:
-    """A server that distils would move protected and frozen layers alike."""
+    """Refuse server distillation, which would move protected and frozen layers."""
     methods: dict[str, Method] = {"fot": FOT(0.9), "cfed": CFeD(Synthetic(4, [1, 4, 4], 40, 8), server_distillation=1)}
     data = tiny_data(schedule={"rounds_per_task": 1})
     with pytest.raises(ConfigError, match="methods without cfed") as caught:

@@ -1,4 +1,4 @@
-"""FOT's bases beside RGO without feature encoding: old outputs stay, whoever is named first."""
+"""FOT's bases beside RGO without feature encoding: old outputs stay in either order of the methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boundaries that nobody tells are found from the clients' losses, and EWC and FOT learn tasks there."""
+"""FoundBoundaries finds unannounced task ends from clients' losses, and EWC and FOT use them."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_it_changes_no_training() -> None:
 
 @pytest.mark.parametrize("scope", ["server", "client"])
 def test_the_penalty_is_that_of_what_clients_computed_in_the_old_tasks_rounds(scope: Any) -> None:
-    """With a Fisher in rounds 0 and 3 and a boundary found after round 5, the old task's is that of round 3."""
+    """With Fishers computed in rounds 0 and 3 and a boundary found after round 5, the penalty uses that of round 3."""
     data, watch = data_of(), Rounds()
     method = EWC(3.0, scope=scope)
     federation = run({"boundaries": FoundBoundaries(**QUICK), "ewc": method}, data, callbacks=[watch])
@@ -190,7 +190,7 @@ def naive_fisher(network: nn.Module, model: dict[str, Tensor], x: Tensor, y: Ten
 
 
 class Summing(FOT):
-    """Remembers what the server reads."""
+    """Records the summed moments that the server reads."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(0.9, message="covariance", **options)
@@ -206,9 +206,9 @@ class Summing(FOT):
 def test_the_moments_are_those_of_what_clients_were_given_in_the_old_tasks_rounds(
     keep_every: int, whom: Any, protect_bias: bool
 ) -> None:
-    """With two of four clients in a round, clients' newest are of different rounds, and some of the new task.
+    """With two of four clients in a round, clients' newest moments are of different rounds, some of the new task.
 
-    Against sums over single samples, in float64, of a network with the weights of these rounds.
+    The expected moments are sums over single samples, in float64, of networks with the weights of these rounds.
     """
     data = data_of(clients_per_round=2)
     watch, method = Watch(), Summing(gpse_clients=whom, protect_bias=protect_bias)
@@ -259,7 +259,7 @@ def test_the_first_layer_is_frozen_once_a_task_is_found_to_have_ended() -> None:
 
 
 def test_clients_without_a_fisher_of_the_task_have_no_part() -> None:
-    """Nobody computes one between the first round and the found boundary of a second task."""
+    """No client computes a Fisher in the second task before its end is found."""
     data = data_of(tasks=3)
     methods = {"boundaries": FoundBoundaries(**{**QUICK, "keep_every": 100}), "ewc": EWC(3.0, scope="server")}
     federation = run(methods, data)
@@ -295,7 +295,7 @@ def test_clients_that_are_skipped_neither_send_nor_keep_anything() -> None:
 
 @pytest.mark.parametrize("make", [partial(EWC, 30.0, scope="server"), partial(FOT, 0.9, message="covariance")])
 def test_found_boundaries_save_what_told_ones_do(make: Callable[[], Method]) -> None:
-    """Permuted tasks: less is forgotten than without the method, whether its boundaries are told or found."""
+    """On permuted tasks the method reduces forgetting, whether boundaries are told or found."""
     forgotten = {}
     runs: tuple[tuple[str, dict[str, Method], str], ...] = (
         ("none", {}, "unannounced"),
@@ -325,7 +325,7 @@ def test_a_resumed_run_finds_and_learns_the_same(make: Callable[[], Method], aft
     assert {row["task"] for row in rows_of(whole, "some")} == {0}
 
 
-# What holds for every method, of the finder beside EWC and FOT.
+# The properties of every method, for the finder beside EWC and FOT.
 
 
 def ewc() -> dict[str, Method]:
@@ -366,7 +366,7 @@ def test_processes_do_not_matter(beside: str) -> None:
     processes_do_not_matter(CASES[beside], 2)
 
 
-@pytest.mark.parametrize("seed", range(2))  # with both, such a task is found
+@pytest.mark.parametrize("seed", range(2))  # both seeds have such a found task
 @pytest.mark.parametrize(
     "make",
     [
@@ -393,7 +393,7 @@ def test_samples_of_several_tasks_with_outputs_of_their_own_are_refused(exposure
 
 
 def test_clients_at_their_own_pace_are_measured_as_well() -> None:
-    """Nothing is promised there but that it runs and counts."""
+    """The finder only has to run and to report every round."""
     for options in ({"exposure": "asynchronous"}, {"exposure": "unannounced", "clock_spread": 0.5}):
         spread = options.pop("clock_spread", 0.0)
         data = tiny_data(permuted(2), **options, schedule={"rounds_per_task": ROUNDS, "clock_spread": spread})

@@ -1,4 +1,4 @@
-"""GLFC: when clients notice new data, what they remember, what they minimise, which old model the server picks."""
+"""GLFC: clients notice new data, keep exemplars and minimise its loss; the proxy server picks the old model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from cfl.runtime.errors import ConfigError
 from cfl.training.client import Client
 
 QUICK = {"size": 12, "perturbation_steps": 2, "inversion_steps": 1, "images": 1}
-fast = partial(torch.optim.SGD, lr=2.0)  # the mean over outputs makes for small gradients
+fast = partial(torch.optim.SGD, lr=2.0)  # the loss is a mean over outputs, so gradients are small
 wide_mlp = partial(MLP, hidden=[24], dropout=0.0)
 
 
@@ -65,11 +65,11 @@ def run(
     return fit(tiny_client(data, double(network), fast, {"glfc": method, **(others or {})}), data, **options)
 
 
-# New data are noticed, and the old ones remembered.
+# Clients notice new data and remember old ones.
 
 
 def entropy(logits: Tensor) -> float:
-    """Mean over samples, in nats."""
+    """Mean entropy of the softmax over samples, in nats."""
     total = 0.0
     for row in logits.tolist():
         exponentials = [math.exp(z) for z in row]
@@ -80,7 +80,7 @@ def entropy(logits: Tensor) -> float:
 
 
 def herded(features: Tensor, count: int) -> list[int]:
-    """Rows chosen one by one, each bringing the mean of the chosen closest to that of all."""
+    """Choose rows one by one, each so that the mean of the chosen rows is closest to the mean of all."""
     chosen: list[int] = []
     while len(chosen) < min(count, len(features)):
         left = [row for row in range(len(features)) if row not in chosen]
@@ -90,7 +90,7 @@ def herded(features: Tensor, count: int) -> list[int]:
 
 
 class Memory:
-    """A client as the paper has it: entropies, learned classes, exemplars by class as (task, index)."""
+    """A client by the paper: its last entropy, tasks looked at, and exemplars by class as (task, index)."""
 
     def __init__(self, data: FederatedDataModule, client: int, threshold: float) -> None:
         self.data, self.client, self.threshold = data, client, threshold
@@ -127,7 +127,7 @@ class Memory:
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_memories_follow_from_entropies(width: int) -> None:
-    """Entropies of every round's model on every client's data, and all that follows from them, computed anew."""
+    """Entropies, signals and exemplars equal those computed anew from every round's model and client's data."""
     data, rounds, threshold = data_of(width), Rounds(), 0.2
     method = GLFC(threshold=threshold, **QUICK)  # type: ignore[arg-type]
     client = tiny_client(data, double(wide_mlp), fast, {"glfc": method})
@@ -159,14 +159,14 @@ def test_memories_follow_from_entropies(width: int) -> None:
         found: dict[int, list[tuple[int, int]]] = {}
         for task, at, output in zip(tasks.tolist(), index.tolist(), kept["output"][held].tolist(), strict=True):
             found.setdefault(output, []).append((task, at))
-        # As sets: of two samples, both are as far from their mean.
+        # As sets, because of two samples either may come first.
         assert {o: set(kept) for o, kept in found.items()} == {o: set(kept) for o, kept in memory.exemplars.items()}
     assert sum(len(m.exemplars) > 2 for m in memories) >= 2
     assert [row["clients"] for row in method.report().rows] == [n for n in signals.values() if n]
 
 
 class Entropies(Callback):
-    """What clients have noted, after every round."""
+    """Records the entropies that clients keep, after every round."""
 
     def __init__(self) -> None:
         self.noted: list[list[float]] = []
@@ -178,7 +178,7 @@ class Entropies(Callback):
 
 
 def undecided(input_shape: tuple[int, int, int], num_outputs: int) -> Network:
-    """Gives all outputs the same."""
+    """A network that gives all outputs the same logit."""
     network = mlp(input_shape, num_outputs)
     for parameter in network.head.parameters():
         nn.init.zeros_(parameter)
@@ -192,8 +192,11 @@ def undecided(input_shape: tuple[int, int, int], num_outputs: int) -> Network:
 def test_entropies_rise_with_the_outputs_of_a_new_task(
     class_loss: Any, threshold: float, signals: dict[int, int]
 ) -> None:
-    """Of a model that never learns: from log 2 by log 2, then by log 3/2. So clients signal wherever the bound is less,
-    if outputs are there from their task on; and otherwise in their first rounds alone."""
+    """The entropy of a model that never learns rises from log 2 by log 2, then by log 3/2, if outputs join with a task.
+
+    Clients signal if the rise is above the threshold. With all outputs in the loss, they signal only in their first
+    rounds.
+    """
     data = tiny_data(
         split(3, classes=6, train=120),
         num_clients=3,
@@ -212,7 +215,7 @@ def test_entropies_rise_with_the_outputs_of_a_new_task(
 
 
 def test_a_memory_smaller_than_the_classes_learned_holds_the_latest() -> None:
-    """One of each."""
+    """The memory holds one exemplar of each of the latest classes."""
     data = tiny_data(split(2), scenario="class", schedule={"rounds_per_task": 1})
     federation = fit(tiny_client(data, mlp, fast), data)
     for size, held in ((2, {2, 3}), (3, {1, 2, 3}), (4, {0, 1, 2, 3}), (7, {0, 1, 2, 3})):
@@ -229,7 +232,7 @@ def test_a_memory_smaller_than_the_classes_learned_holds_the_latest() -> None:
 
 
 def test_replayed_samples_are_augmented_as_own_ones_are() -> None:
-    """By (round, step, sample)."""
+    """The augmentation is drawn by (round, step, sample)."""
     method, watch = Chosen(threshold=0.0, **QUICK), Watch()  # type: ignore[arg-type]
     data = tiny_data(
         split(2),
@@ -257,7 +260,7 @@ def test_replayed_samples_are_augmented_as_own_ones_are() -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_so_many_remembered_samples_join_a_step(size: int) -> None:
-    """All that a client has, where these are fewer."""
+    """``batch_size`` exemplars, or all that a client has if these are fewer."""
     method, watch = Chosen(threshold=0.0, batch_size=size, **QUICK), Watch()  # type: ignore[arg-type]
     run(method, others={"watch": watch})
     counts: set[int] = set()
@@ -276,7 +279,7 @@ def test_nobody_tells_it_where_tasks_end() -> None:
     assert method.task_free
     federation = run(method, data_of(exposure="asynchronous"))
     assert federation.finished
-    for client in range(5):  # of the last two periods that it took part in, each with samples of its own
+    for client in range(5):  # clients keep samples of the last two periods in which they took part
         kept, data = federation.clients.get("glfc", client), federation.data
         assert kept is not None
         took_part = [data.rounds.task_of(r) for r in range(data.num_rounds) if client in data.rounds.round(r).clients]
@@ -288,10 +291,10 @@ def test_nobody_tells_it_where_tasks_end() -> None:
 
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_a_late_signal_finds_the_data_of_before(late: int) -> None:
-    """Whether it comes with the new data or rounds after: the memory has classes of the task that went before."""
+    """The memory has the classes of the previous task, whether the signal comes with the new data or rounds later."""
 
     class Slow(GLFC):
-        """Never surprised, but in one round of the second task."""
+        """GLFC that signals in one round of the second task only."""
 
         def start_clients(self, cohort: Cohort) -> None:
             self.threshold = -100.0 if cohort.round == 3 + late else 100.0
@@ -340,7 +343,7 @@ def test_the_file_that_comes_with_it_lets_clients_remember(classes: int) -> None
 
 
 def test_what_a_client_stores() -> None:
-    """Images, a byte per pixel, with labels: the memory's, with ranks too, and those before the present ones."""
+    """Images of 16 bytes with labels, in the memory (with ranks) and of the previous data, and one old model."""
     data, method = data_of(), GLFC(**QUICK)  # type: ignore[arg-type]
     federation = run(method, data)
     most = max(len(own) for task in data.indices for own in task.values())
@@ -356,7 +359,7 @@ def sigmoid(z: float) -> float:
 
 
 def bce(logits: list[float], targets: list[float], outputs: list[int]) -> float:
-    """Mean over the given outputs."""
+    """Binary cross-entropy, averaged over the given outputs."""
     each = [
         -targets[o] * math.log(sigmoid(logits[o])) - (1 - targets[o]) * math.log(1 - sigmoid(logits[o]))
         for o in outputs
@@ -373,7 +376,7 @@ def test_the_loss_is_the_papers(masked: bool, learned: bool, distils: bool) -> N
     logits = torch.randn(count, outputs, generator=generator, dtype=torch.float64)
     y = torch.tensor([0, 1, 2, 3, 2, 0, 3, 1, 2])
     mask = torch.tensor([1, 1, 1, 1, 0, 1, 1, 1, 1], dtype=torch.bool)
-    source = torch.tensor([0, 0, 0, 0, 0, 1, 1, 7, 7])  # own, the memory's, another method's
+    source = torch.tensor([0, 0, 0, 0, 0, 1, 1, 7, 7])  # own samples, the memory's, another method's
     share = torch.rand(count, generator=generator, dtype=torch.float64)
     group = torch.where(y < 2, 2, 1) if learned else torch.zeros_like(y)
     old = torch.full((count, outputs), -1.0, dtype=torch.float64)
@@ -415,7 +418,7 @@ def test_compensation_brings_both_groups_to_one_scale() -> None:
 
 
 class Watch(Method):
-    """Every step as the methods before have left it."""
+    """Records every step's batch as the methods before have left it."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[Cohort, int, tuple[int, ...], CohortBatch]] = []
@@ -426,7 +429,7 @@ class Watch(Method):
 
 
 class Chosen(GLFC):
-    """Notes which old model each client was given, round by round."""
+    """Records the old model, signal, learned classes and exemplars of each client by round."""
 
     def start_clients(self, cohort: Cohort) -> None:
         super().start_clients(cohort)
@@ -446,7 +449,7 @@ class Chosen(GLFC):
 
 @pytest.mark.parametrize("batchnorm", ["average", "drop"])
 def test_targets_are_the_old_models_outputs(batchnorm: str) -> None:
-    """On own and remembered samples alike, for the classes that it knows; with batch statistics, of one client's."""
+    """For own and remembered samples, and for the classes it knows. With ``drop``, batch statistics are per client."""
     method, watch, data = Chosen(threshold=0.0, **QUICK), Watch(), data_of(3)  # type: ignore[arg-type]
     run(method, data, norm_net, {"watch": watch}, federated={"batchnorm": batchnorm})
     network = double(norm_net)(data.input_shape, data.num_outputs)
@@ -524,8 +527,8 @@ def test_slots_move_on_with_new_classes() -> None:
     assert proxy.current.classes.tolist() == [True, True, True, False, False, False]
     assert proxy.receive(*images(3, 4, 1))
     assert proxy.labels.tolist() == [3, 4, 1]
-    assert [judge("d"), judge("e"), judge("f")] == ["d", "e", "e"]  # no worse is good enough
-    assert old(True, 3, 4) == "c"  # the others were faster
+    assert [judge("d"), judge("e"), judge("f")] == ["d", "e", "e"]  # a worse model does not replace it
+    assert old(True, 3, 4) == "c"  # the current model already knows these classes
     assert old(False, 3, 4) == "c"
     assert old(True, 5) == "e"
     again = ProxyServer(6)
@@ -540,7 +543,7 @@ def test_slots_move_on_with_new_classes() -> None:
 
 
 class Judged(GLFC):
-    """Notes what the proxy server finds of every model."""
+    """Records the accuracy that the proxy server finds for every model."""
 
     def _accuracy(self, tensors: Mapping[str, Tensor]) -> float:
         found = super()._accuracy(tensors)
@@ -555,9 +558,9 @@ class Judged(GLFC):
 
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
 def test_models_are_judged_as_they_are_tested(batchnorm: str) -> None:
-    """With the statistics that were sent, else with those of the pool: the server has never seen any other.
+    """BatchNorm uses the statistics that were sent or, if none are sent, those of the proxy server's images.
 
-    Among the classes that images were sent of: others' outputs, not yet trained, could win.
+    Only classes with images compete, because outputs that are not trained yet could win.
     """
     method, data = Judged(**{**QUICK, "images": 5}), data_of()  # type: ignore[arg-type]
     method.found = []
@@ -579,7 +582,7 @@ def test_models_are_judged_as_they_are_tested(batchnorm: str) -> None:
 
 
 class Prototypes(GLFC):
-    """Notes what is sent."""
+    """Records the prototypes that clients send."""
 
     sent: list[tuple[dict[str, Tensor], int, int, Tensor, Tensor]]
 
@@ -591,7 +594,7 @@ class Prototypes(GLFC):
 
 
 def test_prototypes_are_the_middle_of_their_class_and_reach_the_server() -> None:
-    """Disturbed as by hand; the server's images are theirs."""
+    """Prototypes are perturbed as by hand, and the server recovers them from the gradients."""
     method = Prototypes(12, None, 1.2, perturbation_steps=3, inversion_steps=25, images=2)
     method.sent = []
     federation = run(method, data_of(2), mlp)
@@ -603,7 +606,7 @@ def test_prototypes_are_the_middle_of_their_class_and_reach_the_server() -> None
         samples = data.tasks[task]
         known_by = data.handles.of(
             data.client_global_index(task, client)
-        )  # in whose order a client looks at its samples
+        )  # a client's samples are in the order of handles
         own = data.indices[task][client][known_by.argsort()]
         x = samples.transform(samples.train.images[own])
         y = samples.train.labels[own] + data.outputs.offsets[task]
@@ -614,7 +617,7 @@ def test_prototypes_are_the_middle_of_their_class_and_reach_the_server() -> None
                 features = network.features(members.double())
             features = features / features.norm(dim=1, keepdim=True)
             distances = (features - features.mean(0)).square().sum(1)
-            first = int((distances <= distances.min() + 1e-12).nonzero()[0])  # of two, both are equally far
+            first = int((distances <= distances.min() + 1e-12).nonzero()[0])  # two samples are equally far
             by_hand = members[first].double()
             for _ in range(3):
                 by_hand = by_hand.detach().requires_grad_()
@@ -694,7 +697,7 @@ def test_personal_models_are_refused() -> None:
 
 
 def test_who_trains_to_nan_has_noticed_nothing() -> None:
-    """Left out of the first round of the second task with what it noted there; it notices the new data one later."""
+    """A client skipped in the first round of the second task keeps nothing of it and notices the data a round later."""
 
     class Poison(Method):
         @torch.no_grad()
@@ -717,7 +720,7 @@ def test_who_trains_to_nan_has_noticed_nothing() -> None:
     kept: list[dict[str, Tensor]] = []
     data = tiny_data(split(2), num_clients=3, scenario="class", schedule={"rounds_per_task": 2})
     method = Notes(**QUICK)  # type: ignore[arg-type]
-    method.threshold = -100.0  # notices in every round
+    method.threshold = -100.0  # signals in every round
     client = tiny_client(data, double(wide_mlp), sgd, {"glfc": method, "poison": Poison()})
     federation = fit(client, data, {"on_bad_update": "skip"})
     assert federation.channel.skipped == [(2, 1, 1)]

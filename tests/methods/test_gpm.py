@@ -78,7 +78,7 @@ class PlainGPM:
                 outside = r - m @ (m.T @ r)
                 u, sigma, _ = np.linalg.svd(outside, full_matrices=False)
                 total, covered, count = (r**2).sum(), (r**2).sum() - (outside**2).sum(), 0
-                left = (sigma > 1e-6 * sigma[0]) & (sigma[0] > 1e-6 * total**0.5)  # the others are rounding
+                left = (sigma > 1e-6 * sigma[0]) & (sigma[0] > 1e-6 * total**0.5)  # smaller values are rounding
                 while count < left.sum() and covered < self.epsilon(layer, task) * total:
                     covered += sigma[count] ** 2
                     count += 1
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], 
         {"layers": ["fc"], "threshold": 0.8, "frozen": ["fc.bias", *vectors("conv_norm", "fc_norm")]},
     ),
 }
-# BatchNorm does not train on a single sample; and only clients of equal sizes, some with a memory, share a cohort.
+# BatchNorm needs more than one sample. Clients with and without a memory share a cohort only if their sizes are equal.
 EQUAL = {"batchnorm, chosen layers", "only those sampled remember"}
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -163,7 +163,7 @@ def memories_of(gpm: GPM, federation: Federation, client: int) -> dict[str, Tens
 @pytest.mark.parametrize("optimizer", [sgd, MOMENTUM], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
-    """Three tasks, unequal clients, not all of them sampled: memories of two tasks, of one, of none."""
+    """Three tasks and sampled clients, so that memories are of two tasks, of one or of none."""
     make, stream, options, naive = CASES[name]
     data = tiny_data(
         stream(3),
@@ -191,7 +191,7 @@ def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("scenario", ["domain", "class"])
 def test_old_inputs_see_no_change_of_a_client_that_remembers_them(scenario: str) -> None:
-    """The guarantee, for one client whose memory holds all of its inputs: old outputs stay, to the last layer."""
+    """GPM's guarantee: if a client's memory holds all its inputs, its old outputs stay, up to the last layer."""
     stream, layers = (permuted(2, train=8), None) if scenario == "domain" else (split(2, classes=4, train=8), ["*"])
     data = tiny_data(
         stream,
@@ -249,11 +249,11 @@ def test_thresholds_grow_with_the_tasks_up_to_one() -> None:
     fit(tiny_client(data, mlp, sgd, {"gpm": gpm}), data)
     found = {name: [row["threshold"] for row in gpm.report().rows if row["layer"] == name] for name in gpm._dims}
     assert found == {"layers.0": pytest.approx([0.6, 0.85, 1.0]), "head": pytest.approx([0.5, 0.75, 1.0])}
-    assert gpm.report().rows[-2]["basis_size"] == 16  # with 1 it takes all that these data span
+    assert gpm.report().rows[-2]["basis_size"] == 16  # a threshold of 1 takes all directions that these data span
 
 
 def test_a_memory_that_suffices_does_not_grow() -> None:
-    """The same task twice, hardly trained: the second time there is nothing to add."""
+    """The same task comes twice and is hardly trained. The second time adds no direction."""
     data = tiny_data(permuted(3), num_clients=2, schedule={"rounds_per_task": 1}, repartition=False)
     data.tasks[1] = data.tasks[0]
     gpm = GPM(threshold=0.9)
@@ -310,7 +310,7 @@ def test_what_is_sent_and_kept() -> None:
     assert len({r.channel.total_uplink_bytes for r in runs.values()}) == 1
     assert len(runs["sampled"].clients.holders("gpm")) == 2
     gpm = runs["all"].methods["gpm"]
-    assert gpm.report().figures["memory_bytes"] == 32 * 4 * (16 + 8)  # one block for either layer
+    assert gpm.report().figures["memory_bytes"] == 32 * 4 * (16 + 8)  # one block for each layer
 
 
 def test_storage_is_that_of_the_client_that_keeps_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,4 +378,4 @@ def test_clipping_that_turns_gradients_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.gradient_clip_algorithm = 'value'.*norm.*methods\.gpm"):
         run(gradient_clip_algorithm="value")
     assert run(gradient_clip_algorithm="norm")
-    assert run()  # which is by norm
+    assert run()  # by norm is the default

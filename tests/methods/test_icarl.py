@@ -90,7 +90,7 @@ def test_herding_is_the_greedy_choice(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_of_two_samples_that_are_equally_far_from_their_mean_the_first_is_chosen(dtype: torch.dtype) -> None:
-    """Whatever rounding makes of it, which differs between widths and engines."""
+    """Rounding, which differs between widths and engines, must not decide."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
         features = torch.nn.functional.normalize(torch.randn(2, 8, generator=generator, dtype=dtype), dim=1)
@@ -110,7 +110,7 @@ def test_herding_comes_closer_to_the_mean_than_chance() -> None:
 
 
 class Naive:
-    """iCaRL over clients one by one; every local step takes all exemplars. Exemplars: client -> class -> (x, y)s."""
+    """iCaRL over clients one by one. Every local step takes all exemplars: client -> class -> images."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class Naive:
         return 100 * float((predicted == test.test.labels + 2 * task).double().mean())
 
 
-# Wide enough that no two samples have the same features: herding has no ties.
+# Wide enough that no two samples have the same features, so that herding has no ties.
 wide_mlp = partial(MLP, hidden=[24], dropout=0.0)
 
 
@@ -244,7 +244,7 @@ def test_it_is_the_plain_loop(width: int, mirrored: bool) -> None:
 
 
 def test_who_stays_away_from_a_task_sends_means_of_what_it_has() -> None:
-    """Else classes would keep means of features that the network no longer has."""
+    """Classes of an absent client would otherwise keep means of outdated features."""
 
     class Means(Method):
         def __init__(self) -> None:
@@ -293,7 +293,7 @@ def test_classes_that_nobody_sends_keep_their_means() -> None:
         lost = data.rounds.dropouts(2 * task + 1)
         assert len(lost) == 2
         for client, index in data.indices[task].items():
-            if client not in lost:  # else it chooses no exemplars
+            if client not in lost:  # a client that drops out chooses no exemplars
                 (label,) = data.tasks[task].train.labels[index].unique().tolist()
                 holders.setdefault(2 * task + label, set()).add(client)
         for output in range(2 * task):
@@ -319,7 +319,7 @@ def test_earlier_classes_share_what_is_left_of_the_memory() -> None:
 
 
 def test_exemplars_come_in_proportion_to_the_clients_samples() -> None:
-    """As if they were merged into its training set."""
+    """As if exemplars were merged into the training set."""
     seen: list[tuple[int, int, float]] = []
 
     class Count(Method):
@@ -330,7 +330,7 @@ def test_exemplars_come_in_proportion_to_the_clients_samples() -> None:
                     own = cohort.sizes[row]
                     share = held / own * int(batch.mask[row].sum())
                     seen.append((client, int(batch.added[0].mask[row].sum()), share))
-                    # The losses of a step count like the merged set's, however many exemplars it has drawn.
+                    # Loss weights are those of the merged set and do not depend on the number of drawn exemplars.
                     assert batch.added[0].weights[row].sum().item() == pytest.approx(held / (own + held))
                     assert batch.added[0].own_factor[row].item() == pytest.approx(own / (own + held))
             return batch
@@ -381,7 +381,7 @@ def test_the_networks_own_outputs_can_classify_instead() -> None:
 
 
 def test_the_network_as_classifier_asks_nobody_but_who_holds_the_task() -> None:
-    """Nothing is sent up; who only has exemplars of earlier tasks is called back for class means alone."""
+    """No means are sent up. Clients with exemplars of earlier tasks only are called back for class means only."""
     down = {}
     for classifier in ("nearest_mean", "network"):
         data = data_of(participation=RandomShare(0.5), schedule={"clients_per_round": 2})
@@ -428,7 +428,7 @@ def test_all_means_known_make_the_output_layer_superfluous() -> None:
 
 
 class Watch(Method):
-    """What the clients of every cohort keep, and every step as the methods before have left it."""
+    """Records clients' tensors and exemplars, and every step's batch as the methods before have left it."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -451,7 +451,7 @@ class Watch(Method):
 
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
 def test_targets_are_what_each_client_makes_of_the_old_model(batchnorm: str) -> None:
-    """With the statistics that came with it, the client's own, or those of the client's batch."""
+    """BatchNorm uses the old model's statistics, the client's own, or those of the client's batch."""
     watch, rounds, data = Watch(), Rounds(), data_of(3)
     others, federated = {"watch": watch}, {"batchnorm": batchnorm}
     run(ICaRL(12), data, norm_net, others=others, callbacks=[rounds], federated=federated)
@@ -478,7 +478,7 @@ def test_targets_are_what_each_client_makes_of_the_old_model(batchnorm: str) -> 
 
 
 def test_exemplars_are_augmented_where_they_are_trained_on() -> None:
-    """As the step's own samples: by (round, step, sample). Class means are of the images as they are stored."""
+    """Augmented by (round, step, sample) like own samples. Class means use the images as they are stored."""
     method, watch, data = ICaRL(12), Watch(), data_of(3, augmentation=CropFlip(1))
     federation = run(method, data, wide_mlp, others={"watch": watch})
     replayed = unchanged = 0
@@ -511,7 +511,7 @@ def test_exemplars_are_augmented_where_they_are_trained_on() -> None:
 
 
 def test_every_class_of_a_client_needs_a_slot() -> None:
-    """Not every class of the federation."""
+    """Classes of other clients need no slot."""
     federation = run(ICaRL(3), data_of(partition=ClassesPerClient(1)))
     for client in range(4):
         table = federation.clients.get("icarl", client)
@@ -526,7 +526,7 @@ def test_every_class_of_a_client_needs_a_slot() -> None:
 
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
 def test_bytes_are_counted(batchnorm: str) -> None:
-    """The old model is counted as it is sent: without statistics that are never exchanged, and to nobody twice."""
+    """The old model is counted once per client, without statistics that are never exchanged."""
     method = ICaRL(12)
     joining = data_of(participation=Joining(2, 1), schedule={"clients_per_round": 2}, seed=2)
     federation = run(method, joining, norm_net, federated={"batchnorm": batchnorm})
@@ -546,7 +546,7 @@ def test_bytes_are_counted(batchnorm: str) -> None:
 
 
 def test_it_goes_with_fed_agem_on_top() -> None:
-    """Either method leaves its mark on the other's run."""
+    """A run with both methods differs from the runs with either one."""
     after = []
     for names in (["icarl", "fed_agem"], ["icarl"], ["fed_agem"]):
         both: dict[str, Method] = {"icarl": ICaRL(12), "fed_agem": FedAGEM(8, when="always")}
@@ -579,7 +579,7 @@ def test_it_wants_classes_that_compete_and_one_model() -> None:
 
 
 class Newcomers(Participation):
-    """Other clients in the second task than in the first."""
+    """Clients 0 and 1 in the first task, clients 2 and 3 in the second."""
 
     name = "newcomers"
 
@@ -589,7 +589,7 @@ class Newcomers(Participation):
 
 @pytest.mark.parametrize("class_loss", ["own", "seen"])
 def test_clients_without_exemplars_distil_outputs_of_earlier_tasks(class_loss: Any) -> None:
-    """The loss is over all classes seen, whatever samples of other tasks' outputs a client has."""
+    """The loss is over all classes seen, even if a client has no samples of earlier tasks."""
     schedule = {"clients_per_round": 1.0}
     stream, who = split(2, classes=4), Newcomers()
     data = tiny_data(stream, scenario="class", class_loss=class_loss, participation=who, schedule=schedule)

@@ -1,4 +1,4 @@
-"""FOT that infers the task against residuals written out patch by patch in float64, and what it reports and sends."""
+"""InferringFOT against residuals written out patch by patch in float64, and its reports and messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def inputs(data: FederatedDataModule, task: int, part: str) -> Tensor:
 
 
 def share_outside(rows: np.ndarray, basis: np.ndarray) -> float:
-    """Of the energy of one sample's input vectors."""
+    """The share of energy of one sample's input vectors outside a basis."""
     rest = [row - sum((row @ column) * column for column in basis.T) for row in rows]
     return sum(float(row @ row) for row in rest) / sum(float(row @ row) for row in rows)
 
@@ -119,7 +119,7 @@ def test_shares_outside_subspaces_of_coordinates() -> None:
 
 
 def test_a_task_with_few_directions_has_no_others() -> None:
-    """Of a layer whose units never fire; rounding would choose others, which take part of other tasks' inputs."""
+    """Most units never fire. Directions chosen by rounding would hold part of other tasks' inputs."""
 
     class Silent(MLP):
         def __init__(self, shape: tuple[int, int, int], outputs: int) -> None:

@@ -1,4 +1,4 @@
-"""L2P: the loss written out, who learns, what is sent, and that nothing depends on how clients are computed."""
+"""L2P: its loss, its trained parameters, its messages, and results that do not depend on the engine or width."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_number_of_clients_side_by_side_does_not_matter(methods: str) -> Non
 def test_both_engines_compute_the_same(methods: str, optimizer: Any) -> None:
     engines = (EngineOptions("vmap"), EngineOptions("workers", workers=2))
     vmap, workers = (run(unequal(), METHODS[methods](), optimizer, engine, False) for engine in engines)
-    tolerance = 1e-5 if optimizer is sgd else 5e-4  # Adam makes steps of some size of gradients of any
+    tolerance = 1e-5 if optimizer is sgd else 5e-4  # Adam's step has about the same size for gradients of any size
     reference = weights(vmap)
     for name, value in weights(workers).items():
         torch.testing.assert_close(value, reference[name], rtol=0, atol=tolerance)
@@ -190,7 +190,7 @@ def test_messages_and_checkpoints_hold_prompts_keys_and_head_alone(tmp_path: Pat
 
 
 def test_a_checkpoint_finds_its_transformer_again_by_the_seed(tmp_path: Path) -> None:
-    """A resumed run and one that only evaluates build it anew."""
+    """A resumed run builds the transformer anew from the seed."""
     watch = Rounds()
     whole = run(unequal(), {"l2p": L2P()}, as_double=False, callbacks=[SaveAfter(1, tmp_path / "1.ckpt"), watch])
     resumed = run(unequal(), {"l2p": L2P()}, as_double=False, ckpt_path=tmp_path / "1.ckpt")
@@ -202,7 +202,7 @@ def test_a_checkpoint_finds_its_transformer_again_by_the_seed(tmp_path: Path) ->
 
 
 def test_a_checkpoint_goes_on_with_its_transformer_or_not_at_all(tmp_path: Path) -> None:
-    """Where it is from a file, whose content may change; where it lies does not matter."""
+    """A file of weights may be moved, but its content must not change."""
 
     def with_file(name: str, **options: Any) -> Federation:
         network = partial(prompted, weights=str(tmp_path / name))
@@ -220,13 +220,13 @@ def test_a_checkpoint_goes_on_with_its_transformer_or_not_at_all(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"other fixed weights: the file model\.network\.weights has changed"):
         with_file("other.pth", ckpt_path=str(tmp_path / "1.ckpt"))
     checkpoint = torch.load(tmp_path / "1.ckpt", weights_only=True)
-    del checkpoint["federation"]["fixed_weights"]  # of a run from before it was noted
+    del checkpoint["federation"]["fixed_weights"]  # as in a checkpoint of a version that did not save it
     write_checkpoint(checkpoint, tmp_path / "1.ckpt")
     with_file("other.pth", ckpt_path=str(tmp_path / "1.ckpt"))
 
 
 def test_masked_logits_train_as_if_tasks_were_known() -> None:
-    """The model of a class-incremental run is then that of a task-incremental one, bit for bit; its test is not."""
+    """A class-incremental run then has the model of a task-incremental run, bit for bit, but other test results."""
     streams = [split(train=120) for _ in range(3)]
     known, masked, competing = (
         run(unequal(stream=stream, scenario=scenario), {"l2p": L2P(0.1, mask)}, DECAY)
@@ -249,7 +249,7 @@ def test_masked_outputs_stay_where_they_are() -> None:
 
 
 class Passes(Method):
-    """Another that wants the forward pass."""
+    """Another method with a forward pass of its own."""
 
     passes_forward = True
 

@@ -1,4 +1,4 @@
-"""What methods may look at in a local step: its logits, and gradients on other samples."""
+"""Logits of a local step, and gradients on other samples, as methods see them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from cfl.methods.context import Context
 from cfl.models import Network
 from cfl.runtime.errors import ConfigError
 
-# In float64 a network has a hook, so that workers take it by autograd; the hand-written step is seen in float32.
+# A float64 network has a hook, so that workers compute it by autograd. Hand-written steps are tested in float32.
 NETWORKS: dict[str, Any] = {"mlp": mlp, "conv": ConvNet, "mlp64": double(mlp), "norm64": double(norm_net)}
 VMAP, STACKS = EngineOptions("vmap"), EngineOptions("workers", 2, 3)
 WORKERS, BATCH_LAST = (EngineOptions("workers", 2, stack=1, batch_last=last) for last in (False, True))
@@ -66,7 +66,7 @@ def model_of(cohort: Cohort, row: int) -> dict[str, Tensor]:
 
 
 class Observing(Method):
-    """Sees the logits that are kept for buffers."""
+    """Passes the logits that buffers are offered to ``observe``."""
 
     replays_logits = True
 
@@ -84,7 +84,7 @@ class Observing(Method):
         buffer.offer = observed  # type: ignore[method-assign]
 
     def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
-        """A step has been computed."""
+        """Called after a step with its batch and logits."""
         raise NotImplementedError
 
 
@@ -154,13 +154,13 @@ def test_watching_changes_nothing(engine: EngineOptions, network: str) -> None:
 
 class Whole(Method):
     def local_loss(self, network: Any, x: Tensor, samples: Samples) -> Tensor:
-        own = samples.mask.to(x.dtype)  # not what is padded
+        own = samples.mask.to(x.dtype)  # padding does not count
         loss: Tensor = (own * (network(x) - 1).square().mean(1)).sum() / own.sum().clamp(min=1)
         return loss
 
 
 class Passing(Method):
-    """Adds what the loss of logits does not see."""
+    """Adds a term that does not depend on the logits."""
 
     passes_forward = True
 
@@ -177,7 +177,7 @@ class Passing(Method):
 def test_who_replaces_loss_or_pass_is_obeyed_by_every_engine(
     engine: EngineOptions, network: str, method: Method
 ) -> None:
-    """Also with networks whose steps are otherwise written by hand."""
+    """Also with networks that otherwise have hand-written steps."""
     kind = NETWORKS[network]
     plain, reference = run({}, VMAP, kind), run({"whole": method}, VMAP, kind)
     assert all(not torch.allclose(plain[name], reference[name]) for name in plain if "weight" in name)
@@ -294,7 +294,7 @@ def test_a_cohort_without_engine_says_so() -> None:
 
 
 class Focal(Observing):
-    """A loss that no recording of the cross-entropy computes: weights and a term by the logits, and a look at them."""
+    """A loss other than cross-entropy: weights and a term that depend on the logits. It records the logits."""
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
@@ -312,7 +312,7 @@ class Focal(Observing):
 
 
 class InputDropout(Network):
-    """A chain that begins with a dropout, which works in the memory of its inputs."""
+    """A chain that begins with a dropout, which works in place on its inputs."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -334,7 +334,7 @@ class InputDropout(Network):
 def test_steps_recorded_with_methods_are_the_steps(
     monkeypatch: pytest.MonkeyPatch, network: Any, kinds: list[Any], kept: bool
 ) -> None:
-    """Bit for bit, with dropout, decay, a pull and every batch size; logits too. With a loss of methods, in halves."""
+    """Weights and logits agree bit for bit, with dropout, decay and a pull. A loss of methods is recorded in halves."""
     runs = []
     for worth in (1, 10**9):
         made: list[str] = []
@@ -377,7 +377,7 @@ def test_steps_recorded_with_methods_are_the_steps(
 def test_a_loss_of_another_shape_is_refused_by_its_methods_name(
     engine: EngineOptions, hook: str, returned: Any, told: str
 ) -> None:
-    """Unnoticed, one number per sample would count each as often as there are samples."""
+    """A loss with one number per sample would otherwise count each sample several times."""
 
     def give(self: Method, *given: Any) -> Any:
         return returned(given[1] if hook == "sample_weights" else given[0])

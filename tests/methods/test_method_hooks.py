@@ -1,4 +1,4 @@
-"""What methods may do during a round, seen from small methods defined here."""
+"""The hooks of methods during a round, tested with small methods defined here."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def pull(network: nn.Module, client: int) -> Tensor:
 
 
 class Twist(Method):
-    """Takes client c's gradient times (c + 1) / 3 and adds a thousandth of the weight."""
+    """Multiplies client c's gradient by (c + 1) / 3 and adds a thousandth of the weight."""
 
     def adjust_gradients(self, cohort: Cohort) -> None:
         factors = (torch.tensor(cohort.clients, dtype=torch.float64) + 1) / 3
@@ -163,7 +163,7 @@ def test_a_transform_is_the_last_word_on_the_global_step() -> None:
 
 @pytest.mark.parametrize("found", [None, {}, {"head.bias": torch.zeros(4)}])
 def test_a_transform_answers_for_every_parameter(found: Any) -> None:
-    """Else the global model would stay where it is, and nobody would know why."""
+    """A missing step would otherwise leave the global model as it is, without an error."""
 
     class Forgets(Method):
         def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -174,7 +174,7 @@ def test_a_transform_answers_for_every_parameter(found: Any) -> None:
 
 
 def test_gradients_cannot_be_replaced() -> None:
-    """The optimizer would not see it."""
+    """The optimizer would not use a replaced gradient."""
 
     class Replaces(Method):
         def adjust_gradients(self, cohort: Cohort) -> None:
@@ -188,7 +188,7 @@ def test_gradients_cannot_be_replaced() -> None:
 
 
 class Trace(Method):
-    """Writes down when each hook is called."""
+    """Records the order in which hooks are called."""
 
     def __init__(self, name: str, events: list[str]) -> None:
         self.label, self.events = name, events
@@ -246,7 +246,7 @@ def test_every_hook_runs_for_every_method_in_their_order() -> None:
 
 
 def test_clients_close_when_they_have_finished_and_only_then() -> None:
-    """A client that waits for its neighbours must send what it had after its own last step."""
+    """A client that waits for others of its cohort sends the model of its own last step."""
     closed: list[tuple[int, int]] = []
     steps = 0
 
@@ -273,7 +273,7 @@ def test_clients_close_when_they_have_finished_and_only_then() -> None:
 
 
 def test_clients_that_close_know_how_many_steps_they_took_and_how_long() -> None:
-    """What a method needs to read a mean gradient off an update: here that of one step, of plain SGD."""
+    """With steps and learning rate a method can compute a mean gradient from an update, here of one SGD step."""
     seen: dict[tuple[int, int], int] = {}
 
     class Read(Method):
@@ -349,7 +349,7 @@ def test_a_method_may_look_at_the_optimizer_before_training() -> None:
 
 
 def test_an_optimizer_that_mixes_weights_is_refused() -> None:
-    """Clients lie in one tensor: a norm or a curvature over it would mix them."""
+    """Clients are rows of one tensor, so a norm or a curvature over it would mix them."""
     data = data_of()
     for optimizer in (partial(torch.optim.LBFGS, lr=0.1), partial(torch.optim.Adafactor, lr=0.1)):
         with pytest.raises(ConfigError, match=rf"model\.optimizer = '{optimizer.func.__name__}'.*Adam"):
@@ -368,7 +368,7 @@ def test_a_failure_at_a_tasks_beginning_says_where() -> None:
 
 
 class Tells(Method):
-    """Shows the server every client's head bias."""
+    """Sends every client's head bias to the server in a message of its own."""
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         payload = cohort.rows(positions, {"bias": cohort.parameters["head.bias"]})
@@ -391,7 +391,7 @@ def test_single_messages_are_for_methods_that_declare_them() -> None:
 
 
 def test_the_reported_loss_leaves_out_padding() -> None:
-    """Clients that have finished are padded with loss 0, which must not thin the mean: any width gives the same."""
+    """Finished clients are padded with loss 0, which must not lower the mean. Any width gives the same loss."""
     losses = []
     for width in (1, 3):
         data = data_of(width)
@@ -423,7 +423,7 @@ class Fails(Method):
 @pytest.mark.parametrize("error", [KeyError("a layer"), StopIteration("exhausted"), ValueError("shapes")], ids=repr)
 @pytest.mark.parametrize("hook", ["penalty", "adjust_gradients"])
 def test_a_failure_says_where_it_happened(hook: str, error: Exception) -> None:
-    """A StopIteration above all: it would end the epoch, and Lightning would not say a word."""
+    """A StopIteration is the critical case: Lightning would end the epoch without a message."""
     data = data_of()
     clients = next(iter(_loader(data, 4))).clients
     with pytest.raises(RuntimeError) as caught:
@@ -452,7 +452,7 @@ def _loader(data: FederatedDataModule, round: int) -> Any:
     ],
 )
 def test_a_failure_between_the_steps_says_where_it_happened(hook: str, doing: str, error: Exception) -> None:
-    """In the last round above all: there a StopIteration would leave a run that looks finished."""
+    """In the last round a StopIteration would otherwise leave a run that looks finished."""
     data = data_of()
     with pytest.raises(RuntimeError, match=rf"{doing} .*round 5 \(task 1\).*{type(error).__name__}") as caught:
         fit(tiny_client(data, methods={"fails": Fails(hook, error, round=5)}), data)
@@ -532,7 +532,7 @@ def test_a_nan_update_stops_the_run_and_is_named(width: int) -> None:
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_a_skipped_client_leaves_its_neighbours_as_they_are(width: int, weighting: str) -> None:
-    """The run is that in which the client trains but is never heard, also when trained side by side with others."""
+    """The run equals one whose average leaves out the client's updates, also if clients train side by side."""
     federated = {"on_bad_update": "skip", "client_weighting": weighting}
     found = run({"poison": Poison(2)}, width, federated=federated)
     assert_close(weights(found), naive_run(unheard=[2], by_samples=weighting == "samples"))
@@ -542,7 +542,7 @@ def test_a_skipped_client_leaves_its_neighbours_as_they_are(width: int, weightin
 
 
 class Closes(Method):
-    """Which clients methods and buffers hear of at the end of each round, and the mean of the losses."""
+    """Records the clients of ``finish_clients`` by round. The method asks for a buffer."""
 
     replays_logits: ClassVar[bool] = False
 
@@ -555,7 +555,7 @@ class Closes(Method):
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_no_method_hears_of_a_client_that_is_left_out(width: int) -> None:
-    """It is left out with all that it has: buffers, memories, what it would send besides its update."""
+    """A skipped client's buffer is not updated either, and ``finish_clients`` is not called for it."""
     closes, data = Closes(), data_of(width)
     methods: dict[str, Method] = {"poison": Poison(2), "closes": closes}
     found = fit(tiny_client(data, double(mlp), sgd, methods), data, {"on_bad_update": "skip"})
@@ -590,11 +590,11 @@ def test_a_diverging_run_stops() -> None:
         run({}, optimizer=partial(torch.optim.SGD, lr=1e200), federated={"on_bad_update": "skip"})
 
 
-# What a method remembers.
+# The state of a method.
 
 
 class Brake(Method):
-    """Shortens the global step round by round; forgetting how far it has come changes the result."""
+    """Shortens the global step round by round, so that a lost state changes the result."""
 
     def __init__(self) -> None:
         self.factor = torch.tensor(1.0, dtype=torch.float64)

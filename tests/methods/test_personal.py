@@ -55,7 +55,7 @@ def personal_client(data: FederatedDataModule, layers: list[str], network: Any =
 
 
 class Kept(Callback):
-    """What every client keeps, after every round."""
+    """Records the tensors that clients keep, after every round."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[int, dict[str, Tensor]]] = []
@@ -183,7 +183,7 @@ def test_every_client_is_evaluated_with_its_own_model_on_the_tasks_it_holds(laye
 
 
 def test_figures_are_of_whoever_holds_a_task() -> None:
-    """Clients that join later have no row of earlier tasks; nor have others one of tasks that they do not hold."""
+    """Clients have figures only for tasks that they hold, and no rows from before they join."""
     data = data_of(participation=RandomShare(0.4), schedule={"clients_per_round": 1.0})
     federation = fit(personal_client(data, ["head.*"]), data)
     matrix = federation.accuracy.compute()
@@ -202,7 +202,7 @@ def held_by(data: FederatedDataModule, client: int) -> list[int]:
     ("layers", "batchnorm"), [(["*"], "average"), (["head.*"], "average"), (["head.*"], "local"), ([], "local")]
 )
 def test_resuming_restores_what_clients_keep(layers: list[str], batchnorm: str, tmp_path: Path) -> None:
-    """Stopped after a round in the middle of a task and resumed, a run is the uninterrupted one to the last bit."""
+    """A run that is resumed in the middle of a task equals the uninterrupted run, bit for bit."""
 
     def client_of(data: FederatedDataModule) -> Client:
         methods = {"personal": PersonalLayers(layers)} if layers else {}
@@ -211,7 +211,7 @@ def test_resuming_restores_what_clients_keep(layers: list[str], batchnorm: str, 
     options = {
         "batchnorm": batchnorm,
         "server_momentum": 0.0 if layers == ["*"] else 0.5,
-    }  # refused where it does nothing
+    }  # refused if nothing is averaged
     data = data_of()
     path = tmp_path / "after.ckpt"
     whole = fit(client_of(data), data, options, callbacks=[SaveAfter(3, path)])
@@ -240,7 +240,7 @@ def _scramble(module: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize("layers", [["*"], ["head.*"]], ids=["all", "heads"])
 def test_what_a_client_keeps_is_checked_for_nan(layers: list[str]) -> None:
-    """Nothing of it goes through the Channel's sums, yet the run must not end with broken models."""
+    """Kept tensors do not go through the Channel's sums, but NaN in them must also stop the run."""
     data, wild = data_of(), partial(torch.optim.SGD, lr=1e20)
     with pytest.raises(BadUpdate, match=r"client \d trained to NaN or infinity in round 0 \(task 0\)"):
         fit(personal_client(data, layers, optimizer=wild), data)
@@ -269,7 +269,7 @@ def test_a_client_skipped_for_what_it_sends_keeps_what_it_had() -> None:
 
 
 class Poison(Method):
-    """Breaks one client's own head, or what it sends, and nothing else, in one round."""
+    """Sets one parameter of one client to NaN in one round: of its own head, or one that it sends."""
 
     def __init__(self, victim: int, round: int, name: str = "head.bias") -> None:
         self.victim, self.round, self.parameter = victim, round, name
@@ -294,7 +294,7 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
 
 
 def test_personal_heads_of_other_tasks_do_not_move() -> None:
-    """As for a shared head: weight decay must not wear down a client's outputs of earlier tasks."""
+    """As for a shared head, weight decay must not shrink a client's outputs of earlier tasks."""
     data, record = data_of(split(), scenario="task"), Kept()
     client = personal_client(data, ["head.*"], mlp, MOMENTUM)
     initial = {n: t.detach().clone() for n, t in client.network.state_dict().items() if n.startswith("head.")}

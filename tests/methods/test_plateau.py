@@ -68,7 +68,7 @@ def data_of(width: int = 2, **options: Any) -> FederatedDataModule:
 
 
 def steps_of(make: Callable[..., torch.optim.Optimizer], start: Tensor, gradients: list[Tensor], lr: float) -> Tensor:
-    """Where an ordinary optimizer ends; gradients depend on the weights, so that any difference shows."""
+    """Final weights of an ordinary optimizer. Gradients depend on the weights, so that any difference shows."""
     weight = nn.Parameter(start.clone())
     optimizer = make([weight], lr=lr)
     for gradient in gradients:
@@ -78,7 +78,7 @@ def steps_of(make: Callable[..., torch.optim.Optimizer], start: Tensor, gradient
 
 
 def rescaled(make: Callable[..., torch.optim.Optimizer], start: Tensor, gradients: list[Tensor], lr: float) -> Tensor:
-    """The same of clients ``[k, n]`` under one optimizer."""
+    """Final weights of clients ``[k, n]`` under one optimizer with rescaled steps."""
     weight, still = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     optimizer = make([weight, still], lr=lr)
     scaled = ScaledSteps(FACTORS)
@@ -142,7 +142,7 @@ def test_no_factor_or_only_ones_is_nothing() -> None:
 
 @dataclass
 class Rate:
-    """What a client knows of its learning rate, as the published code keeps it."""
+    """The state of a client's learning rate, as in the published code."""
 
     task: int
     lr: float
@@ -164,7 +164,7 @@ class Rate:
 
 @dataclass
 class Loop:
-    """Federated averaging of clients with learning rates of their own, as anyone would write it."""
+    """A plain loop of federated averaging whose clients have learning rates of their own."""
 
     data: FederatedDataModule
     network: nn.Module

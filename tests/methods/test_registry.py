@@ -1,6 +1,6 @@
-"""What holds for every method: it changes something, and nothing where it has nothing to do.
+"""Properties of every method, for example that it changes training, and that neutral options change nothing.
 
-A method belongs into ``ENTRIES``; a test fails for one that is not there.
+Every method belongs into ``ENTRIES``. A test fails if one is missing.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ DATA_PAGE = CONFIGS.parents[1] / "docs" / "data.md"
 
 @dataclass(frozen=True)
 class Entry:
-    """What the generic tests have to know of a method.
+    """Settings of a method for the generic tests.
 
     Attributes:
-        active: options under which two tasks must end elsewhere than federated averaging.
+        active: options with which two tasks must give another model than federated averaging.
         config: its file in ``configs/methods``.
         neutral: options under which it is federated averaging, bit for bit, or None if there are none.
         plain_in_first_task: whether it is federated averaging, bit for bit, until the first task is over.
-        network: what it is tried on.
+        network: the network of its runs.
         data: options of the data that it needs.
-        rounds: of each task.
+        rounds: number of rounds of each task.
         device_tolerance: see :class:`MethodCase`.
-        process_tolerance: greatest difference between numbers of one process and of two.
+        process_tolerance: greatest difference between results of one process and of two.
     """
 
     active: Mapping[str, Any]
@@ -73,7 +73,7 @@ class Entry:
     process_tolerance: float = 1e-8
 
     def case(self, method: type[Method]) -> MethodCase:
-        """The method as the kit's checks take it."""
+        """The method as a case for the checks of ``cfl.testing``."""
         layers = {"layers": ["layers.*"]} if "layers" in self.active else {}
         return MethodCase(
             partial(method, **self.active),
@@ -109,7 +109,7 @@ ENTRIES: dict[str, Entry] = {
         config="dp-fedavg.yaml",
         neutral={"clip": 1e9, "noise_multiplier": 0.0},
         plain_in_first_task=False,
-        network=mlp,  # running statistics would have no noise
+        network=mlp,  # BatchNorm's running statistics would have no noise
     ),
     "ICaRL": Entry(active={"size": 8}, config="icarl.yaml", plain_in_first_task=False),
     "FedAGEM": Entry(active={"samples": 8, "when": "always"}, config="fed-agem.yaml", plain_in_first_task=False),
@@ -118,7 +118,7 @@ ENTRIES: dict[str, Entry] = {
         active={"size": 8, "threshold": 0.05, "perturbation_steps": 2, "inversion_steps": 2, "images": 1},
         config="glfc.yaml",
         plain_in_first_task=False,
-        device_tolerance=1e-2,  # L-BFGS in float32 makes much of rounding
+        device_tolerance=1e-2,  # L-BFGS in float32 amplifies rounding
         process_tolerance=1e-3,
     ),
     "GradientCompensation": Entry(active={"size": 2}, config="gradient-compensation.yaml", neutral={"weight": 0.0}),
@@ -145,8 +145,8 @@ ENTRIES: dict[str, Entry] = {
         rounds=3,
     ),
     "EWC": Entry(active={"strength": 20.0}, config="ewc.yaml", neutral={"strength": 0.0}),
-    # No neutral setting: its critic learns from generated images in any. tests/methods/test_fedcil.py holds it without
-    # replay and consolidation against federated averaging of its own loss.
+    # No setting is neutral: its critic always learns from generated images. tests/methods/test_fedcil.py compares it,
+    # without replay and consolidation, with federated averaging of its own loss.
     "FedCIL": Entry(
         active={"consolidation_steps": 2},
         config="fedcil.yaml",
@@ -232,7 +232,7 @@ def test_it_computes_the_same_on_a_gpu(name: str) -> None:
 
 @each_method
 def test_clients_without_samples_of_a_task_stay_away(name: str) -> None:
-    """Each task is missing at some client; the run ends (``missing tasks``), and the method has done something."""
+    """Each task is missing at some client. The model still differs from that of federated averaging."""
     case = CASES[name]
     data = case.data_of(3, shares="missing")
     assert all(len(members) < data.num_clients for members in data.members)
@@ -251,7 +251,7 @@ def test_rounds_that_no_client_joins_close(name: str) -> None:
     assert case.start(data, case.methods("tried")).finished
 
 
-# What the clients of a task's last round send is all that the server gets of the task.
+# Their server gets what a task has learned only from the clients of its last round.
 IN_THE_LAST_ROUND = {"FedWeIT", "CONFEDMADE"}
 
 
@@ -259,7 +259,7 @@ IN_THE_LAST_ROUND = {"FedWeIT", "CONFEDMADE"}
 def test_a_task_may_end_without_clients_unless_they_are_asked_for_more(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A method that begins no extra round after a task does not mind who joined the task's last one."""
+    """A method without an extra round after a task accepts a last round without clients."""
     case, asked, plain = CASES[name], set[int](), Context.extra_round
 
     def extra_round(self: Context, task: int, clients: Sequence[int]) -> list[int]:
@@ -279,7 +279,7 @@ def test_a_task_may_end_without_clients_unless_they_are_asked_for_more(
 
 
 class Kept(Callback):
-    """What clients keep after every round: topic -> client -> tensors."""
+    """Records what clients keep after every round: topic -> client -> tensors."""
 
     def __init__(self) -> None:
         self.after: list[dict[str, dict[int, Any]]] = []
@@ -290,13 +290,13 @@ class Kept(Callback):
         self.after.append({t: {c: copy.deepcopy(states.get(t, c)) for c in states.holders(t)} for t in topics})
 
 
-# Their clients choose samples after a task without being asked, as do those that no round has sampled.
+# Their clients choose samples after a task without the server, also if no round has sampled them.
 BY_THEMSELVES = {"ER", "GradientCompensation"}
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_THEMSELVES])
 def test_a_client_that_drops_out_keeps_what_it_had(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out of the last round of a task, and also where it is asked after that round."""
+    """The client drops out of a task's last round, and with it of an extra round that follows."""
     case, kept = CASES[name], Kept()
     last = case.rounds - 1
     monkeypatch.setattr(BoundSchedule, "dropouts", lambda self, number: frozenset([1] if number == last else []))
@@ -312,7 +312,7 @@ WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "FedAGEM"])
 def test_fed_a_gem_goes_on_top_of_it(name: str) -> None:
-    """Either leaves its mark on the other's run; where clients share no parameter it is refused."""
+    """A run of both differs from runs of either. Runs without shared parameters or with SingleTask are refused."""
     alone = CASES[name]
     case = replace(alone, beside=lambda: {"fed_agem": FedAGEM(8, when="always")})
     if name in WITHOUT_SHARED_PARAMETERS:
@@ -333,7 +333,7 @@ def test_fed_a_gem_goes_on_top_of_it(name: str) -> None:
 
 
 def without_times(state: Any) -> Any:
-    """State in a form that compares bit for bit, all but wall-clock seconds."""
+    """State in a form that compares bit for bit, without wall-clock seconds."""
     if isinstance(state, Tensor):
         return state.dtype, state.shape, state.detach().cpu().contiguous().numpy().tobytes()
     if isinstance(state, Mapping):
@@ -355,7 +355,7 @@ FEDWEIT_STATE = APD_STATE | {
     "sent": ("_sent", MODEL),
     "knowledge": (
         "_knowledge",
-        # Whole rows, which are smaller here; else rows, columns and values of entries.
+        # Whole rows, because they are smaller here than rows, columns and values of entries.
         "list[{task: int, round: int, clients: list[int], bytes: list[int], "
         "layers: dict[str, {row: None, column: None, values: Tensor, size: int}]}]",
     ),
@@ -463,14 +463,14 @@ STATES: dict[str, dict[str, tuple[str, str]]] = {
     "SCAFFOLD": {"variate": ("variate", MODEL)},
     "SingleTask": {"initial": ("_initial", MODEL)},
 }
-"""What a checkpoint holds of a method: key -> the attribute that it restores, and of what form it is in the file.
+"""A method's state in checkpoints: key -> the attribute that it restores, and its form in the file.
 
-Checkpoints that users keep have these, so change none without reading the earlier form as well.
+Users keep checkpoints of these forms, so a changed form needs code that still reads the earlier one.
 """
 
 
 def form(value: Any) -> str:
-    """Types of a value and of what it holds. A dict whose values differ is given with its keys, in their order."""
+    """Types of a value and of its elements. A dict whose values have several types is given with its keys, in order."""
     if type(value) is dict and value:
         held = {form(element) for element in value.values()}
         if (len(held) > 1 and held != {"Tensor"}) or "row" in value:
@@ -515,7 +515,7 @@ def test_its_attributes_come_back_from_a_file(name: str, tmp_path: Path) -> None
         assert type(found) is type(expected)
         assert without_times({attribute: contents(found)}) == without_times({attribute: contents(expected)})
     if name == "ICaRL":
-        assert other._complete  # type: ignore[attr-defined]  # found out anew from what was restored
+        assert other._complete  # type: ignore[attr-defined]  # computed anew from the restored state
 
 
 # Reports and declarations
@@ -529,7 +529,7 @@ def test_its_scenarios_are_those_it_declares(name: str, scenario: Scenario) -> N
     scenario_is_as_declared(CASES[name], scenario)
 
 
-# LearningRateDecay's end of a task is a note in a table.
+# LearningRateDecay's ``end_task`` only adds a row to its report.
 LOOK_BACK = sorted(n for n in ENTRIES if METHODS[n].end_task is not Method.end_task and n != "LearningRateDecay")
 
 
@@ -545,7 +545,7 @@ def test_who_looks_back_refuses_training_in_which_no_task_ends(name: str) -> Non
 
 
 def methods_of(path: Path) -> dict[str, Method]:
-    """The methods that a config file makes; it may also say which network they need."""
+    """The methods that a config file makes. The file may also name the network that they need."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--methods", type=dict[str, Method])
     with warnings.catch_warnings():
@@ -593,7 +593,7 @@ def test_the_documents_have_all_configs_of_methods() -> None:
 
 
 def setting(name: str) -> tuple[Any, ...]:
-    """What decides runs of a method's entry beside the method: entries that have it in common share plain runs."""
+    """Everything that decides an entry's runs except the method. Entries with equal settings share plain runs."""
     entry, case = ENTRIES[name], CASES[name]
     return entry.network, type(case.tasks(2)), case.of_scenario(), entry.rounds, tuple(entry.data.items())
 
@@ -602,14 +602,14 @@ _PLAIN_WORK: dict[tuple[Any, ...], tuple[int, bool]] = {}
 
 
 def plain_work(name: str) -> tuple[int, bool]:
-    """:func:`local_work` of federated averaging, found once for all entries that have their setting in common."""
+    """:func:`local_work` of federated averaging, computed once for all entries with the same setting."""
     if setting(name) not in _PLAIN_WORK:
         _PLAIN_WORK[setting(name)] = local_work(name, None)
     return _PLAIN_WORK[setting(name)]
 
 
 def local_work(name: str, options: Mapping[str, Any] | None) -> tuple[int, bool]:
-    """What local steps of two tasks compute, and whether the run says that this is more than federated averaging."""
+    """The work of local steps of two tasks, and whether the run declares more than that of federated averaging."""
     data = CASES[name].data_of(schedule={"rounds_per_task": max(1, ENTRIES[name].rounds - 1)})
     methods = {} if options is None else {"tried": METHODS[name](**options)}
     with counted_steps() as work:
@@ -623,12 +623,12 @@ ALSO_COUNTED: dict[str, list[dict[str, Any]]] = {
     "RGO": [{"share": 0.0}],
     "FOT": [{"threshold": 0.9, "protect_bias": True, "gpse_model": "local"}],
 }
-"""Other options at which a declaration could be wrong."""
+"""Other options with which a declaration could be wrong."""
 
 
 @each_method
 def test_what_it_makes_clients_compute_is_declared(name: str) -> None:
-    """Extra computation in local steps: no less than what the operations show, and no more."""
+    """A method declares extra computation in local steps exactly if the counted operations show it."""
     entry = ENTRIES[name]
     plain, more = plain_work(name)
     assert not more

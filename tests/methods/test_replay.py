@@ -121,7 +121,7 @@ def counted(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, co
 
 
 def appended(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, count: int) -> Tensor:
-    """Every sample of training set and memory once per epoch, in expectation over batches."""
+    """Every sample of training set and memory counts once per epoch, in expectation over batches."""
     if old is None or old_y is None:
         return F.cross_entropy(own, y)
     new, kept = F.cross_entropy(own, y), F.cross_entropy(old, old_y, reduction="sum")
@@ -271,7 +271,7 @@ def test_dropout_of_two_lots_does_not_depend_on_the_cohort(name: str) -> None:
 
 
 def test_dropout_of_own_samples_does_not_depend_on_the_memory() -> None:
-    """And all samples have masks: with weight 0 for the memory nothing changes but rounding, with 1 something does."""
+    """All samples have masks. A memory of weight 1e-12 changes only rounding, a memory of weight 1 the model."""
     network = double(partial(MLP, hidden=[8], dropout=0.5))
     found = []
     for engine in ENGINES:

@@ -61,7 +61,7 @@ NORM_LAYERS = ["conv", "fc", "head"]
 
 
 class PlainRGO:
-    """Everything in the server's order of features: networks with a permutation in front of every inner layer."""
+    """RGO in the server's order of features, on networks with a permutation in front of every inner layer."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class PlainRGO:
         self.sums: dict[int, dict[str, np.ndarray]] = {}
 
     def prepare(self, network: nn.Module, task: int) -> None:
-        """Put the permutations in."""
+        """Register the task's permutations in front of the inner layers."""
         if not self.encode or task == 0:
             return
         for number, name in enumerate(self.layers[1:]):
@@ -179,7 +179,7 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], 
     "batchnorm": (norm_net, permuted, {"share": 1.0}, {"layers": NORM_LAYERS, "share": 1.0}),
     "features alone": (deep_mlp, permuted, {"share": 0.0}, {"layers": MLP_LAYERS, "share": 0.0}),
 }
-# BatchNorm does not train on a single sample; and only clients of equal sizes, some with a matrix, share a cohort.
+# BatchNorm needs more than one sample. Clients with and without a matrix share a cohort only if their sizes are equal.
 EQUAL = {"batchnorm", "few samples, inputs alone", "features alone"}
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -187,7 +187,7 @@ MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 @pytest.mark.parametrize("optimizer", [sgd, MOMENTUM], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
-    """Four tasks: what the recursion has after three is the closed form over three, in the server's coordinates."""
+    """With four tasks, the recursion after three equals the closed form over three, in the server's coordinates."""
     make, stream, options, naive = CASES[name]
     data = tiny_data(
         stream(4 if naive["layers"] == MLP_LAYERS else 3),
@@ -231,7 +231,7 @@ def test_projections_are_symmetric_positive_definite_and_of_fixed_trace(dtype: t
 
 
 def test_the_old_loss_grows_less_than_by_plain_descent() -> None:
-    """Softmax regression, one client that keeps everything: the old task's loss after the new one was learned."""
+    """Softmax regression with one client that keeps everything. The new task is learned as well."""
     data_of = partial(
         tiny_data,
         permuted(2, train=64),
@@ -258,7 +258,7 @@ def test_the_old_loss_grows_less_than_by_plain_descent() -> None:
 
 
 class LinearMap(Network):
-    """``W x``: with squares as the loss, a quadratic in W."""
+    """``W x``, whose squared loss is a quadratic in W."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -286,18 +286,18 @@ class Quadratic:
         self.a, self.b = rows.T @ rows / len(rows), targets.T @ rows / len(rows)
 
     def growth(self, start: np.ndarray, step: np.ndarray) -> float:
-        """Of the loss from ``start [o, d]`` to ``start + step``."""
+        """Growth of the loss from ``start [o, d]`` to ``start + step``."""
         return float(np.sum((start @ self.a - self.b) * step) + np.sum((step @ self.a) * step) / 2)
 
     def descend(self, start: np.ndarray, lr: float, steps: int, p: np.ndarray) -> np.ndarray:
-        """Where so many steps ``W <- W - lr (W A - B) P`` lead: the distance to the minimum shrinks by a power."""
+        """Weights after steps ``W <- W - lr (W A - B) P``, which multiply the distance to the minimum by a matrix."""
         least = self.b @ np.linalg.inv(self.a)
         return least + (start - least) @ np.linalg.matrix_power(np.eye(len(p)) - lr * self.a @ p, steps)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_on_a_quadratic_the_old_loss_grows_less_than_by_plain_descent(seed: int) -> None:
-    """The estimate of the old loss is exact there: one client, least squares, whole batches, all in closed form."""
+    """With one client, least squares and whole batches, the estimate of the old loss is exact."""
     steps, lr = 60, 0.02
     stream = Permuted(Synthetic(4, [1, 4, 4], 64, 8, noise=60.0, seed=seed), 2)
     schedule = {"rounds_per_task": 2, "clients_per_round": 1, "local_epochs": steps // 2, "batch_size": 64}
@@ -315,17 +315,17 @@ def test_on_a_quadratic_the_old_loss_grows_less_than_by_plain_descent(seed: int)
         p = inverse * d / np.trace(inverse) if label == "rgo" else np.eye(d)
         np.testing.assert_allclose(end, new.descend(start, lr, steps, p), rtol=0, atol=1e-9)
         grown[label], learned[label] = old.growth(start, end - start), -new.growth(start, end - start)
-        # Of a step -G P with G of no preferred direction the old loss grows in the mean by this much, at its minimum.
+        # The mean growth of the old loss, at its minimum, by a step -G P with G of no preferred direction.
         curved[label] = np.trace(p @ old.a @ p) / d
         least = d / np.trace(np.linalg.inv(old.a))
     assert 0 < grown["rgo"] < 0.6 * grown["fedavg"]
     assert learned["rgo"] > 0.85 * learned["fedavg"]
-    # Of all symmetric P of the same trace, the inverse of the old curvature is the one that makes it least.
+    # Among all symmetric P of the same trace, the inverse of the old curvature has the least growth.
     assert least <= curved["rgo"] < 0.9 * curved["fedavg"]
 
 
 def test_drawn_labels_give_the_gauss_newton_curvature() -> None:
-    """The mean square of the gradient by the logits, over many draws: that of ``p_k (1 - p_k)``; none from outside."""
+    """Over many draws the logits' gradient has the mean square ``p_k (1 - p_k)``, and 0 for outputs not allowed."""
     torch.manual_seed(0)
     logits = torch.randn(5, dtype=torch.float64)
     allowed = torch.tensor([True, False, True, True, False])
@@ -355,7 +355,7 @@ def test_an_encoded_model_computes_what_permuted_features_give() -> None:
 
 
 def test_evaluation_uses_every_tasks_own_order() -> None:
-    """What a task's row of the matrix says is what the encoded model scores."""
+    """A task's accuracy in the matrix is that of the model encoded for this task."""
     data = tiny_data(permuted(3), schedule={"rounds_per_task": 2})
     federation = fit(tiny_client(data, deep_mlp, sgd, {"rgo": RGO()}), data)
     network = federation.network.eval()
@@ -374,7 +374,7 @@ def test_evaluation_uses_every_tasks_own_order() -> None:
 @pytest.mark.parametrize("order", [["beside", "rgo"], ["rgo", "beside"]])
 @pytest.mark.parametrize("beside", [FedProx(0.5), PersonalLayers(["head.*"]), LearningRateDecay(factor=2.0)])
 def test_who_stands_first_changes_nothing(order: list[str], beside: Method) -> None:
-    """Anchors, own tensors and validation are in the task's order while clients train, whoever is named first."""
+    """Anchors, own tensors and validation are in the task's order while clients train, in any order of the methods."""
     found = []
     for names in (["beside", "rgo"], order):
         methods: dict[str, Method] = {"beside": copy.deepcopy(beside), "rgo": RGO(share=0.0)}
@@ -427,7 +427,7 @@ def test_cohort_width_changes_nothing(width: int) -> None:
 
 
 def test_a_layer_without_curvature_is_left_as_it_is() -> None:
-    """Inputs that are all zero say nothing; the identity stays, and nothing divides by zero."""
+    """Inputs that are all zero leave the projection at the identity and divide nothing by zero."""
     data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
     client = tiny_client(data, mlp, partial(torch.optim.SGD, lr=1e-9), {"rgo": RGO(share=1.0)})
     with torch.no_grad():
@@ -456,7 +456,7 @@ def test_a_layer_without_curvature_is_left_as_it_is() -> None:
 def test_features_are_not_encoded_where_tasks_mix(
     options: dict[str, Any], methods: dict[str, Method], names: str
 ) -> None:
-    """A sample of an earlier task would pass through the current one's order; without encoding all of this runs."""
+    """Samples of an earlier task would pass through the current task's order. Without encoding, these runs work."""
     data = tiny_data(schedule={"rounds_per_task": 1}, **options)
     with pytest.raises(ConfigError) as caught:
         fit(tiny_client(data, mlp, sgd, {"rgo": RGO(), **methods}), data)

@@ -63,7 +63,7 @@ run = runs_in_double(data_of)
 
 
 def variates(federation: Federation) -> dict[int, Tensors]:
-    """What clients keep, by client."""
+    """The variates that clients keep, by client."""
     held = federation.clients
     return {client: held.get("scaffold", client) or {} for client in held.holders("scaffold")}
 
@@ -82,18 +82,18 @@ def same(task: int, tensors: Tensors) -> Tensors:
 
 @dataclass
 class Naive:
-    """SCAFFOLD as the paper has it. Of the engine only data, sampled clients and the key of the shuffling are used.
+    """SCAFFOLD as in the paper. Only data, sampled clients and the order of samples are taken from the package.
 
     Attributes:
         variant: the option.
         weight_decay: of local SGD.
         clip: greatest norm of a local step's corrected gradient.
-        mu: of a proximal term in the loss, if any.
-        by_samples: weight of a client in the mean of the models.
+        mu: strength of a proximal term in the loss.
+        by_samples: whether samples weight the clients in the mean of the models.
         reset: variates become zero when a task begins.
         personal: which parameters stay on their client.
         unheard: (round, client) whose messages do not count.
-        global_model, c, c_i: after :meth:`run`.
+        global_model, c, c_i: the results of :meth:`run`.
     """
 
     variant: str = "II"
@@ -182,7 +182,7 @@ class Naive:
 
     @staticmethod
     def _gradients(network: nn.Module, data: FederatedDataModule, task: int, client: int, at: Tensors) -> Tensors:
-        """Of the mean loss over the client's samples, cut into batches as they are stored."""
+        """Gradients of the mean loss over a client's samples, in batches of the stored order."""
         network.load_state_dict(at)
         network.train()
         indices = data.indices[task][client]
@@ -202,7 +202,7 @@ def check(
     atol: float = 1e-10,
     **options: Any,
 ) -> Federation:
-    """Model, ``c`` and every ``c_i`` at the end of a run are those of the algorithm written out."""
+    """Check that model, ``c`` and every ``c_i`` at the end of a run are those of the algorithm written out."""
     of_data = dict(of_data or {})
     naive.run(data_of(**copy.deepcopy(of_data)), network)
     federation = run(dict(methods), data_of(**of_data), network, **options)
@@ -226,7 +226,7 @@ both = pytest.mark.parametrize("variant", ["II", "I"])
 @both
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_it_is_the_algorithm_written_out(width: int, variant: Any) -> None:
-    """Unequal clients, of which some are sampled."""
+    """Clients have unequal sizes, and some of them are sampled."""
     data = data_of()
     federation = check(Naive(variant), {"scaffold": SCAFFOLD(variant)}, {"width": width})
     assert len({len(own) for own in data.indices[0].values()}) > 2
@@ -237,16 +237,16 @@ def test_it_is_the_algorithm_written_out(width: int, variant: Any) -> None:
 @pytest.mark.parametrize("engine", ["vmap", "workers"])
 @pytest.mark.parametrize("network", [mlp, norm_net, StridedNet], ids=["mlp", "batchnorm", "chain"])
 def test_engines_and_networks(network: NetworkFactory, engine: Any, variant: Any) -> None:
-    """Option I with BatchNorm: by the statistics of the client's batches, as in local steps."""
+    """In option I, BatchNorm uses the statistics of the client's batches, as in local steps."""
     of_data = {"partition": IID(), "stream": permuted(2, train=90)}
-    # Batches of two samples through BatchNorm make much of rounding.
+    # BatchNorm amplifies rounding in batches of two samples.
     check(Naive(variant), {"scaffold": SCAFFOLD(variant)}, of_data, network, 1e-7, engine=EngineOptions(engine))
 
 
 @both
 @pytest.mark.parametrize("scenario", ["task", "class"])
 def test_outputs_of_other_tasks_are_left_alone(scenario: Any, variant: Any) -> None:
-    """Neither they nor their variates move, with weight decay either."""
+    """Outputs outside the loss and their variates do not move, also with weight decay."""
     class_loss = "seen" if scenario == "class" else "all"
     of_data = {"stream": split(2, classes=4, train=120), "scenario": scenario, "class_loss": class_loss}
     decayed = partial(torch.optim.SGD, lr=LR, weight_decay=0.05)
@@ -283,7 +283,7 @@ def test_the_correction_comes_before_clipping() -> None:
 
 
 def test_option_two_takes_in_what_other_methods_add() -> None:
-    """Whether they stand before it or behind."""
+    """In either order of the methods."""
     check(Naive(mu=2.0), {"prox": FedProx(2.0), "scaffold": SCAFFOLD()})
     check(Naive(mu=2.0), {"scaffold": SCAFFOLD(), "prox": FedProx(2.0)})
 
@@ -297,12 +297,12 @@ def test_variates_may_be_reset_at_a_task_switch(variant: Any) -> None:
     assert len(reset.c_i) < len(kept.c_i)
 
 
-# What it must come to.
+# Known results.
 
 
 @both
 def test_one_client_is_plain_sgd(variant: Any) -> None:
-    """Its own variate is everybody's."""
+    """The client's variate equals the server's, so that there is no correction."""
     of_data = {"num_clients": 1, "partition": IID(), "schedule": {"clients_per_round": 1}}
     federation = run({"scaffold": SCAFFOLD(variant)}, data_of(**of_data))
     assert_close(weights(federation), weights(run({}, data_of(**of_data))), 1e-13)
@@ -310,7 +310,7 @@ def test_one_client_is_plain_sgd(variant: Any) -> None:
 
 
 def test_with_one_local_step_it_is_gradient_descent_on_all_samples() -> None:
-    """Equal clients that all take part: corrections cancel in the mean, whatever they are."""
+    """Clients are equal and all take part, so that corrections cancel in the mean."""
     of_data = {
         "num_clients": 4,
         "partition": IID(),
@@ -334,7 +334,7 @@ def test_with_one_local_step_it_is_gradient_descent_on_all_samples() -> None:
 
 @both
 def test_the_servers_variate_is_the_mean_of_all_clients(variant: Any) -> None:
-    """After every round, also of clients that were never sampled or hold no task yet."""
+    """The mean is compared after every round. Clients without a variate count as zero."""
     data = data_of(participation=Joining(3, 2), schedule={"clients_per_round": 2})
     seen: list[int] = []
 
@@ -366,7 +366,7 @@ class Logistic(Network):
 
 @both
 def test_clients_that_drift_apart_still_end_at_the_common_optimum(variant: Any) -> None:
-    """Two classes per client and eight full local steps a round; federated averaging ends far from it."""
+    """With two classes per client and eight full-batch steps a round, averaging ends far from the optimum."""
     of_data = {
         "num_clients": 4,
         "partition": Shards(2),
@@ -399,7 +399,7 @@ def test_clients_that_drift_apart_still_end_at_the_common_optimum(variant: Any) 
 
 
 class Plain(Method):
-    """Stands before SCAFFOLD: the mean over a client's local steps of the gradients as they come."""
+    """Stands before SCAFFOLD and records each client's mean gradient over its local steps."""
 
     def __init__(self) -> None:
         self.means: dict[int, Tensors] = {}
@@ -417,7 +417,7 @@ class Plain(Method):
 
 
 def test_option_two_is_the_mean_gradient_where_replay_brings_outputs_in_late() -> None:
-    """An output of an earlier task has a part in the loss from the step on in which a sample of it is replayed."""
+    """An earlier task's output is in the loss from the first step that replays a sample of it."""
     late = 0
 
     class Watch(Method):
@@ -455,7 +455,7 @@ def test_option_two_is_the_mean_gradient_where_replay_brings_outputs_in_late() -
 
 
 def test_bytes_are_counted() -> None:
-    """Twice federated averaging's in both directions."""
+    """Both directions have twice the bytes of federated averaging."""
     federation = run({"scaffold": SCAFFOLD()})
     model = sum(p.numel() for p in federation.network.parameters()) * 8
     assert federation.channel.downlink_bytes == {"model": 6 * 3 * model, "scaffold": 6 * 3 * model}
@@ -473,7 +473,7 @@ def federation_network(make: NetworkFactory) -> nn.Module:
 
 
 def test_the_first_round_is_federated_averaging_at_full_speed() -> None:
-    """There is nothing to correct yet, so the engine takes SGD's step at once; from the second round on it does not."""
+    """There is nothing to correct yet, so the engine fuses SGD's step. From the second round on it does not."""
     models: dict[str, Rounds] = {"plain": Rounds(), "scaffold": Rounds()}
     left: list[bool] = []
 
@@ -494,7 +494,7 @@ def test_the_first_round_is_federated_averaging_at_full_speed() -> None:
 
 
 class Breaks(Method):
-    """In the last step of one round, one client comes to infinity in one of its tensors."""
+    """Sets one tensor of one client to infinity in its last step of round 4."""
 
     def __init__(self, name: str) -> None:
         self.tensor = name
@@ -512,7 +512,7 @@ class Breaks(Method):
 @both
 @pytest.mark.parametrize("name", ["conv.weight", "conv_norm.running_mean", "head.bias"])
 def test_a_client_that_is_left_out_keeps_its_variate(name: str, variant: Any) -> None:
-    """Whether its infinity is in a parameter, in a running statistic or in what it keeps to itself."""
+    """The infinity is in a shared parameter, in a running statistic or in a personal parameter."""
 
     own = name.startswith("head.")  # without these, a client would keep its head even if its update is refused
 
@@ -536,7 +536,7 @@ def test_a_client_that_is_left_out_keeps_its_variate(name: str, variant: Any) ->
 
 @both
 def test_a_variate_that_is_not_finite_is_left_out_alone(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client's model is sound, and counts."""
+    """The client's model is finite and still counts."""
     data = data_of(partition=IID(), schedule={"clients_per_round": 4})
     client = data.rounds.round(4).clients[0]
 
@@ -562,7 +562,7 @@ def dropping(rate: float) -> NetworkFactory:
 
 
 def test_option_one_has_dropout_masks_of_its_own() -> None:
-    """The same whatever the cohorts, engine and order; and those of the gradient's own batches, not of local steps."""
+    """Masks depend on neither the cohort width nor the engine. Variates differ from those without dropout."""
     found = [
         run({"scaffold": SCAFFOLD("I")}, data_of(width), dropping(0.5), engine=EngineOptions(engine))  # type: ignore[arg-type]
         for width, engine in ((1, "vmap"), (3, "vmap"), (2, "workers"))

@@ -115,7 +115,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(rounds: int, tmp_path: Path) -> None:
 
 
 def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
-    """Where models are not personal nothing is filed; what ``batchnorm: local`` keeps stays as it is."""
+    """Without personal models no model is filed. Statistics that ``batchnorm: local`` keeps are not reset."""
     starts: list[dict[str, torch.Tensor]] = []
 
     class Starts(Method):
@@ -136,7 +136,7 @@ def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
 
 
 def test_momentum_of_the_server_is_no_part_of_the_next_task() -> None:
-    """In the only round of a task it thus makes no difference."""
+    """Momentum starts anew with each task, so it changes nothing if tasks have one round."""
     models = []
     for momentum in (0.0, 0.9):
         data = data_of(rounds_per_task=1, clients_per_round=1.0)
@@ -146,7 +146,7 @@ def test_momentum_of_the_server_is_no_part_of_the_next_task() -> None:
 
 
 def test_outputs_that_are_not_in_the_loss_are_initial_in_every_tasks_model() -> None:
-    """A client's model of a task is as if it were the only one, also in outputs of other tasks."""
+    """A client's model of a task is as if this task were the only one, also in outputs of other tasks."""
     schedule = {"clients_per_round": 5}
     data = tiny_data(split(3, classes=6), scenario="class", class_loss="own", num_clients=5, schedule=schedule)
     client = tiny_client(data, mlp, sgd, {"own": PersonalLayers(), "single": SingleTask()})

@@ -1,4 +1,4 @@
-"""Methods that declare to need neither task ids nor boundaries are shown none, and depend on none."""
+"""Methods that declare ``task_free`` are shown no task ids and no boundaries, and do not depend on them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ CLASS_INCREMENTAL = [name for name in FREE if "glfc" in name or "class" in name]
 
 
 def test_all_free_methods_are_tried() -> None:
-    """Those whose defaults say so, L2P, which is free without masked logits, and EWC and FOT beside FoundBoundaries."""
+    """Tried are methods that are free by default, L2P without masks, and EWC and FOT beside FoundBoundaries."""
     kinds = [getattr(cfl.methods, name) for name in cfl.methods.__all__]
     methods = [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Method) and kind is not Method]
     assert len(methods) > 20
@@ -209,7 +209,7 @@ def test_views_can_be_copied(view: Any, read: Callable[[Any], Any], copied: Call
     assert not hasattr(found, "__wrapped__")
 
 
-# Each with what another method sees there.
+# Each look with the value that a method with tasks sees.
 SEEN: list[tuple[Callable[[Context], Any], Any]] = [
     (lambda context: context.num_tasks, 2),
     (lambda context: context.accuracy.num_tasks, 2),
@@ -261,7 +261,7 @@ def test_a_free_methods_context_does_not_tell_the_task(look: Callable[[Context],
 
 
 def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
-    """Whoever adds a name says here that it tells no task."""
+    """A name that is added must be listed here, after checking that it does not reveal the task."""
     shown = {
         TaskFreePlan: "clients round",
         TaskFreeCohort: "buffers clients global_parameters gradients gradients_on lr network own parameters round rows "
@@ -280,7 +280,7 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
 
 
 def test_a_task_is_where_it_is_said_to_be() -> None:
-    """Among the arguments of what belongs to one."""
+    """``_TASK_AT`` has the position of each function's argument ``task``."""
     for name, at in TaskFreeContext._TASK_AT.items():
         assert list(inspect.signature(getattr(Context, name)).parameters)[at + 1] == "task"
 
@@ -313,7 +313,7 @@ EXPOSURES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("exposure", list(EXPOSURES))
 def test_a_steps_samples_go_by_their_handles(exposure: str) -> None:
-    """The same that the data knows them by."""
+    """A batch's indices are the handles that the data module has for its samples."""
     seen: dict[tuple[int, int], set[int]] = {}
 
     class Looks(Method):
@@ -342,7 +342,7 @@ def test_a_steps_samples_go_by_their_handles(exposure: str) -> None:
 
 @pytest.mark.parametrize("exposure", [name for name in EXPOSURES if name != "asynchronous"])
 def test_what_a_free_method_makes_of_a_steps_samples_holds(exposure: str) -> None:
-    """Another order of them, other images of them: as if another method had done so."""
+    """A free method that reorders samples and changes images has the results of a method that is told tasks."""
 
     class Turns(Method):
         replays_logits = False
@@ -354,7 +354,7 @@ def test_what_a_free_method_makes_of_a_steps_samples_holds(exposure: str) -> Non
             return replace(batch, index=turned, gather=lambda index: (fetch(index)[0].flip(-1), fetch(index)[1]))
 
     class Behind(Method):
-        """Notes which places it sees."""
+        """Records the tasks and places that it sees."""
 
         def __init__(self) -> None:
             self.seen: list[list[int]] = []
@@ -455,7 +455,7 @@ def test_nothing_that_a_free_method_is_handed_tells_the_task(hook: str, look: An
 def test_tasks_are_hidden_from_the_free_method_alone() -> None:
     class Free(Method):
         def __init__(self) -> None:
-            self.task_free = True  # of an option, as SCAFFOLD's: a class that never hears of tasks is refused
+            self.task_free = True  # on the instance, as by an option; such a class would be refused
 
         def begin_task(self, plan: RoundPlan) -> None:
             raise AssertionError("told of a boundary")
@@ -529,7 +529,7 @@ class Shifted(Handles):
 
 
 def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: Any) -> Federation:
-    """Rounds over three tasks, with ``scramble`` the same samples under wrong task ids and at other places."""
+    """Run three tasks. With ``scramble`` the same samples have wrong task ids and other places."""
     if name in CLASS_INCREMENTAL:
         data = tiny_data(split(3, classes=6), scenario="class", **options)
     else:
@@ -538,14 +538,14 @@ def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: 
         places, samples_at, handles = data.global_index, data.samples_at, data.handles
         tasks = places.tasks
         size = len(data.tasks[0].train)
-        places.starts = places.starts + size  # in the same order, where the next task's were
-        data.handles = Shifted(handles, size)  # every sample's is what it was
+        places.starts = places.starts + size  # in the same order, at the next task's places
+        data.handles = Shifted(handles, size)  # every sample keeps its handle
 
         def scrambled_at(*given: Any) -> tuple[Tensor, Tensor, TaskHandles]:
             x, y, of = samples_at(*given)
             return x, y, TaskHandles((unwrap_tasks(of) + 1) % 3)
 
-        # Images are fetched by what is right.
+        # Images are still fetched by the right task.
         places.split = lambda at: (tasks(at), at - torch.from_numpy(places.starts)[tasks(at)])  # type: ignore[method-assign]
         places.tasks = lambda at: (tasks(at) + 1) % 3  # type: ignore[method-assign]
         data.samples_at = scrambled_at  # type: ignore[method-assign]
@@ -557,7 +557,7 @@ def _network(name: str) -> NetworkFactory:
 
 
 class Cheats(Method):
-    """Opens what it is not to look at: the tasks of what it draws from the buffer."""
+    """Unwraps hidden tasks: those of the samples that it draws from the buffer."""
 
     task_free, replays_logits = True, False
     factor = 1
@@ -574,7 +574,7 @@ class Cheats(Method):
 
 
 class CheatsByPlaces(Cheats):
-    """Opens what samples are named by: numbers in which the task comes first."""
+    """Unwraps the handles of samples to places, which are ordered by task."""
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         places = self.context._handles.global_index(batch.index)  # type: ignore[attr-defined]
@@ -599,16 +599,16 @@ def test_scrambled_task_ids_and_places_change_nothing(name: str, exposure: str) 
     assert any(same) != (name in CHEATS)
     assert all(same) or name in CHEATS
     assert all(same) == torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
-    if name == "glfc":  # its clients have had something to remember
+    if name == "glfc":  # the memories must not be empty
         kept = [runs[0].clients.get("glfc", client) for client in range(4)]
         assert all(table is not None and (table["place"] >= 0).any() for table in kept)
 
 
-# Where tasks add classes, boundaries show in the data. GLFC's clients look at which samples they have besides: here the
-# same ones, but of a data set that is there several times.
+# If tasks add classes, the data themselves show boundaries. GLFC's clients also look at which samples they have, which
+# here differ between copies of one data set.
 @pytest.mark.parametrize("name", [n for n in FREE if n not in CLASS_INCREMENTAL])
 def test_boundaries_put_elsewhere_change_nothing(name: str) -> None:
-    """The same rounds of one data set, called one task, or three: free methods cannot tell."""
+    """The same rounds of one data set give the same model as one task and as three tasks."""
     models = []
     for rounds in ([6], [2, 3, 1]):
         data = tiny_data(Repeated(source(), len(rounds)), repartition=False, schedule={"rounds_per_task": rounds})

@@ -1,4 +1,4 @@
-"""Whatever a method that declares to need no tasks is called with, and whatever it asks for, is without them."""
+"""A task-free method gets no tasks from the arguments of its hooks or from its context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cfl.runtime.errors import ConfigError
 
 
 class Sees(Method):
-    """Remembers which tasks it is told of; its class says of which hooks it has one."""
+    """Records the tasks that it is told. Subclasses add the hooks."""
 
     def __init__(self, free: bool) -> None:
         self.task_free = free
@@ -28,7 +28,7 @@ class Sees(Method):
 
 
 def _looks_at(samples: Samples, logits: Tensor) -> Tensor:
-    """A great loss where tasks are known."""
+    """A very large loss if samples show their tasks."""
     return (samples.tasks == -1).all().logical_not() * 1e6 + 0 * logits.sum()
 
 
@@ -70,7 +70,7 @@ def test_losses_see_no_tasks(kind: type[Sees]) -> None:
 
 
 class InModels(Sees):
-    """Told whose model it is, wherever one is put together or tested."""
+    """Records the task wherever a model is put together or tested."""
 
     def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
         self.told.append(task)
@@ -130,7 +130,7 @@ def test_what_a_client_trains_on_is_in_no_order_of_tasks(exposure: Any) -> None:
 
 
 def test_batches_of_a_portion_are_what_a_client_trains_on() -> None:
-    """In the order of handles, each sample once."""
+    """Batches are in the order of handles and have each sample once."""
     data = tiny_data(permuted(3), exposure="asynchronous", num_clients=3, portion=10)
     method = Sees(True)
     fit(tiny_client(data, methods={"sees": method}), data)
@@ -147,7 +147,7 @@ def test_batches_of_a_portion_are_what_a_client_trains_on() -> None:
 
 
 class Ahead(Sees):
-    """Asks for rounds in which clients have joined that have not yet."""
+    """Asks for the round that is ``ahead`` rounds after the one that ends."""
 
     def __init__(self, free: bool, ahead: int) -> None:
         super().__init__(free)

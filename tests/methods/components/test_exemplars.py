@@ -1,4 +1,4 @@
-"""What clients remember of classes."""
+"""Clients' tables of exemplars by class."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SHAPE, OUTPUTS, SAMPLES = (2, 6, 6), 5, 7
 
 
 class Grouped(nn.Module):
-    """Groups, dilation, stride and padding; a linear layer over positions; in-place activations."""
+    """A network with groups, dilation, stride, padding, a linear layer over positions and in-place activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Grouped(nn.Module):
 
 
 class Shared(nn.Module):
-    """A layer called twice, a weight used outside its layer's call, a bare parameter, and layers nobody knows."""
+    """A network with a layer called twice, a weight used outside its layer, a bare parameter and unknown layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Norms(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two paths from one activation, one of them through an untrained direct copy."""
+    """Two paths from one activation, one of them a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_densities_take_the_short_way_and_are_the_mean_of_squared_gradients(
 
 
 def test_others_are_differentiated_sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is used twice, by others, or in a way that nobody wrote down; and nothing else."""
+    """Only parameters that are used twice or outside their layer, and layers without a formula of their own."""
     asked: list[str] = []
     whole = cfl.methods.components.curvature.sample_gradients._add_sample_by_sample
 
@@ -266,7 +266,7 @@ def test_chunks_change_nothing(name: str, limit: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["grouped", "convolutions", "batchnorm", "residual", "lenet"])
 def test_memory_with_the_channels_last_changes_nothing(name: str) -> None:
-    """Convolutions' outputs then have theirs last too, and patches are copied in another order."""
+    """Convolutions' outputs then have their channels last too, and patches are copied in another order."""
     network = made(name)
     x, y = samples()
     expected = diagonal_fisher(network, {}, [(x, y)])
@@ -278,7 +278,7 @@ def test_memory_with_the_channels_last_changes_nothing(name: str) -> None:
 
 
 def test_on_a_cpu_maps_have_their_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the network can take them; what it is given otherwise gives the same."""
+    """Maps with and without the channels last give the same Fisher."""
     network = made("convolutions")
     x, y = samples()
     orders: list[bool] = []
@@ -354,7 +354,7 @@ def test_only_what_is_asked_for() -> None:
 
 
 def test_drawn_labels_are_those_of_a_loop() -> None:
-    """The same labels, read off softmax regression: ``F`` of the head's bias is ``(e_y - p)^2``."""
+    """The Fisher is that of labels which a loop draws from the cumulated probabilities with the same numbers."""
     network = made("mlp")
     x, y = samples(40)
     with torch.no_grad():
@@ -382,7 +382,7 @@ def test_drawn_labels_give_the_expectation_in_the_mean() -> None:
 
 
 def test_the_expected_one_is_the_gauss_newton_diagonal() -> None:
-    """Of softmax regression: the diagonal of the exact Hessian of the mean cross-entropy."""
+    """For softmax regression it is the diagonal of the exact Hessian of the mean cross-entropy."""
     network = made("softmax regression")
     x, y = samples()
     names = [n for n, _ in network.named_parameters()]
@@ -403,7 +403,7 @@ def test_the_expected_one_is_the_gauss_newton_diagonal() -> None:
 
 @pytest.mark.parametrize("name", ["masked batchnorm", "plain batchnorm", "batchnorm", "residual"])
 def test_batch_statistics_are_constants(name: str) -> None:
-    """As if the statistics of the batch, layer by layer, had been the running ones."""
+    """The Fisher is that of a network whose running statistics are the batch's, layer by layer."""
     network, frozen = made(name), made(name)
     x, y = samples()
     norms = [m for m in frozen.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

@@ -60,7 +60,7 @@ def test_the_image_is_in_the_gradient(seed: int) -> None:
 
 
 def test_iterates_come_closer() -> None:
-    """The last ones are kept, in their order; the first image is the generator's."""
+    """The last ``keep`` iterates are returned, in their order."""
     encoder, image = encoder_of(0), image_of(0)
     gradient = gradient_of(encoder, image, 1)
 
@@ -103,7 +103,7 @@ def one_by_one(encoder: GradientEncoder, gradient: dict[str, Tensor], label: int
 
 
 def test_images_are_those_of_one_inversion_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All iterates, of images of the same and of other labels, more than are inverted together."""
+    """All iterates agree, for equal and unequal labels and for more images than are inverted at once."""
     monkeypatch.setattr(gradient_inversion, "AT_ONCE", 2)
     encoder, labels, steps = encoder_of(4), [3, 0, 3], 6
     each = [gradient_of(encoder, image_of(seed), label) for seed, label in enumerate(labels)]

@@ -1,4 +1,4 @@
-"""Projections and the like against formulas on flat vectors, and against the least squares problem that they solve."""
+"""Refined gradients against formulas on flat vectors, and projections against their least squares problem."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_inner_products_and_conflicts() -> None:
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 7.6294e-6), (torch.float64, 1.4211e-14)])
 def test_a_gradient_conflicts_from_64_times_rounding_on(dtype: torch.dtype, bound: float, scale: float) -> None:
-    """``g . r < -64 eps |r|^2``: how small g is against r along r, whatever the length of r and of g across r."""
+    """The condition is ``g . r < -64 eps |r|^2``, whatever the length of r and of the part of g across r."""
     r, across = torch.zeros(1, SIZE, dtype=torch.float64), torch.zeros(1, SIZE, dtype=torch.float64)
     r[0, 3], r[0, 30], across[0, 20] = 0.6 * scale, -0.8 * scale, scale
     for shares, expected in (
@@ -157,7 +157,7 @@ def test_a_reference_of_length_zero_changes_nothing(how: Refinement) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("factor", [1.0, 3.0, 1e-12])
 def test_nothing_is_left_of_a_gradient_straight_against_the_reference(factor: float, dtype: torch.dtype) -> None:
-    """There is no direction to give a length to; what rounding leaves is not blown up to one."""
+    """The projection has no direction left, and what rounding leaves of it is not scaled up."""
     r = vectors(9, dtype=dtype)
     g = -factor * r
     close = 1e-6 * factor if dtype == torch.float32 else 1e-14 * factor

@@ -136,7 +136,7 @@ def test_rounding_of_the_inputs_stays_rounding_in_the_sketch() -> None:
 
 
 def sketches_of(x: Tensor, basis: Tensor | None, s: int, seed: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Both ways, of the same rows, with independent draws."""
+    """Sketches of the same rows in both ways, with independent draws."""
     layer = nn.Linear(x.shape[1], 1)
     ways = {}
     for name, rows in (("direct", 0), ("covariance", 10**9)):
@@ -193,7 +193,7 @@ def test_the_clients_sum_is_a_sketch_of_the_pooled_data() -> None:
     assert (total @ total.T / s - expected).abs().max() < 0.02 * expected.max()
 
 
-# What is nothing must stay nothing
+# Rounding must not become a direction
 
 
 def test_low_rank_inputs_leave_no_surplus_direction() -> None:
@@ -223,7 +223,7 @@ def test_inputs_inside_the_basis_leave_a_share_that_counts_as_nothing() -> None:
 
 
 def test_a_little_outside_the_basis_is_found_exactly() -> None:
-    """A ten-thousandth of the inputs' length outside: energies and directions of that part alone."""
+    """With a ten-thousandth of the inputs' length outside, energy and directions are those of this part."""
     layer, basis, extra = nn.Linear(80, 1), orthonormal(80, 50), 6
     fresh = torch.linalg.qr(torch.cat([basis.double(), normal(80, extra, seed=7)], 1)).Q[:, 50:]
     x = (normal(2000, 50) @ basis.double().T + 1e-4 * normal(2000, extra, seed=1) @ fresh.T).float()

@@ -98,7 +98,7 @@ def test_residual_inputs_have_the_singular_vectors_of_all_pieces(pieces: list[in
 
 
 def test_float32_inputs_have_no_more_directions_than_they_have() -> None:
-    """Of rank 40, but for the rounding of every entry, which must not count as data at threshold 1."""
+    """The inputs have rank 40 except for rounding, which must not count as data at threshold 1."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(2000, 40, generator=generator) @ torch.randn(40, 200, generator=generator)
     inputs = ResidualInputs(torch.zeros(200, 0))
@@ -137,7 +137,7 @@ def test_the_recursion_is_the_inverse_of_the_sum(damping: float) -> None:
 
 
 def test_a_state_in_float32_follows_the_inverse_of_the_sum() -> None:
-    """As a run keeps it: ``P`` rounded to float32 after every task; ten tasks, damping of a hundredth."""
+    """``P`` is rounded to float32 after every task, as in a run. There are ten tasks with a damping of 0.01."""
     d, p, scale, total = 60, None, None, torch.zeros(60, 60, dtype=torch.float64)
     for task in range(10):
         curvature = semidefinite(d, 25, task)
@@ -162,7 +162,7 @@ def test_a_factor_of_a_matrix_that_rounding_made_indefinite() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_on_a_quadratic_the_old_loss_grows_less_than_by_plain_descent(seed: int) -> None:
-    """Least squares with W: the old loss from its minimum on, while a new one falls by equally much either way."""
+    """Least squares: the old loss starts at its minimum, and the new loss falls by the same share either way."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*size: int) -> Tensor:

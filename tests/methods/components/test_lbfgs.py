@@ -22,12 +22,12 @@ def bent(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def bowl(x: Tensor, scale: Tensor) -> Tensor:
-    """Lowest at ``scale``, after very few iterations."""
+    """A bowl with its minimum at ``scale``, which very few iterations find."""
     return (x - scale).square().sum()
 
 
 def cliff(x: Tensor, scale: Tensor) -> Tensor:
-    """Falls forever, and is no number beyond a point."""
+    """A function that falls without a bound and is NaN beyond a point."""
     return -(x.sum() * scale).exp() + 0 * (40 - x.sum()).sqrt()
 
 
@@ -35,7 +35,7 @@ Function = Callable[[Tensor, Tensor], Tensor]
 
 
 class Together:
-    """Evaluates functions that differ in their scale, and notes how many points it was asked for at a time."""
+    """Evaluates functions that differ in their scale, and records the number of points of each call."""
 
     def __init__(self, function: Function, scales: Tensor) -> None:
         self.both, self.scales = vmap(grad_and_value(function)), scales
@@ -75,7 +75,7 @@ def starts_of(count: int) -> Tensor:
 
 @pytest.mark.parametrize("history", [3, 100])
 def test_every_point_moves_as_it_would_alone(history: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After every step, and with fewer changes remembered than there are."""
+    """Compared after every step, also with a history that is shorter than the run."""
     monkeypatch.setattr(lbfgs, "HISTORY", history)
     starts, scales = starts_of(5), torch.tensor([1.0, 0.5, 3.0, 0.01, 10.0], dtype=torch.float64)
     evaluate = Together(bent, scales)
@@ -105,12 +105,12 @@ def test_a_point_that_no_step_would_move_is_evaluated_no_more() -> None:
     evaluate = Together(bowl, scales)
     found = minimised(starts, evaluate, 1000, 4)
     assert len(evaluate.asked) < 20
-    assert evaluate.asked[:2] == [3, 2]  # the third is there from the start
+    assert evaluate.asked[:2] == [3, 2]  # the third starts at its minimum
     torch.testing.assert_close(found, scales[:, None, None].expand(3, 4, SIZE), rtol=0, atol=1e-7)
 
 
 def test_a_point_ends_before_it_is_infinite() -> None:
-    """Those beside it go on."""
+    """The other points go on."""
     starts = torch.full((2, SIZE), 0.1, dtype=torch.float64)
     scales = torch.tensor([3.0, 1e-9], dtype=torch.float64)
     found = minimised(starts, Together(cliff, scales), 6, 3)
