@@ -158,5 +158,14 @@ def test_what_cannot_work_is_refused(methods: dict[str, Method], settings: dict[
 
 
 def test_gradients_may_be_clipped_by_their_length() -> None:
-    data = replay_data()
-    assert fit(replay_client(data, {"agem": AGEM(2)}, mlp), data, gradient_clip_val=0.1).finished
+    """A bound that no gradient reaches changes nothing, a smaller one shortens the way of the model."""
+    found = []
+    for bound in (None, 1e6, 1e-3):
+        data = replay_data()
+        client = replay_client(data, {"agem": AGEM(2)}, mlp)
+        before = {name: value.clone() for name, value in client.network.state_dict().items()}
+        after = weights(fit(client, data, gradient_clip_val=bound))
+        found.append(torch.cat([(after[name] - value).flatten() for name, value in before.items()]))
+    free, bounded, short = found
+    torch.testing.assert_close(bounded, free, rtol=0, atol=1e-6)
+    assert 0 < short.norm() < 0.1 * free.norm()

@@ -531,8 +531,14 @@ def test_a_share_that_is_nobody_is_refused() -> None:
     assert refused(surrogate(), share=0.4, clients_per_round=1).key == "methods.mine.share"
 
 
-@pytest.mark.parametrize("other", [PersonalLayers(["head.*"]), FedCIL()])
-def test_methods_that_it_cannot_work_with_are_refused(other: Method) -> None:
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (PersonalLayers(["head.*"]), "^methods.cfed = 'with parameters kept local' .*one model for all clients"),
+        (FedCIL(), "^methods = .*cfed without one that replaces the local loss"),
+    ],
+)
+def test_methods_that_it_cannot_work_with_are_refused(other: Method, message: str) -> None:
     data = tiny_data()
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=message):
         fit(tiny_client(data, methods={"cfed": CFeD(surrogate()), "other": other}), data)

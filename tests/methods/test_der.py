@@ -133,9 +133,20 @@ def test_it_sends_nothing_but_the_model() -> None:
     ids=["momentum", "adam"],
 )
 def test_other_optimizers_run(optimizer: Any) -> None:
-    data = replay_data()
-    found = weights(fit(replay_client(data, {"der": DER(1.0, 0.5)}, mlp, optimizer=optimizer), data))
-    assert all(value.isfinite().all() for value in found.values())
+    """Both engines have the same result, which is not that of a run without DER."""
+    found = []
+    for engine, methods in (
+        (EngineOptions("vmap"), {"der": DER(1.0, 0.5)}),
+        (WORKERS, {"der": DER(1.0, 0.5)}),
+        (WORKERS, {}),
+    ):
+        data = replay_data()
+        client = replay_client(data, methods, mlp, engine=engine, optimizer=optimizer)
+        found.append(weights(fit(client, data)))
+    assert all(value.isfinite().all() for value in found[0].values())
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=0, atol=2e-5)
+    assert max(float((value - found[2][name]).abs().max()) for name, value in found[0].items()) > 1e-3
 
 
 class Whole(Method):

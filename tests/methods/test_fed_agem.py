@@ -916,19 +916,6 @@ def test_with_fot_clients_and_server_project(frozen: bool) -> None:
             )
 
 
-class AfterInServersOrder(After):
-    """The same check for gradients in the server's coordinates."""
-
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        if cohort.round:
-            reference = {name: value[None] for name, value in self.fed.reference.items()}
-            gradients = dict(cohort.gradients)
-            length = (inner(gradients, gradients) * inner(reference, reference)).sqrt()
-            cosine = inner(gradients, reference) / length
-            assert (cosine >= -1e-12)[self.training].all()
-            self.steps += int((cosine < 1e-12).sum())
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), partial(torch.optim.Adam, lr=0.01)],

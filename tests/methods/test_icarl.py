@@ -572,7 +572,7 @@ def test_bad_options(make: Any, key: str) -> None:
 
 def test_it_wants_classes_that_compete_and_one_model() -> None:
     data = tiny_data(permuted())
-    with pytest.raises(ConfigError, match="class"):
+    with pytest.raises(ConfigError, match=r"data\.scenario = 'domain'.*class"):
         fit(tiny_client(data, mlp, sgd, {"icarl": ICaRL()}), data)
     with pytest.raises(ConfigError, match="one model"):
         run(ICaRL(), others={"personal": PersonalLayers(["head.*"])})
