@@ -115,6 +115,7 @@ class FederatedCLI(LightningCLI):
         Lightning's description is of keywords that do not work here. The help leaves out settings of the Trainer that
         have one valid value."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser.usage = f"cfl {subcommand} [options]"  # all of them, 130 lines, are listed below it
         text = f"{_RESUMED[subcommand]} {ABOUT_ALLOW}"
         for action in parser._actions:
             if action.dest == "ckpt_path":
