@@ -14,7 +14,7 @@ import pytest
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
-os.environ["CFL_CACHE"] = "off"  # no test depends on what was measured before, or changes what the user has
+os.environ["CFL_CACHE"] = "off"  # tests neither use earlier measurements of engines nor change the user's cache
 
 import cfl  # noqa: E402, F401  before any test imports lightning: see cfl/runtime/torchvision_ops.py
 
@@ -44,7 +44,7 @@ def crew() -> Iterator[Any]:
 
 @pytest.fixture
 def unhurried_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe of engines tries all that is open, however busy the machine is."""
+    """Let a probe of engines try all candidates, however busy the machine is."""
     for limit in ("LEAST_SECONDS", "MOST_SECONDS", "MOST_OF_RUN"):
         monkeypatch.setattr(f"cfl.engines.probe.{limit}", float("inf"))
 

@@ -1,4 +1,4 @@
-"""Attacks on the command line, some of each kind; and that they notice what they look for."""
+"""A few attacks of each kind find nothing wrong in the command line, and attacks notice what does go wrong."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_some_of_each_kind_are_tried_here() -> None:
     assert set(SOME) == set(KINDS)
 
 
-# That what goes wrong is noticed.
+# Attacks notice what goes wrong.
 
 
 def _raise(arguments: list[str]) -> int:

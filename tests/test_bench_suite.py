@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic and machinery. No test here looks at how fast anything is."""
+"""The benchmarks' own arithmetic and machinery. No test here measures speed."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ PARAMETERS = 64 * 6 + 6 + 6 * 2 + 2
 
 
 def linear(inputs: int, outputs: int, first: bool = False) -> int:
-    """Of one sample: output, gradient of the weight, gradient of the input unless it is the image."""
+    """FLOPs of a linear layer for one sample: output, weight's gradient, and input's gradient unless ``first``."""
     return 2 * inputs * outputs * (2 if first else 3)
 
 
 def convolution(channels: int, maps: int, kernel: int, side: int, first: bool = False) -> int:
-    """Of one sample, with ``side`` pixels per side of an output map: every pixel is a small linear layer."""
+    """FLOPs of a convolution for one sample: each of an output map's ``side ** 2`` pixels is a small linear layer."""
     return side * side * linear(channels * kernel * kernel, maps, first)
 
 
@@ -211,7 +211,7 @@ def recorded_round(loop: Loop) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ("network", "options"), [("MLP", {"hidden": [7, 5], "dropout": 0.0}), ("AlexNet", {"dropout": 0.0})]
 )
 def test_the_hand_written_loop_is_the_loop(tmp_path: Path, network: str, options: dict[str, Any]) -> None:
-    """In whole batches, which have no order."""
+    """The hand-written loop ends a round with the loop's weights; each client has one batch, so order has no effect."""
     shape, samples = ((3, 32, 32), 4) if network == "AlexNet" else (TINY.shape, TINY.samples)
     sizes: dict[str, Any] = {"shape": shape, "samples": samples, "batch_size": samples}
     work = replace(TINY, network=network, options={**options, "dropout": 0.0}, tasks=2, **sizes)
@@ -229,7 +229,7 @@ def test_the_hand_written_loop_is_the_loop(tmp_path: Path, network: str, options
 
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_the_loop_is_federated_averaging(tmp_path: Path, tasks: int) -> None:
-    """Its new weights are the mean of the clients' own SGD runs, done again here by the formulas; twice in a row."""
+    """In two rounds, the loop's new weights are the mean of the clients' SGD runs, computed here by the formulas."""
     work = replace(TINY, tasks=tasks)
     loop = Loop(work, *task_tensors(data_file(tmp_path, work), work))
     owner = {tuple(image.flatten().tolist()): c for c, s in enumerate(loop.shares) for image in loop.x[s]}
@@ -302,7 +302,7 @@ def test_row_and_ratios() -> None:
 
 
 def test_what_a_method_adds() -> None:
-    """Median of the turns' differences +2, +2, -5; the medians, 4 and 5, differ by -1."""
+    """Added seconds are the median of the turns' differences +2, +2, -5, not the difference of the medians 4 and 5."""
     base = measured(1, 5, 9, uplink_bytes=100, downlink_bytes=10)
     method = measured(3, 7, 4, uplink_bytes=150, downlink_bytes=10)
     base.warmup = [{"uplink_bytes": 100, "downlink_bytes": 10, "task_end_seconds": 0.0}]
@@ -334,7 +334,7 @@ def test_added_seconds_are_held_against_added_arithmetic() -> None:
 
 @pytest.mark.slow
 def test_flops_of_a_round_are_counted_while_it_runs(tmp_path: Path) -> None:
-    """Federated averaging's are those of the work; FedProx adds none, A-GEM's reference a second pass."""
+    """Federated averaging has the FLOPs of the work and of the updates' mean; FedProx adds none, A-GEM over half."""
     work = replace(TINY, name="W5", permuted=True)
     config = config_of(work, data_file(tmp_path, work), "second task")
     plain = counted_flops(tmp_path / "plain", config)
@@ -441,7 +441,7 @@ def test_methods_are_measured_in_a_scenario_they_are_made_for(monkeypatch: pytes
 
 
 class Named(Bench):
-    """Starts nothing, and notes with which engine it would have."""
+    """A bench that starts nothing, and notes the engines that it was told to start."""
 
     def __init__(self, folder: Path, device: str) -> None:
         peak: Any = SimpleNamespace(flops_per_second=1e9)
@@ -619,7 +619,7 @@ def test_processes_take_turns() -> None:
 
 @pytest.mark.parametrize("dies_in", [-1, 0, 1, 2])
 def test_a_dead_process_stops_nobody_else(dies_in: int) -> None:
-    """It dies while starting, in the warm-up, in a round, or in the last."""
+    """A process may die while starting, in the warm-up, in a round or in the last one; the others finish all rounds."""
     found, log = play(("a", None), ("b", dies_in), ("c", None))
     assert found["b"].failure == "scripted"
     assert len(found["b"].warmup) + len(found["b"].rounds) == dies_in if dies_in >= 0 else not found["b"].warmup
@@ -634,8 +634,7 @@ def test_a_dead_process_stops_nobody_else(dies_in: int) -> None:
 
 
 def test_pace_hides_no_fast_path() -> None:
-    """Engines leave gradients where a callback looks at them, and Lightning runs single steps where one has a hook of
-    them: both are slower."""
+    """The callback has no hooks of gradients or single steps, because runs with such hooks are slower."""
     hooks = (
         *("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
         *("on_train_batch_start", "on_train_batch_end", "on_before_backward"),
@@ -688,7 +687,7 @@ def test_pace_tells_apart_where_the_time_goes() -> None:
     fit(tiny_client(data, methods={"naps": Naps()}), data, callbacks=[Pace(theirs.detach()), NapBetween()])
     wire = Wire(ours, timeout=10)
     assert wire.receive()["processes"] == 1
-    reports = [wire.receive() for _ in range(3)]  # the report of a round comes at the gate of the next
+    reports = [wire.receive() for _ in range(3)]  # the report of a round is sent before the next round
     wire.close()
     model = data.num_clients * 4 * (16 * 8 + 8 + 8 * 4 + 4)
     for report, last_of_task in zip(reports, (False, True, False), strict=True):
@@ -696,7 +695,7 @@ def test_pace_tells_apart_where_the_time_goes() -> None:
         around = report["seconds"] - report["step_seconds"] - report["task_end_seconds"]
         assert report["close_clients_seconds"] >= NAP
         assert around - report["close_clients_seconds"] >= 2 * NAP
-        assert report["between_seconds"] >= (2 if last_of_task else 1) * NAP  # a task's end is evaluated
+        assert report["between_seconds"] >= (2 if last_of_task else 1) * NAP  # an evaluation follows a task's end
         assert report["downlink_bytes"] == model
         assert report["uplink_bytes"] == model + 100 * last_of_task
         if last_of_task:
@@ -710,7 +709,7 @@ def test_pace_tells_apart_where_the_time_goes() -> None:
 
 @dataclass
 class Miniature:
-    """What an invocation on tiny works left."""
+    """The results of an invocation on a tiny work."""
 
     folder: Path
     rows: list[dict[str, Any]]
@@ -719,7 +718,7 @@ class Miniature:
 
 
 def run_in_miniature(folder: Path) -> Miniature:
-    """The bare loop, the program, and the program with a setting that cannot work, over an older work's rows."""
+    """Measure the bare loop, the program, and the program with an invalid setting, in a folder with older rows."""
     kept: dict[str, Measured] = {}
 
     def measure(bench: Bench) -> list[dict[str, Any]]:
@@ -809,7 +808,7 @@ def check_tables(found: Miniature) -> None:
 
 
 class NoPeak(Peak):
-    """Known without a process and its products."""
+    """A given peak, without a process that measures it."""
 
     def __init__(self, log: Path, device: str) -> None:
         self.flops_per_second = 1e9
@@ -823,9 +822,9 @@ class NoPeak(Peak):
 
 @pytest.mark.slow
 def test_methods_and_extractions_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FOT on a tiny work: nothing added to a round but its task's end, whose second moments are the bytes added.
+    """Works W5 to W8 run on a tiny work; FOT adds bytes only at a task's end, those of its second moments.
 
-    :func:`test_a_work_in_miniature` starts processes as the suite does, and measures the peak.
+    Processes are forked and the peak is given here. In :func:`test_a_work_in_miniature` both are as in the suite.
     """
     monkeypatch.setattr("benchmarks.running.subprocess.Popen", Forked)
     monkeypatch.setattr("benchmarks.suite.Peak", NoPeak)

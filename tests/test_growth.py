@@ -1,4 +1,4 @@
-"""The arithmetic of the lines that have to stay flat. No test here looks at how fast anything is."""
+"""The arithmetic of the growth benchmarks. No test here measures speed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_slopes_skip_what_was_not_run() -> None:
 
 
 def test_a_sum_over_a_ring() -> None:
-    """Two processes: two messages of half the size. Four: six of a quarter."""
+    """Each of two processes sends two messages of half the size; each of four sends six of a quarter."""
     assert ring_seconds(1, 80, 1.0, 20.0) == 0
     assert ring_seconds(2, 80, 1.0, 20.0) == 2 * (1 + 2)
     assert ring_seconds(4, 80, 1.0, 20.0) == 6 * (1 + 1)

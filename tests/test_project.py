@@ -40,7 +40,7 @@ def sources(*folders: str) -> list[Path]:
 
 
 def test_the_package_is_made_of_rooms() -> None:
-    """No modules lie loose in it; the folders beside it are parts of it."""
+    """The package's top level has only two modules, and links to the folders ``callbacks`` and ``configs``."""
     assert {path.name for path in (ROOT / "cfl").glob("*.py")} == {"__init__.py", "__main__.py"}
     for name in ("callbacks", "configs"):
         link = ROOT / "cfl" / name
@@ -88,7 +88,7 @@ def test_only_the_command_line_and_the_checks_know_the_callbacks() -> None:
 
 
 def test_the_other_lightning_package_is_never_imported() -> None:
-    """Its classes are not interchangeable with lightning.pytorch's, and the error does not say so."""
+    """No file imports ``pytorch_lightning``, whose classes do not work with those of ``lightning.pytorch``."""
     files = sources("cfl", "callbacks", "tests")
     assert len(files) > 50
     assert not [path for path in files if any(name.split(".")[0] == "pytorch_lightning" for name in imports(path))]

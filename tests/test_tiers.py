@@ -1,4 +1,4 @@
-"""The tests are divided among three tiers, and each is in one."""
+"""Tests get their tiers from ``tests/tiers.txt``, which is written from measured times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training, reading and asking runs from Python."""
+"""Training, loading and using runs from Python."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> cfl.Run:
 
 
 class Own(EWC):
-    """A class that is not of the package."""
+    """A method from outside the package."""
 
 
 def test_a_run_with_an_own_class_has_its_model(tmp_path: Path) -> None:

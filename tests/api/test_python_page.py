@@ -1,4 +1,4 @@
-"""The page about Python says what works."""
+"""The examples of the page about Python run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_first_example_runs_with_short_rounds(tmp_path: Path, monkeypatch: p
 
 
 def test_the_objective_of_the_search_runs_with_short_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one trial of a study that is made up: Optuna is no dependency."""
+    """The objective runs for one trial of a made-up study, because Optuna is not a dependency."""
     import cfl
 
     class Study:

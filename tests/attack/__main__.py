@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-os.environ["CFL_CACHE"] = "off"  # before anything asks for it: nothing depends on what was measured before
+os.environ["CFL_CACHE"] = "off"  # set before it is read, so that no run depends on earlier measurements
 os.environ.pop("CFL_DATA_ROOT", None)
 
 import cfl  # noqa: F401  before any module imports lightning: see cfl/runtime/torchvision_ops.py
@@ -22,11 +22,11 @@ KINDS = {
     "corruptions": (corruptions.cases, 200),
     "faults": (faults.cases, 300),
 }
-"""Kind -> what makes its cases, and how many there are unless said otherwise."""
+"""Kind -> function that makes its cases, and their default number."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the attacks; the exit status is 1 if any ended in a way that must not be."""
+    """Run the attacks; return 1 if any verdict is a failure, else 0."""
     parser = ArgumentParser(prog="attack", description=__doc__)
     for kind, (_, count) in KINDS.items():
         parser.add_argument(f"--{kind}", type=int, default=count, help=f"number of cases, {count} unless given")

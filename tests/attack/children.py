@@ -26,15 +26,15 @@ from support import tiny_cli
 from cfl.__main__ import main
 
 SECONDS = 10.0
-"""Of a CPU, after which a command hangs; a tiny run takes half a second."""
+"""CPU seconds after which a command counts as hanging; a tiny run takes half a second."""
 MEMORY = 3 << 30
-"""Bytes that a command may ask for beside what this process has; a tiny run takes some 60 MB."""
+"""Bytes that a command may allocate in addition to those of this process; a tiny run takes some 60 MB."""
 _LARGEST_FILE = 1 << 30
 _LOG_BYTES = 1 << 20
 _STEP = 0.1
 Program = Callable[[list[str]], int]
 Preparation = Callable[[ExitStack], None]
-"""What is changed in the process before its command begins, undone when the stack ends."""
+"""Changes the process before its command begins; the stack undoes the changes when it ends."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def run(
     Args:
         arguments: without the program's name.
         prepare: called in the new process.
-        seconds: time of a CPU that it may take. Three times as long may pass, so that waiting is noticed as well.
+        seconds: CPU seconds that it may take. It may last three times as long, so that endless waiting is noticed, too.
         folder: where it runs; None is the current folder.
-        program: what is called with the arguments, and returns an exit status.
+        program: function that is called with the arguments, and returns an exit status.
     """
     logs = [os.memfd_create(name) for name in ("printed", "said")]
     try:
@@ -74,7 +74,7 @@ def run(
         if child == 0:
             _be_the_command(list(arguments), prepare, seconds, folder, program, logs)
         status = _status_of(child, 3 * seconds)
-        with suppress(ProcessLookupError):  # processes that it has started, which are of its group
+        with suppress(ProcessLookupError):  # ends processes that the command has started, which are in its group
             os.killpg(child, signal.SIGKILL)
         printed, said = (os.pread(log, _LOG_BYTES, 0).decode(errors="replace") for log in logs)
     finally:
@@ -90,7 +90,7 @@ def _status_of(child: int, seconds: float) -> int | None:
         while not select.select([handle], [], [], _STEP)[0]:
             passed += 0 if _is_stopped(child) else _STEP
             if passed > seconds:
-                os.kill(child, signal.SIGXCPU)  # it says where it is
+                os.kill(child, signal.SIGXCPU)  # makes it print its stack
                 select.select([handle], [], [], 1.0)
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
@@ -115,13 +115,13 @@ def _be_the_command(
     status: Any = 99
     try:
         os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background processes
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _redirect(logs)
         if folder is not None:
             os.chdir(folder)
         sys.argv = ["cfl", *arguments]
-        sys.modules["__main__"].__spec__ = find_spec("cfl.__main__")  # what processes of several are started with
+        sys.modules["__main__"].__spec__ = find_spec("cfl.__main__")  # runs start their further processes with it
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(socket.socket, "connect", _no_network))
             stack.enter_context(mock.patch.object(socket, "getaddrinfo", _no_network))
@@ -147,7 +147,7 @@ def _redirect(logs: list[int]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in enumerate((nothing, *logs)):
         os.dup2(source, target)
-    # The streams of this process may hold what another one is still to write.
+    # New streams, because the inherited ones may hold buffered text that the parent process will write.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False, encoding="utf-8", errors="replace")  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115

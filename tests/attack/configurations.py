@@ -26,23 +26,23 @@ _FIXED_SHARE = 0.4
 """The greatest share of fixed cases."""
 _SHAPES = {"LeNet": [1, 28, 28], "MnistCNN": [1, 28, 28], "AlexNet": [3, 32, 32]}
 _SHAPES |= {name: [3, 16, 16] for name in ("DropoutCNN", "SmallCNN", "ResNet18")}
-"""Images that networks take, where those of tiny.yaml are too small."""
+"""Network -> shape of its images, for networks that cannot take the small images of tiny.yaml."""
 _LIGHTNINGS = "lightning."
 _COMBINED = ("model.network", "model.optimizer", "data.stream", "data.partition", "data.participation", "data.scenario")
 _COMBINED += ("data.exposure", "data.sequences", "data.validation", "data.num_clients", "methods", "engine.kind")
 _COMBINED += ("schedule.clients_per_round", "schedule.local_epochs", "schedule.evaluate_every", "federated.batchnorm")
 _PROCESSES = 60.0
-"""Seconds for what may start further processes, each of which imports everything anew."""
+"""Seconds for a command that may start further processes, each of which imports everything anew."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is laid over tiny.yaml.
+    """Options that replace those of tiny.yaml.
 
     Attributes:
-        about: what is tried.
-        tree: nested as in a file.
-        on_command_line: whether it is given there, an option for each of the outermost keys' options.
+        about: the option that is tried.
+        tree: the options, nested as in a file.
+        on_command_line: whether they are given as options of the command line instead of a file.
     """
 
     about: str
@@ -56,7 +56,7 @@ class Configuration:
 
 
 def _surroundings(leaf: schema.Leaf) -> dict[str, Any]:
-    """What a leaf's classes need around them."""
+    """Configuration that the classes on the way to a leaf need, such as a fitting network or images."""
     tree: dict[str, Any] = {}
     for step in leaf.way:
         if step.name in trials.TRIALS:
@@ -72,7 +72,7 @@ def _surroundings(leaf: schema.Leaf) -> dict[str, Any]:
 
 @cache
 def _leaves(seed: int) -> tuple[list[schema.Leaf], list[schema.Leaf]]:
-    """All leaves in an order of their own, those of Lightning's classes apart."""
+    """All leaves in an order drawn from the seed: those without, and those with a class of Lightning's on the way."""
     everyone = list(schema.leaves())
     random.Random(f"leaves {seed}").shuffle(everyone)
     theirs = [leaf for leaf in everyone if leaf.way and leaf.way[0].name.startswith(_LIGHTNINGS)]
@@ -80,7 +80,7 @@ def _leaves(seed: int) -> tuple[list[schema.Leaf], list[schema.Leaf]]:
 
 
 def _drawn(number: int, seed: int) -> Configuration:
-    """A configuration: of seven, five with one option, one of Lightning's classes, one of many valid options."""
+    """Draw a configuration. Of seven, five try an option, one an option of Lightning, one has many valid options."""
     ours, theirs = _leaves(seed)
     turn, of_kind = number % 7, number // 7
     draw = random.Random(f"configuration {number} {seed}")
@@ -101,7 +101,7 @@ def _combination() -> SearchStrategy[dict[str, Any]]:
 
 
 def _misspelt(tree: Any, draw: random.Random) -> Any:
-    """A tree with a letter more in its innermost key."""
+    """Return a tree with an additional letter in one key, most often an inner one."""
     if not isinstance(tree, Mapping) or not tree:
         return tree
     *others, last = tree
@@ -113,11 +113,11 @@ def _misspelt(tree: Any, draw: random.Random) -> Any:
 
 
 def cases(count: int, seed: int, folder: Path) -> Iterator[tuple[str, Callable[[], Outcome]]]:
-    """Names of cases, each with what runs it.
+    """Names of cases, each with the function that runs it.
 
     Args:
-        count: how many; up to two of five are fixed ones.
-        seed: of what is drawn.
+        count: number of cases; up to two of five are fixed ones.
+        seed: seed of all draws.
         folder: where runs are made.
     """
     names = sorted(fixed.CASES)
@@ -148,7 +148,7 @@ def _run(name: str, number: int, seed: int, folder: Path) -> Outcome:
 
 
 def _words(configuration: Configuration, folder: Path) -> list[str]:
-    """The command line; writes what it names."""
+    """Return the command line, and write the configuration file that it names."""
     words = ["fit", "--config", str(tiny_cli.TINY), "--run.dir", "run"]
     if not configuration.on_command_line or "\0" in repr(configuration.tree):
         text = yaml.safe_dump(dict(configuration.tree), sort_keys=False, allow_unicode=True)
@@ -175,7 +175,7 @@ def _judged(configuration: Configuration, ended: children.Ended, folder: Path) -
 
 
 def _names(given: Mapping[str, Any]) -> list[str]:
-    """What a sentence about a configuration can name: its keys, their last words, and its values."""
+    """Words of which an error about a configuration must contain one: its keys, parts of them, and its values."""
     found: list[str] = []
     for key, value in given.items():
         parts = key.split(".")

@@ -24,7 +24,7 @@ from cfl.federation.row_store import FileRows
 
 
 class Prepared:
-    """Readers' files and what comes of them undamaged, each made when it is asked for.
+    """Files of readers, and the results of their commands without damage, each made when it is first needed.
 
     Args:
         folder: where they are made.
@@ -43,7 +43,7 @@ class Prepared:
         return folder
 
     def result(self, name: str) -> Any:
-        """What comes of a reader's command if nothing is damaged."""
+        """Return the result of a reader's command without damage, and the run's digests of data."""
         if name not in self._results:
             reader, folder = READERS[name], self._folder / name.replace(" ", "-")
             shutil.copytree(self.files(reader), folder)
@@ -59,9 +59,9 @@ def run(reader: Reader, folder: Path, files: Path, spoil: children.Preparation |
 
     Args:
         reader: the reader.
-        folder: with a copy of its files.
-        files: the folder of which it is one.
-        spoil: what else is changed in the process.
+        folder: a copy of the folder with the reader's files.
+        files: the folder that was copied.
+        spoil: a further change of the process.
     """
 
     def prepare(stack: ExitStack) -> None:
@@ -75,13 +75,13 @@ def run(reader: Reader, folder: Path, files: Path, spoil: children.Preparation |
 
 
 def digests(folder: Path) -> Any:
-    """What the summary of a run says of its data; None without a run."""
+    """Digests of data in a run's summary; None without a run."""
     summary = folder / RUN / "summary.json"
     return json.loads(summary.read_text()).get("data_digests") if summary.is_file() else None
 
 
 def _spoilt_rows(way: str, draw: random.Random) -> children.Preparation:
-    """Have a file of clients' rows damaged before it is read for some time."""
+    """Return a preparation that damages the file of clients' rows before its first, second or third read."""
     left = [draw.randint(1, 3)]
     read = FileRows.read
 
@@ -98,11 +98,11 @@ def _spoilt_rows(way: str, draw: random.Random) -> children.Preparation:
 
 
 def cases(count: int, seed: int, folder: Path) -> Iterator[tuple[str, Callable[[], Outcome]]]:
-    """Names of cases, each with what runs it: kinds of files in turn, and ways of damage.
+    """Names of cases, each with the function that runs it; kinds of files and ways of damage take turns.
 
     Args:
-        count: how many.
-        seed: of the choice of places.
+        count: number of cases.
+        seed: seed of the choice of places.
         folder: where files are copied to.
     """
     readers, ways, prepared = list(READERS), list(WAYS), Prepared(folder / "whole-files")

@@ -12,7 +12,7 @@ NPZ, IMAGES, MNIST = "data.npz", "images", "MNIST"
 
 
 def arrays(seed: int = 0, classes: int = 4, train: int = 48, test: int = 20) -> dict[str, np.ndarray]:
-    """What an ``.npz`` file holds for :class:`cfl.data.sources.Arrays`: images of 4 x 4, every class as often."""
+    """Arrays of an ``.npz`` file for :class:`cfl.data.sources.Arrays`: images of 4 x 4, all classes equally often."""
     draw = np.random.default_rng(seed)
     return {
         "train_images": draw.integers(0, 256, (train, 4, 4), dtype=np.uint8),
@@ -23,7 +23,7 @@ def arrays(seed: int = 0, classes: int = 4, train: int = 48, test: int = 20) -> 
 
 
 def write_images(folder: Path) -> None:
-    """``train/<class>/<n>.png`` and ``test/...``, 4 x 4."""
+    """Write images of 4 x 4 as ``train/<class>/<n>.png`` and ``test/<class>/<n>.png``."""
     draw = np.random.default_rng(0)
     for part, count in (("train", 6), ("test", 3)):
         for of in "ab":
@@ -34,13 +34,13 @@ def write_images(folder: Path) -> None:
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
-    """Bytes in the idx format."""
+    """Write bytes in the idx format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes())
 
 
 def write_mnist(raw: Path) -> None:
-    """MNIST's four files, unpacked, with 30 images each."""
+    """Write MNIST's four files, unpacked, for 30 training and 30 test images."""
     draw = np.random.default_rng(0)
     for part in ("train", "t10k"):
         write_idx(raw / f"{part}-images-idx3-ubyte", draw.integers(0, 256, (30, 28, 28), dtype=np.uint8))
@@ -48,7 +48,7 @@ def write_mnist(raw: Path) -> None:
 
 
 def link(folder: Path) -> None:
-    """Have the files where commands in a folder look for data if nobody says anything else; made beside it."""
+    """Link the files as ``data`` of a folder, where its commands look for data by default; make them beside it."""
     made = folder.parent / "data-files"
     if not made.exists():
         made.mkdir()

@@ -19,7 +19,8 @@ import torch
 from attack.children import Preparation
 
 FAULTS = {"full": errno.ENOSPC, "short": errno.ENOSPC, "broken": errno.EIO, "denied": errno.EACCES}
-"""What can happen: no space from now on; the same after half of what is written; one error; one refusal."""
+"""Fault -> error number. ``full``: no space from now on. ``short``: the same, after half of the data is written.
+``broken``: one I/O error. ``denied``: permission is denied once."""
 _OF_OPERATIONS = {
     "open": ("full", "denied", "broken"),
     "write": ("full", "short", "broken"),
@@ -27,15 +28,15 @@ _OF_OPERATIONS = {
     "fsync": ("full", "broken"),
     "mkdir": ("full", "denied"),
 }
-"""Operation -> what can happen to it."""
+"""Operation -> faults that can happen to it."""
 
 
 @dataclass
 class Disk:
-    """Counts operations, and has one of them fail.
+    """Counts operations on files, and lets one fail.
 
     Attributes:
-        folder: below which files count.
+        folder: only operations on files below it count.
         at: the number of the operation that fails, from 0; None for none.
         fault: one of FAULTS.
         done: the operations so far, each with the name of its file.
@@ -47,7 +48,7 @@ class Disk:
     done: list[str] = field(default_factory=list)
 
     def fails(self, operation: str, name: str) -> bool:
-        """Count an operation on a file; whether it fails."""
+        """Count an operation on a file; return whether it fails."""
         number = len(self.done)
         self.done.append(f"{operation} {name}")
         if self.at is None:
@@ -60,7 +61,7 @@ class Disk:
             raise self.error(path)
 
     def error(self, path: Any) -> OSError:
-        """What the system says."""
+        """Return the error of the system for the fault."""
         return OSError(FAULTS[self.fault], os.strerror(FAULTS[self.fault]), str(path))
 
     def holds(self, path: Any) -> bool:
@@ -69,7 +70,7 @@ class Disk:
 
 
 def possible(operation: str) -> tuple[str, ...]:
-    """What can happen to an operation, given as in :attr:`Disk.done`."""
+    """Return the faults that can happen to an operation, which is given as in :attr:`Disk.done`."""
     return _OF_OPERATIONS[operation.partition(" ")[0]]
 
 
@@ -160,7 +161,10 @@ def _on_handle(disk: Disk, operation: str, original: Callable[..., Any]) -> Call
 
 
 def _saving(disk: Disk, original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.save opens and writes files in C++, where nothing can be changed; its errors do not name the file."""
+    """Return a ``torch.save`` that writes through ``disk`` and raises the error of torch, which does not name the file.
+
+    The original opens and writes files in C++, where nothing can be replaced.
+    """
 
     def save(content: Any, file: Any, *arguments: Any, **options: Any) -> None:
         if not disk.holds(file):

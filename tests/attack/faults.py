@@ -1,4 +1,4 @@
-"""Runs whose disk fails at one of their operations, and go on with the same command."""
+"""Runs whose disk fails at one of their operations, and which are then resumed with the same command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _prepared(disk: disks.Disk | None) -> children.Preparation:
 
 
 def _operations(trial: str, folder: Path) -> list[str]:
-    """The operations of a trial's run, which is made in a folder."""
+    """Run a trial in a folder without a fault; return its operations on the disk."""
     disk, file = disks.Disk(folder), folder.with_suffix(".txt")
 
     def prepare(stack: ExitStack) -> None:
@@ -41,11 +41,11 @@ def _operations(trial: str, folder: Path) -> list[str]:
 
 
 def cases(count: int, seed: int, folder: Path) -> Iterator[tuple[str, Callable[[], Outcome]]]:
-    """Names of cases, each with what runs it: every operation with all that can happen to it, or some of them.
+    """Names of cases, each with the function that runs it: every operation with every fault, or a choice of these.
 
     Args:
-        count: how many at most.
-        seed: of the choice, where there are more.
+        count: greatest number of cases.
+        seed: seed of the choice, if there are more.
         folder: where runs are made.
     """
     if not count:

@@ -1,4 +1,4 @@
-"""What once went wrong, or is known to break programs: a case each."""
+"""All fixed cases: inputs that once went wrong, or that are known to break programs."""
 
 from __future__ import annotations
 

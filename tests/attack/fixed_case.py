@@ -1,4 +1,4 @@
-"""A fixed case: what is run, and what has to come of it."""
+"""Fixed cases: the commands that are run, and the required outcome."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Case:
     """A fixed case.
 
     Attributes:
-        make: writes its files into a folder, and returns commands to be run there, of which the last one is judged.
-        names: one of these has to stand in the sentence that refuses it, or warns of it.
-        wanted: that it is ``refused``, or at least ``warned`` of, or that it ``runs``, or ``either``.
+        make: writes its files into a folder, and returns the commands to run there, of which the last one is judged.
+        names: words of which one has to stand in the error or the warning.
+        wanted: ``refused``: the last command must be refused; ``warned``: at least a warning is needed; ``runs``: it
+            must run; ``either``: it may be refused or run.
     """
 
     make: Callable[[Path], list[list[str]]]

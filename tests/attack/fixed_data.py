@@ -1,4 +1,4 @@
-"""Data files that are damaged, boundless, or lack something."""
+"""Fixed cases of data files that are damaged, claim vast sizes, or lack something."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _on_npz(folder: Path, *words: str) -> list[str]:
 
 
 def _only(source: Mapping[str, Any]) -> list[str]:
-    """Options for a source that keeps nothing of tiny.yaml's."""
+    """Options that choose a source and drop all options of tiny.yaml's source."""
     return ["--data.stream.source", "Digits", f"--data.stream.source={json.dumps(source)}"]
 
 
@@ -79,7 +79,7 @@ def _claiming(shape: tuple[int, ...]) -> Callable[[Path], list[list[str]]]:
 
 
 def _bombed(folder: Path) -> list[list[str]]:
-    """A compressed ``.npz`` of a few KB that holds 4 GB."""
+    """Write a small compressed ``.npz`` file whose training images claim 4 GB, of which it holds a sixteenth."""
     header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (268435456, 4, 4), }".ljust(117) + b"\n"
     np.savez(folder / "plain.npz", **data_files.arrays())
     with (
@@ -92,7 +92,7 @@ def _bombed(folder: Path) -> list[list[str]]:
         with own.open("train_images.npy", "w", force_zip64=True) as member:
             member.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
             for _ in range(16):
-                member.write(bytes(1 << 24))  # a sixteenth of what it claims, which takes a second to write
+                member.write(bytes(1 << 24))  # only a sixteenth, because all 4 GB would take long to write
     return [_on_npz(folder)]
 
 

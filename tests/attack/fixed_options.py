@@ -1,4 +1,4 @@
-"""Options beyond all bounds, odd names, and settings that can mean nothing."""
+"""Fixed cases of options beyond all bounds, odd names, and meaningless settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attack.fixed_case import TINY, Case, Wanted
 
 
 def options(*words: str, names: tuple[str, ...] = (), wanted: Wanted = "warned") -> Case:
-    """Some options on the command line; named has to be an option of them."""
+    """A case of options on the command line; its error or warning has to name one of them, or one of ``names``."""
     parts = [word.partition("=") for word in words if word.startswith("--")]
     keys = [part for key, _, value in parts for part in (key.removeprefix("--"), value) if len(part) > 1]
     return Case(lambda folder: [[*TINY, *words]], names or tuple(keys), wanted)
@@ -75,7 +75,7 @@ CASES: dict[str, Case] = {
     "NUL in a data root": options("--data.root=a\0b", "--data.stream.source=MNIST", names=("data.root",)),
     "a folder that is a file": options("--run.dir=/dev/null", names=("run.dir",)),
     "a folder that cannot be": options("--run.dir=/proc/none/run", names=("run.dir",)),
-    # What can mean nothing.
+    # Meaningless settings.
     "one class per task": options(*_SPLIT, "4", "--data.stream.num_tasks=4", names=("class", "num_tasks")),
     "one class": options("--data.stream.source.num_classes=1", names=("class",)),
     "a share of 0 for validation that is scored": options(

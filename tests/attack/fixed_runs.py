@@ -1,4 +1,4 @@
-"""Run folders that somebody has prepared, and what a command says of them or advises."""
+"""Fixed cases of spoilt run folders, of options left from another network, and of advice that a run prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attack.fixed_case import TINY, Case, Wanted
 
 
 def _in_a_run(spoil: Callable[[Path], object], *command: str, wanted: Wanted = "warned") -> Case:
-    """A run folder of which a file is spoilt, and a command that reads it."""
+    """A case of a run folder with a spoilt file, and a command that reads it."""
 
     def make(folder: Path) -> list[list[str]]:
         children.run(TINY, folder=folder)
@@ -25,14 +25,14 @@ def _in_a_run(spoil: Callable[[Path], object], *command: str, wanted: Wanted = "
 
 
 def _after_a_bad_update(folder: Path) -> list[list[str]]:
-    """A run that was stopped, resumed with what a run advises that a client's NaN has stopped."""
+    """Resume a stopped run with the option that a run advises when a client's NaN has stopped it."""
     stopped = points.strike_at("before a local step", 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     children.run(TINY, stopped, folder=folder)
     return [[*_RESUME, "--federated.on_bad_update", "skip"]]
 
 
 def _old_network(then: str) -> Callable[[Path], list[list[str]]]:
-    """Another network than the one whose options stand in a file."""
+    """Choose another network than the one whose options stand in an earlier configuration file."""
 
     def make(folder: Path) -> list[list[str]]:
         (folder / "old.yaml").write_text("model: {network: {class_path: MLP, init_args: {hidden: [8]}}}\n")

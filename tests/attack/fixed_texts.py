@@ -1,4 +1,4 @@
-"""Configuration files that are none, and such that mean something else than they seem to."""
+"""Fixed cases of configuration files that are invalid, or that mean something else than they seem to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text(content: str | bytes, *names: str, wanted: Wanted = "warned") -> Case:
 
 
 def _at_path(make: Callable[[Path], object], *names: str) -> Case:
-    """Something else than a file at the configuration's path."""
+    """A case that has no regular file at the configuration's path, but what ``make`` puts there."""
 
     def made(folder: Path) -> list[list[str]]:
         make(folder / "case.yaml")

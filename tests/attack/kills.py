@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped, and go on with the same command."""
+"""Runs that are killed or stopped, and then resumed with the same command."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from attack import children, points, sameness, trials
 from attack.outcomes import Outcome, failure, refusal
 
 SIGNALS = (*[signal.SIGKILL] * 3, signal.SIGTERM, signal.SIGINT)
-"""What processes are sent, as often as they stand here."""
+"""Signals that processes are sent; each is drawn as often as it stands here."""
 _LATE = "the run was over before"
 _OF_RESUMED = {f"{when} loading the checkpoint": 1 for when in ("before", "after")}
 """Points that only a resumed run reaches."""
 _LAST_CALLS = 0.95
-"""Share of a run's calls in which random moments lie; the last ones are the interpreter's."""
+"""Share of a run's calls in which random moments lie; the last calls belong to the interpreter's exit."""
 
 
 class Kill(NamedTuple):
@@ -30,7 +30,7 @@ class Kill(NamedTuple):
 
     Attributes:
         point: see :mod:`attack.points`.
-        time: which time it is reached, counted from 1.
+        time: the signal is sent when the point is reached for this time, counted from 1.
         number: the signal.
     """
 
@@ -43,12 +43,12 @@ class Kill(NamedTuple):
 
     @property
     def statuses(self) -> set[int]:
-        """Exit statuses that tell of the signal; 0 where it came too late to change anything."""
+        """Exit statuses that are right after the signal; 0 is right because it may come too late."""
         return {0, -self.number if self.number == signal.SIGKILL else 128 + self.number}
 
 
 class Whole:
-    """Trials' runs that are left alone, each made when it is asked for.
+    """Runs of trials that are left alone, each made when it is first needed.
 
     Args:
         folder: where they are made.
@@ -86,11 +86,11 @@ def _prepared(often: bool, then: children.Preparation | None = None) -> children
 
 
 def cases(count: int, seed: int, folder: Path) -> Iterator[tuple[str, Callable[[], Outcome]]]:
-    """Names of cases, each with what runs it.
+    """Names of cases, each with the function that runs it.
 
     Args:
-        count: how many.
-        seed: of the choice of moments.
+        count: number of cases.
+        seed: seed of the choice of moments.
         folder: where runs are made.
     """
     names, whole = list(trials.TRIALS), Whole(folder / "whole")
@@ -129,14 +129,14 @@ def _run(name: str, trial: str, number: int, seed: int, whole: Whole, folder: Pa
 
 
 def _odd(kill: Kill, ended: children.Ended) -> tuple[str, str]:
-    """A verdict for a command that ended otherwise than a signal's receiver should."""
+    """Return a verdict and its detail for a command whose exit status or output does not fit its signal."""
     if ended.status == -kill.number:
         return "unclear", f"died of {kill.number.name} without the status {128 + kill.number}"
     return failure(ended) or refusal(ended, [])
 
 
 def _chosen(draw: random.Random, counts: dict[str, int]) -> Kill:
-    """A moment among those that a run reaches: the first or last time of a point as often as any other time."""
+    """Draw a moment that a run reaches: a call, or a named point at its first, last or any time, equally often."""
     if draw.random() < 0.35:
         return Kill(points.CALL, draw.randint(1, int(_LAST_CALLS * counts[points.CALL])), draw.choice(SIGNALS))
     point = draw.choice(sorted(set(counts) - {points.CALL}))

@@ -1,4 +1,4 @@
-"""What a run says of itself, and the rules by which it can mean nothing."""
+"""Facts about a run, and rules that tell from them when its result is meaningless."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY
 from cfl.training.client import Client
 
 CUT = 77
-"""Exit status of a run that had gone on for long enough."""
+"""Exit status of a run that was ended after enough steps."""
 _STEPS = 60
 _SECONDS = 5.0
-"""Of a CPU, after which a run that has come to its second step has gone on for long enough."""
+"""CPU seconds after which a run is ended, once it has reached its second step."""
 _LARGEST = 1e30
 
 
 def told_into(file: Path) -> Preparation:
-    """Have a run write what can be held against the rules into a file, and end after some steps.
+    """Return a preparation that lets a run write its facts into a file, and ends the run after some steps.
 
     Args:
         file: JSON, written when the run ends without an error.
@@ -60,7 +60,7 @@ def told_into(file: Path) -> Preparation:
 
 
 class _Seen:
-    """What was seen of a run."""
+    """Collects the facts about a run."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -68,14 +68,14 @@ class _Seen:
         self._before: dict[str, Tensor] = {}
 
     def step(self, client: Client) -> None:
-        """Take note of a local step."""
+        """Count a local step; keep the parameters before the first one."""
         self.steps += 1
         if self._client is None:
             self._client = client
             self._before = {name: tensor.detach().clone() for name, tensor in client.network.named_parameters()}
 
     def write(self, file: Path) -> None:
-        """Write what is known now."""
+        """Write the facts that are known now."""
         facts: dict[str, Any] = {"steps": self.steps}
         if self._client is not None:
             federation = self._client.require_federation()
@@ -97,7 +97,7 @@ class _Seen:
 
 
 def _absent_classes(data: Any) -> list[str]:
-    """Classes of tasks of which there is no sample."""
+    """Sentences about classes of tasks without training or test samples."""
     found = []
     for number, (task, classes) in enumerate(zip(data.tasks, data.stream.classes_per_task, strict=True)):
         for part in ("train", "test"):
@@ -109,7 +109,7 @@ def _absent_classes(data: Any) -> list[str]:
 
 
 Given = Mapping[str, Any]
-"""Dotted key -> value that a configuration has beside what every run has."""
+"""Dotted key -> value of what a configuration sets in addition to tiny.yaml."""
 _RULES: list[Callable[[Given, dict[str, Any], Path], Iterator[tuple[str, str]]]] = []
 
 
@@ -119,13 +119,13 @@ def _rule(find: Callable[[Given, dict[str, Any], Path], Iterator[tuple[str, str]
 
 
 def meaningless(given: Given, facts: dict[str, Any], folder: Path, said: str) -> str:
-    """Why a run that was accepted can mean nothing; empty if nothing is known against it.
+    """Return the reason why an accepted run is meaningless; empty if no rule objects.
 
     Args:
-        given: what its configuration has of its own.
-        facts: as :func:`told_into` leaves them.
-        folder: of the run.
-        said: on standard error. What a run warns of may be meant.
+        given: what its configuration sets in addition to tiny.yaml.
+        facts: as :func:`told_into` writes them.
+        folder: the run folder.
+        said: the run's standard error. Rules do not object to anything that the run has warned of.
     """
     lines = [line.lower() for line in said.splitlines()]
     for rule in _RULES:
@@ -168,7 +168,7 @@ def _values_read_otherwise(given: Given, _: dict[str, Any], folder: Path) -> Ite
 
 
 def _number(value: bool | str) -> float | None:
-    """What a text means to anybody; None for any other."""
+    """The number that a plain decimal text stands for; None for any other text and for truth values."""
     if isinstance(value, bool) or not re.fullmatch(r"[+-]?(0|[1-9]\d*)(\.\d*)?(e[+-]?\d+)?", value):
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""What came of a case, and what a command said of it."""
+"""Verdicts on cases, judged from the exit status and the output of commands."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ VERDICTS = {
     "recorded": "a damaged file of data whose content was used, and of which the run has another digest",
     "used": "a damaged file whose content was used",
 }
-"""What the words in the table mean."""
+"""Verdict -> its meaning."""
 FAILURES = frozenset({"traceback", "hang", "different", "littered", "used"})
-"""Verdicts that must not be."""
+"""Verdicts with which the attack fails."""
 LONGEST_SENTENCE = 2000
 _TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one case.
+    """The verdict on one case.
 
     Attributes:
-        name: of the case, with its kind: ``kills/17-FOT``.
+        name: name of the case, with its kind: ``kills/17-FOT``.
         verdict: one of VERDICTS.
-        detail: why, in a line or a few.
-        command: what was attacked, to be repeated by hand.
+        detail: the reason, in a line or a few.
+        command: the attacked command, which can be repeated by hand.
     """
 
     name: str
@@ -65,7 +65,7 @@ def failure(ended: Ended) -> tuple[str, str] | None:
 
 
 def _where(said: str) -> str:
-    """The line of the package that a stack names nearest to what was being done."""
+    """The innermost line of the package in a printed stack; empty if there is none."""
     places = re.findall(r'File "[^"]*/((?:cfl|callbacks)/[^"]+)", line (\d+)', said.rpartition(_TRACEBACK)[2])
     if not places:
         return ""
@@ -74,7 +74,7 @@ def _where(said: str) -> str:
 
 
 def died_of(status: int) -> str:
-    """A signal's name."""
+    """Name of the signal that a negative status stands for; ``status N`` for others."""
     return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
@@ -90,11 +90,11 @@ def sentence(ended: Ended) -> str:
 
 
 def refusal(ended: Ended, names: list[str]) -> tuple[str, str]:
-    """``refused`` or ``unclear``, with the sentence.
+    """Return ``refused`` or ``unclear``, and the error.
 
     Args:
         ended: a command that has failed without a traceback.
-        names: one of these has to stand in the sentence, or in what was said before it.
+        names: words of which one has to stand on standard error.
     """
     said = sentence(ended)
     if not said:

@@ -49,13 +49,13 @@ CALL = "a call"
 
 
 def watch(stack: ExitStack, reached: Callable[[str], None]) -> None:
-    """Have a function called at every named point.
+    """Call a function at every named point of a run from now on.
 
     Points lie before and after the methods above, before and after a file takes its place, and where half of a file or
     of a row has been written.
 
     Args:
-        stack: undoes it.
+        stack: stops the calls when it ends.
         reached: called with the point's name.
     """
     for name, (owner, attribute) in _METHODS.items():
@@ -90,7 +90,7 @@ def _around(name: str, original: Callable[..., Any], reached: Callable[[str], No
 
 
 def _reach_half(name: str, path: Path, start: int, reached: Callable[[str], None]) -> None:
-    """Reach a point with what follows ``start`` in a file cut to its half; then put it back."""
+    """Reach a point while a file is cut to half of what follows ``start``; then restore the file."""
     whole = path.read_bytes()
     os.truncate(path, start + (len(whole) - start) // 2)
     reached(name)
@@ -148,7 +148,7 @@ def strike_at(point: str, time: int, strike: Callable[[], None]) -> Callable[[Ex
 
 
 def checkpoints(stack: ExitStack, often: bool) -> None:
-    """Have checkpoints written after every round, or only when they always are, whatever the clock says."""
+    """Write checkpoints after every round if ``often``, else after the first; and always where runs must write one."""
 
     def due(callback: RoundCheckpoint, federation: Federation) -> bool:
         return often or not callback._writes

@@ -1,4 +1,4 @@
-"""Every kind of file that the program reads, with a command that reads it and what comes of that."""
+"""Every kind of file that the program reads, with a command that reads it and that command's result."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.errors import ConfigError
 
 _DATA = "data"
-"""Where data are looked for, if nobody says anything else."""
+"""Folder in which data are looked for by default."""
 RUN, HALF, OUT = "run", "half", "out"
 """Folders below a case's: a finished run, one that was stopped, and what a command writes."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A kind of file.
+    """A kind of file, and a command that reads it.
 
     Attributes:
         file: its place in a case's folder.
-        command: what reads it.
-        result: what came of the command, given the case's folder and how it ended; equal if nothing was changed.
-        make: writes what is needed into a folder of the reader's own, from which cases are copied.
-        names: one of these has to stand in the sentence that refuses the file, beside its name.
-        program: what is called with the command; None is ``cfl``.
-        prepare: what is changed in the process, given the folder of :attr:`make`.
+        command: the command that reads it.
+        result: the command's result, given the case's folder and how it ended; equal for equal files.
+        make: writes all needed files into a folder of the reader's own, from which cases are copied.
+        names: words that may stand for the file's name in the error that refuses it.
+        program: function that is called with the command; None is ``cfl``.
+        prepare: makes a change of the process, given the folder of :attr:`make`.
         while_running: whether the file has no name, and is damaged while the command uses it.
     """
 
@@ -62,14 +62,14 @@ class Reader:
     while_running: bool = False
 
 
-# What there is to be read.
+# Files.
 
 _TINY = ("fit", "--config", str(tiny_cli.TINY))
 _METHODS = ("--methods.own", "PersonalLayers", "--methods.own.layers", "['head.*']")
 
 
 def _runs(folder: Path) -> None:
-    """A finished run with clients' own figures, another seed's, and one that was stopped."""
+    """Make a finished run with clients' own figures, one with another seed, and one that was stopped."""
     for name, seed in ((RUN, "0"), ("other", "1")):
         _must(
             [*_TINY, *_METHODS, "--schedule.evaluate_every=1", "--run.dir", name, f"--seed_everything={seed}"], folder
@@ -176,7 +176,7 @@ def _print_kept(arguments: list[str]) -> int:
     return 0
 
 
-# What comes of a command.
+# Results of commands.
 
 
 def _results_of(name: str) -> Callable[[Path, Ended], Any]:
@@ -188,12 +188,12 @@ def _printed(folder: Path, ended: Ended) -> Any:
 
 
 def _compared(folder: Path, ended: Ended) -> Any:
-    """What a comparison prints and writes."""
+    """The output and the files of a comparison."""
     return ended.printed, {path.name: path.read_bytes() for path in sorted((folder / OUT).iterdir())}
 
 
 def _exported(folder: Path, ended: Ended) -> Any:
-    """Tensors and card of an exported model; the file's bytes are other ones every time."""
+    """Tensors and card of an exported model. The file's bytes are not compared, because they always differ."""
     card = (folder / "model.safetensors.md").read_text().splitlines()
     return load_file(folder / "model.safetensors"), [line for line in card if not line.startswith("SHA-256")]
 
@@ -209,7 +209,7 @@ _FIT = (*_TINY, "--run.dir", RUN)
 
 def _of_source(name: str, **options: Any) -> tuple[str, ...]:
     source = {"class_path": name, "init_args": options}
-    # Digits between, so that nothing is kept of tiny.yaml's source.
+    # Digits comes first, so that no option of tiny.yaml's source is kept.
     return (*_FIT, "--data.stream.source=Digits", f"--data.stream.source={json.dumps(source)}")
 
 
@@ -221,7 +221,7 @@ _RAW = f"{_DATA}/{data_files.MNIST}/raw"
 
 
 def _of_run(file: str) -> Reader:
-    """A file of a run that is compared with another one."""
+    """Reader of a file in a run folder that is compared with another run."""
     return Reader(f"{RUN}/{file}", _COMPARE, _compared, _runs)
 
 

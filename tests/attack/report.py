@@ -1,4 +1,4 @@
-"""Counts of what came of attacks, and the cases that went wrong."""
+"""The report on attacks: counts of verdicts, and the cases that went wrong."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WORTH_A_LOOK = (*sorted(FAILURES), "meaningless", "unclear")
 
 
 class Report:
-    """Outcomes, collected.
+    """Collects outcomes and writes them.
 
     Args:
-        folder: where runs are made and the report is written; what is there is removed.
+        folder: where runs are made and the report is written; its earlier content is removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,14 +31,14 @@ class Report:
         self._started = time.monotonic()
 
     def add(self, outcome: Outcome) -> None:
-        """Take an outcome; it is said at once if it went wrong."""
+        """Add an outcome; print it at once if it went wrong."""
         self._outcomes.append(outcome)
         if outcome.verdict in WORTH_A_LOOK:
             print(f"{outcome.name}: {outcome.verdict}: {outcome.detail[:300]}", file=sys.stderr, flush=True)
 
     @property
     def failed(self) -> bool:
-        """Whether any outcome is one that must not be."""
+        """Whether any verdict is a failure."""
         return any(outcome.verdict in FAILURES for outcome in self._outcomes)
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -61,7 +61,7 @@ class Report:
         return "\n".join([lines[0], f"|---{'|---:' * (len(columns) + 1)}|", *lines[1:]])
 
     def write(self) -> str:
-        """Write ``report.json`` and ``cases.md``; the table, and where they are."""
+        """Write ``report.json`` and ``cases.md``; return the table and the place of ``cases.md``."""
         content = {
             "seconds": round(time.monotonic() - self._started, 1),
             "counts": self.counts(),

@@ -1,4 +1,4 @@
-"""Whether a run that was attacked left what one left that was not."""
+"""Comparison of the run folder of an attacked run with that of a run that was left alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cfl.federation.client_states import ClientStates
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """As :func:`support.tiny_cli.results`, with what clients keep by client, in whatever order the file has it."""
+    """As :func:`support.tiny_cli.results`, with what clients keep sorted by client, since the file has any order."""
     found = tiny_cli.results(folder)
     found["tables"] = {name: rows for name, rows in found["tables"].items() if not name.startswith(".")}
     kept = found["federation"].pop("clients")
@@ -29,11 +29,11 @@ def files(folder: Path) -> list[str]:
 
 
 def verdict(folder: Path, whole: Path) -> tuple[str, str]:
-    """``equal``, ``different`` or ``littered``, with what differs first.
+    """Return ``equal``, ``different`` or ``littered``, and the first difference.
 
     Args:
-        folder: a run's, after an attack.
-        whole: that of the run that was left alone.
+        folder: run folder of the attacked run.
+        whole: run folder of the run that was left alone.
     """
     try:
         tiny_cli.assert_same(results(folder), results(whole))

@@ -24,8 +24,8 @@ class Option:
     Attributes:
         name: dotted, as in a configuration without ``init_args``.
         kind: its type.
-        default: its default; None also where there is none.
-        required: whether there is none.
+        default: its default; None also if it has none.
+        required: whether it has no default.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Option:
 
 
 class Step(NamedTuple):
-    """An option that takes a class, and the name of one that it takes."""
+    """An option that takes a class, and the name of such a class."""
 
     option: Option
     name: str
 
 
 class Leaf(NamedTuple):
-    """An option, and the classes on the way to it, of which it may be in none."""
+    """An option, and the classes on the way to it, from the outermost; no class for an option of a section."""
 
     way: tuple[Step, ...]
     option: Option
@@ -69,7 +69,7 @@ def sections() -> list[Option]:
 
 
 def class_kind(kind: Any) -> tuple[type, int] | None:
-    """The base class of which an option takes a subclass, and how many of its arguments the program gives itself."""
+    """Base class of which an option takes a subclass, and the number of arguments that the program gives it itself."""
     origin, arguments = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
         return next((found for argument in arguments if (found := class_kind(argument))), None)
@@ -85,7 +85,7 @@ def class_kind(kind: Any) -> tuple[type, int] | None:
 
 
 def class_names(kind: Any) -> list[str]:
-    """Names of the classes that an option takes, as a configuration has them; those of Lightning by their paths."""
+    """Names of the classes that an option takes, as in configurations; classes of Lightning by their paths."""
     found = class_kind(kind)
     if found is None:
         return []
@@ -124,7 +124,7 @@ def class_options(kind: Any, name: str) -> list[Option]:
 def leaves() -> tuple[Leaf, ...]:
     """Every option of every section, and every option of every class that one of them takes, at any depth.
 
-    A class is gone through where an option first takes it: sources below the first stream, for example.
+    A kind of class is visited only below the option that takes it first: sources below the first stream, for example.
     """
     seen: set[type] = set()
 

@@ -36,7 +36,7 @@ def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def laid_over(below: Any, above: Any) -> Any:
-    """A tree with what another one has in its places; a class takes nothing over from another class."""
+    """Merge two trees; values of ``above`` win, and a class takes over nothing from another class."""
     if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
         return above
     if above.get("class_path", below.get("class_path")) != below.get("class_path"):

@@ -1,4 +1,4 @@
-"""A tiny run of every method, and of options of the federation that hold state of their own."""
+"""Configurations of tiny runs: one for every method, and some for options of the federation that add state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "CFeD": {"surrogate": {"class_path": "Synthetic", "init_args": _SYNTHETIC}},
     "LearningRateDecay": {"factor": 2.0, "patience": 1, "threshold": 0.9},
 }
-"""Options of methods for which those in the registry cannot be written into a file, or end a task's training."""
+"""Options of methods whose options in the registry cannot be written into a file, or end a task's training early."""
 NETWORKS: dict[str, dict[str, Any]] = {
     "L2P": {
         "class_path": "PromptedViT",
@@ -42,7 +42,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""Networks that methods need, tiny ones."""
+"""Method -> the tiny network that it needs."""
 _CLASSES: dict[str, Any] = {
     "data": {
         "stream": {
@@ -86,15 +86,15 @@ def _of_a_method(name: str) -> dict[str, Any]:
 
 
 TRIALS: Mapping[str, dict[str, Any]] = {**_OF_THE_FEDERATION, **{name: _of_a_method(name) for name in ENTRIES}}
-"""Name -> what the configuration has beside tiny.yaml."""
+"""Name -> configuration that is merged into tiny.yaml."""
 
 
 def arguments(name: str, folder: Path) -> list[str]:
-    """The command line of a trial, which goes on where there is a checkpoint.
+    """Return the command line of a trial, which resumes the run if it has a checkpoint.
 
     Args:
         name: one of TRIALS.
-        folder: of the run; the trial's configuration is written beside it.
+        folder: the run folder; the trial's configuration is written beside it.
     """
     file = folder.with_suffix(".yaml")
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Values for options by their types: fit, at a border, far too large, of other types, of other options."""
+"""Values for options by their types: valid, at a bound, far too large, of other types, of other options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drawn(strategy: SearchStrategy[T], seed: object) -> T:
     """A value of a strategy, always the same for a seed."""
     found: list[T] = []
 
-    # The first example is the simplest one, whatever the seed.
+    # Two examples, because the first is the simplest one for every seed.
     @settings(max_examples=2, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @seeded(repr(seed))
     @given(strategy)
@@ -53,7 +53,7 @@ def wild(option: Option) -> SearchStrategy[Any]:
 
 
 def tame(option: Option) -> SearchStrategy[Any]:
-    """A value of an option's type that is no challenge by itself."""
+    """A harmless value of an option's type."""
     if not option.required and option.default is not inspect.Parameter.empty and option.kind is not bool:
         fit = _of(option.kind, False)
         return st.one_of(st.just(option.default), fit) if _is_plain(option.default) else fit
@@ -123,7 +123,7 @@ _SIMPLE: dict[Any, Callable[[bool, str], SearchStrategy[Any]]] = {
 
 
 def _instances(kind: Any, wilder: bool) -> SearchStrategy[Any]:
-    """Classes of a kind with fit options."""
+    """Classes of a kind with options."""
     origin = get_origin(kind)
     if class_kind(kind) == (Source, 0) and not wilder:
         return st.just([TINY_SOURCE] if origin is list else TINY_SOURCE)
@@ -138,12 +138,12 @@ def _instances(kind: Any, wilder: bool) -> SearchStrategy[Any]:
 
 
 def instance(kind: Any, name: str, put: tuple[Leaf, SearchStrategy[Any]] | None = None) -> SearchStrategy[Any]:
-    """A class with options: all that it needs, some of the others, and one that is given.
+    """A class with its required options, and either some of the others or the given one.
 
     Args:
         kind: type of the option that takes the class.
-        name: of the class.
-        put: the one that is given, as a leaf whose way begins within the class, and its values.
+        name: name of the class.
+        put: the given option, as a leaf whose way begins within the class, and its values.
     """
     options = class_options(kind, name)
     inner = put[0].way[0].option.name if put and put[0].way else put[0].option.name if put else ""
@@ -156,7 +156,7 @@ def instance(kind: Any, name: str, put: tuple[Leaf, SearchStrategy[Any]] | None 
 
 
 def at(leaf: Leaf, values: SearchStrategy[Any]) -> SearchStrategy[dict[str, Any]]:
-    """A configuration in which an option has one of some values: its section's, or that of the classes on the way."""
+    """A configuration in which a leaf's option has one of some values, with the classes on the way to it."""
     if not leaf.way:
         return values.map(lambda value: {leaf.option.name: value})
     step, *rest = leaf.way

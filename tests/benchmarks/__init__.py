@@ -3,7 +3,7 @@
 import os
 
 ENVIRONMENT = dict(os.environ)
-"""The user's environment, as every measured process gets it.
+"""The user's environment, which every measured process gets.
 
-Taken before ``cfl`` is imported here, which sets OMP_WAIT_POLICY for itself: the bare loop must not inherit that.
+It is copied before ``cfl`` is imported, because ``cfl`` sets OMP_WAIT_POLICY, which the bare loop must not inherit.
 """

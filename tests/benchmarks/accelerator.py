@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 Report = dict[str, Any]
 
 NOTED_ROUND = 26
-"""The round, counted from 1, whose kernels are noted: the last of a GPU's warm-up. By then a step that is taken once a
-round, as that of a last, smaller batch, is replayed as a graph, too."""
+"""The round, counted from 1, whose kernels are recorded: the last warm-up round on a GPU. By then even a step that is
+taken once a round, such as that of a smaller last batch, is replayed as a graph."""
 
 
 def wait(device: torch.device | str) -> None:
@@ -32,7 +32,8 @@ def device_memory() -> dict[str, float]:
 def busy(device: torch.device | str, report: Report) -> Iterator[None]:
     """Put ``device_seconds`` and ``device_kernels`` of what happens inside into ``report``; nothing on a CPU.
 
-    The sum of all kernels' and copies' durations, as CUPTI notes them. Noting slows the program, not the kernels.
+    ``device_seconds`` is the sum of the durations of all kernels and copies, as recorded by CUPTI. Recording slows the
+    program, not the kernels.
     """
     if torch.device(device).type != "cuda":
         yield

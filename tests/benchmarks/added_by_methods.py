@@ -64,7 +64,7 @@ def added_by_methods(bench: Bench, work: Work = WORK, files: Sequence[Path] | No
 
 
 def scenario_for(methods: dict[str, Any]) -> str:
-    """``domain`` if all methods can do it, else the first that they can.
+    """Return the first of ``domain``, ``task`` and ``class`` that all methods support; ``domain`` if there is none.
 
     Args:
         methods: as in a configuration, name -> ``{class_path: ...}``.
@@ -74,16 +74,17 @@ def scenario_for(methods: dict[str, Any]) -> str:
 
 
 def needed(row: Row, flops: int | None, plain: int | None) -> dict[str, float | None]:
-    """What the method's own products and convolutions must cost, at the rate at which federated averaging computes its.
+    """Seconds that a method's added FLOPs need at the rate of federated averaging, beside the seconds that it adds.
 
     Args:
         row: with seconds of federated averaging, and added seconds.
         flops: of a round with the method; None if they could not be counted.
-        plain: of a round of federated averaging.
+        plain: of a round of federated averaging; None if they could not be counted.
 
     Returns:
-        ``added_flops_share``, of those of federated averaging; ``needed_seconds_per_round``; ``added_over_needed``,
-        None where less than a hundredth is added, which is elementwise work and noise.
+        ``added_flops_share``, a share of the FLOPs of federated averaging; ``needed_seconds_per_round``;
+        ``added_over_needed``, which is None where less than a hundredth is added: the added seconds are then
+        elementwise work and noise.
     """
     if not flops or not plain:
         return {"added_flops_share": None, "needed_seconds_per_round": None, "added_over_needed": None}
@@ -94,9 +95,10 @@ def needed(row: Row, flops: int | None, plain: int | None) -> dict[str, float | 
 
 
 def added(method: Measured, base: Measured) -> dict[str, float]:
-    """What one run has more than another: seconds and bytes of a round, of the first task's end beyond it, and memory.
+    """Seconds, bytes and memory that one run has more than another, in a round and at the first task's end.
 
-    Of a round: median over the turns of the difference between the two rounds of a turn.
+    Figures of a round are medians over turns of the difference between the two rounds of a turn. Bytes of the task's
+    end are without those that a round adds.
     """
     pairs = list(zip(method.rounds, base.rounds, strict=True))
     first, base_first = method.warmup[0], base.warmup[0]

@@ -19,10 +19,10 @@ _COARSE = 4  # pixels of a side that share one coarse value
 
 
 def data_file(folder: Path, work: Work, seed: int = 0) -> Path:
-    """The work's ``.npz`` file as :class:`cfl.data.sources.Arrays` reads it, made if it is not there.
+    """Return the path of the work's ``.npz`` file for :class:`cfl.data.sources.Arrays`; make the file if it is missing.
 
     Args:
-        folder: made if need be.
+        folder: of the file; made if it is missing.
         work: its shape, classes and sizes name the file; works that agree in them share it.
         seed: of the generator.
     """
@@ -68,11 +68,11 @@ def random_images(rng: np.random.Generator, count: int, shape: tuple[int, int, i
 
 
 def task_tensors(path: Path, work: Work, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """The work's own task as a bare loop wants it.
+    """Samples of the work's first task, as a bare loop reads them.
 
     Args:
-        path: as :func:`data_file` gave it.
-        work: what is in it.
+        path: returned by :func:`data_file`.
+        work: whose samples the file holds.
         seed: of the permutation of pixels, if the work has one.
 
     Returns:

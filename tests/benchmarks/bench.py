@@ -1,4 +1,4 @@
-"""What all works need: settings, the machine's peak, and one way to start engines."""
+"""Settings of a measurement, the machine's peak, and the ways to start engines, which all works share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TURNS_BETWEEN_PEAKS = 3
 
 
 class Peak(AbstractContextManager["Peak"]):
-    """The best matrix product so far, measured in a process of its own, which sleeps in between.
+    """The rate of the fastest matrix product so far, measured in a process that sleeps between measurements.
 
     Args:
         log: file for what the process prints.
@@ -45,16 +45,16 @@ class Peak(AbstractContextManager["Peak"]):
 
 @dataclass
 class Bench:
-    """One invocation.
+    """Settings of one invocation of the benchmarks.
 
     Attributes:
         folder: for results, data, configurations, logs and run folders.
-        rounds: measured per engine.
+        rounds: measured rounds per engine.
         warmup: rounds before those.
-        engines: to be compared.
-        peak: the machine's.
+        engines: engines to compare.
+        peak: measures the machine's peak.
         say: prints a line.
-        device: ``cpu`` or ``gpu``, of works that do not compare engines.
+        device: ``cpu`` or ``gpu``; used by works that do not compare engines.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class Bench:
 
     @property
     def cfl(self) -> Engine:
-        """``cfl fit`` as it comes, on the device."""
+        """``cfl fit`` with default settings, on the device."""
         return CFL_GPU if self.device == "gpu" else CFL
 
     def data(self, work: Work) -> Path:
@@ -75,7 +75,7 @@ class Bench:
         return data_file(self.folder / "data", work)
 
     def loop(self, work: Work, engine: Engine) -> Callable[[], Running]:
-        """Starts the bare loop on a work."""
+        """Return a function that starts the bare loop on a work."""
         place = self._place(work, engine)
         work_file = place.with_suffix(".json")
         work.save(work_file)
@@ -90,12 +90,12 @@ class Bench:
         methods: Sequence[Path] = (),
         name: str = "",
     ) -> Callable[[], Running]:
-        """Starts ``cfl fit`` on a work.
+        """Return a function that starts ``cfl fit`` on a work.
 
         Args:
             work: what is trained.
-            engine: with which settings.
-            config: None makes the plain one of the work.
+            engine: options and environment of ``cfl fit``.
+            config: configuration; None makes that of federated averaging on the work.
             methods: configurations merged after it.
             name: of files and run folder; by default the engine's.
         """
@@ -105,7 +105,7 @@ class Bench:
         return lambda: Running(command, place.with_suffix(".log"), engine.environment)
 
     def interleave(self, start: Mapping[str, Callable[[], Running]]) -> dict[str, Measured]:
-        """:func:`benchmarks.rounds.interleave`, with the peak measured at the start, now and then, and at the end."""
+        """Call :func:`benchmarks.rounds.interleave`; measure the peak before every third turn and at the end."""
 
         def between(turn: int) -> None:
             if turn % TURNS_BETWEEN_PEAKS == 0 or turn == self.warmup + self.rounds:

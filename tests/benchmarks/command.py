@@ -17,7 +17,7 @@ from benchmarks.table import show
 from cfl.runtime.errors import ConfigError
 
 FEWEST_ROUNDS = 10
-"""Fewer are for a trial of the suite, not for figures."""
+"""The fewest measured rounds for figures to report; fewer rounds only try out the suite."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from benchmarks.arrays import MEAN, STD
 from benchmarks.works import Work
 
 ENDLESS = 1_000_000
-"""Rounds that no benchmark reaches: the coordinator says when it is over."""
+"""More rounds than any benchmark takes; the coordinator stops the run before."""
 
 Stream = Literal["one task", "second task", "a task per round"]
 
@@ -77,7 +77,7 @@ def config_of(work: Work, data: Path, stream: Stream = "one task", num_tasks: in
 
 
 def write_config(path: Path, config: dict[str, Any]) -> Path:
-    """Write it as YAML; returns ``path``."""
+    """Write a configuration as YAML; return ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     return path

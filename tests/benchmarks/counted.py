@@ -17,7 +17,8 @@ from benchmarks.running import TESTS
 
 TIMEOUT = 600
 COUNTED = 2
-"""The round that is counted: the second one of the second task, followed by another one for which methods prepare."""
+"""Number of the counted round, from 0: the second round of the second task. One more round follows, so that what
+methods do to prepare it is counted, too."""
 
 
 class CountFlops(Callback):
@@ -32,17 +33,17 @@ class CountFlops(Callback):
         self._counter: FlopCounterMode | None = None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count from here on."""
+        """Start counting at the beginning of the counted round."""
         if trainer.current_epoch == COUNTED:
             self._counter = FlopCounterMode(display=False)
             self._counter.__enter__()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Up to here. The round is not followed by an evaluation."""
+        """Stop counting and write the FLOPs."""
         self._stop()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Evaluations are not counted."""
+        """Stop counting before an evaluation, which is not part of the round."""
         self._stop()
 
     def _stop(self) -> None:
@@ -55,10 +56,10 @@ class CountFlops(Callback):
 def counted_flops(place: Path, config: Mapping[str, Any], methods: Sequence[Path] = ()) -> int | None:
     """FLOPs of the round after the first of the second task, or None if the run failed.
 
-    All clients are computed together, in one thread, which the counter sees.
+    All clients are computed in one pass in one thread, because the counter sees only the thread that started it.
 
     Args:
-        place: without suffix; of configuration, log, run folder and result.
+        place: path without suffix, for configuration, log, run folder and result.
         config: as for the measured run.
         methods: configurations merged after it.
     """

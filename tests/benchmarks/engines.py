@@ -1,4 +1,4 @@
-"""What carries a work out: the bare loop, and ``cfl fit`` under several settings."""
+"""Programs that compute a work: bare loops, and ``cfl fit`` under several settings."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Engine:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it computes there."""
+        """Whether the engine computes on a GPU."""
         return self.device == "cuda" or "gpu" in self.options
 
     @property
     def is_settled(self) -> bool:
-        """Whether it starts without trying out what is fastest."""
+        """Whether it is a bare loop or fixes the cohort width. On a GPU, such an engine starts without a trial."""
         return self.bare or "--schedule.cohort_width" in self.options
 
 
@@ -87,13 +87,13 @@ GPU_ENGINES = {
         _on_gpu("cfl-gpu-k64-compiled", "--schedule.cohort_width", "64", "--engine.compile", "default"),
     )
 }
-"""The same for a GPU."""
+"""Engines of a GPU by name, in the order in which they are measured when none is named."""
 
 
 def chosen_engines(names: str, gpu: bool = False) -> list[Engine]:
-    """Engines by name, separated by commas; all for the CPU, or for a GPU, if there is none.
+    """Return the engines whose names are given, separated by commas; all of the CPU or of the GPU if none is given.
 
-    ``cfl --any.option value`` is an engine too, under that name.
+    The name ``cfl --any.option value`` stands for ``cfl fit`` with that option.
 
     Raises:
         ConfigError: an unknown name.
@@ -112,12 +112,12 @@ def chosen_engines(names: str, gpu: bool = False) -> list[Engine]:
 
 
 def loop_command(engine: Engine, work_file: Path, data: Path) -> list[str]:
-    """A bare loop; the file descriptor of its wire is to be appended."""
+    """Return the command of a bare loop, to which the file descriptor of its wire must be appended."""
     return [sys.executable, "-m", f"benchmarks.{engine.module}", str(work_file), str(data), engine.device]
 
 
 def fit_command(configs: Sequence[Path], run_folder: Path, options: Sequence[str] = ()) -> list[str]:
-    """``cfl fit`` at the coordinator's pace; the file descriptor of its wire is to be appended.
+    """Return the command of a ``cfl fit`` that the coordinator paces; the descriptor of its wire must be appended.
 
     Args:
         configs: merged from left to right.
@@ -131,7 +131,7 @@ _WIRE = ("--trainer.callbacks.wire",)
 
 
 def fit_options(configs: Sequence[Path], run_folder: Path, options: Sequence[str] = ()) -> list[str]:
-    """``cfl fit`` without a coordinator; arguments as for :func:`fit_command`."""
+    """Return the command of a ``cfl fit`` without a coordinator; arguments as for :func:`fit_command`."""
     given = [part for config in configs for part in ("--config", str(config))]
     run = ["--run.dir", str(run_folder), "--run.overwrite", "true"]
     return [sys.executable, "-m", "cfl", "fit", *given, *run, *options]

@@ -20,8 +20,8 @@ class Extraction:
 
     Attributes:
         work: what a round is; every round is a task of its own.
-        sketch_size: of the method FOT; None: second moments are sent instead of sketches.
-        scenario: where ``domain``, the output layer is sketched too.
+        sketch_size: of the method FOT; with None, second moments are sent instead of sketches.
+        scenario: of the data; in ``domain``, the output layer is sketched too.
         paper_ratio: GPSE's seconds over those of a local epoch in FOT's Table 4.
     """
 
@@ -32,7 +32,7 @@ class Extraction:
 
 
 THRESHOLD = 0.5
-"""Low, so that the bases are neither empty nor full after as many tasks as are measured."""
+"""FOT's threshold. It is low so that the bases are neither empty nor full after as many tasks as are measured."""
 
 _SKETCHES = (
     Extraction(replace(W1, name="W6", variant="MLP"), 1.0, "domain", 0.024 / 0.067),
@@ -93,7 +93,7 @@ def extraction(bench: Bench, cases: Sequence[Extraction] = EXTRACTIONS) -> list[
 def extraction_figures(reports: Sequence[Report]) -> dict[str, float]:
     """Seconds of extractions and local epochs, medians over rounds, and their ratios.
 
-    The clients' part, forward passes and sketches, is what the paper's table holds; the rest is the server's.
+    The paper's table holds the clients' part only, which is forward passes and sketches. The rest is the server's part.
     """
     whole = [report["task_end_seconds"] for report in reports]
     clients = [report["task_end_clients_seconds"] for report in reports]

@@ -26,7 +26,7 @@ WORK = Work(
 )
 
 STRENGTH = 1e-4
-"""Small: images are random here, so clients never agree, and a strong pull would diverge."""
+"""FedCurv's strength. It is small because images are random here, so clients never agree and a strong pull diverges."""
 
 
 def fisher(bench: Bench, work: Work = WORK) -> list[Row]:
@@ -56,8 +56,8 @@ def fisher_figures(reports: Sequence[Report], base: Sequence[Report]) -> dict[st
     """Seconds of a round's Fishers and of a plain round, medians over turns, and the ratios within turns.
 
     Args:
-        reports: of FedCurv's rounds; ``close_clients_seconds`` are the Fishers, sending and keeping included.
-        base: of federated averaging's, in the same turns.
+        reports: reports of FedCurv's rounds; ``close_clients_seconds`` covers computing, sending and keeping Fishers.
+        base: reports of federated averaging's rounds, in the same turns.
     """
     pairs = list(zip(reports, base, strict=True))
     return {

@@ -1,4 +1,4 @@
-"""The arithmetic that a work cannot do without."""
+"""The fewest FLOPs with which a work can be computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def step_flops(work: Work, batch_size: int) -> int:
     """FLOPs of matrix products and convolutions in one forward and backward pass, counted while it runs.
 
     Images need no gradient, so none is counted for the first layer's input. The network is built with the task's own
-    outputs: those of other tasks are masked, and nobody needs to compute them.
+    outputs, because those of other tasks are masked and need not be computed.
 
     Args:
         work: gives network and images.

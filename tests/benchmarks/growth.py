@@ -1,4 +1,7 @@
-"""Lines that have to stay flat or straight: population, clients per round, tasks, network size, processes."""
+"""How time and memory grow with the numbers of clients, clients per round, tasks, parameters and processes.
+
+Each of these is a line of measured points, which should stay flat or straight.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 ROOM = 4
-"""Copies of the data for which there has to be memory."""
+"""A point is measured only if so many copies of its data fit into the available memory."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 POPULATIONS = (100, 1000, 10_000, 100_000, 1_000_000)
 SAMPLED = (10, 100, 1000, 10_000)
@@ -73,16 +76,16 @@ TASK_METHODS: dict[str, dict[str, Any]] = {
     "cfed": {},
     "fedcil": {"consolidation_steps": 1},
 }
-"""Files of ``configs/methods``, and options in which they differ here: memories for the whole run, which stay full."""
+"""Files of ``configs/methods`` -> options that are changed here, such as memories of one size for the whole run."""
 
 
 @dataclass
 class Point:
-    """One process of a line.
+    """One point of a line, measured in one run of ``cfl fit``.
 
     Attributes:
-        row: what is known of it before it is measured.
-        work: its rounds.
+        row: the part of the point's row that is known before it is measured.
+        work: what a round is.
         engine: options and environment of ``cfl fit``.
     """
 
@@ -92,13 +95,13 @@ class Point:
 
 
 def fixed_engine(width: int, stack: int, workers: int = 2, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """Options of ``cfl fit`` that leave no choice of an engine open."""
+    """Options of ``cfl fit`` that fix the engine, so that none is chosen by timing."""
     kind = ("--engine.kind", "workers", "--engine.workers", str(workers), "--engine.products", "blas")
     return (*kind, "--engine.stack", str(stack), "--schedule.cohort_width", str(width), *more)
 
 
 def stacked_engine(sampled: int) -> Engine:
-    """Alike cohorts of small networks for any number of clients: at most 128, half of them on each of two threads."""
+    """Return an engine with cohorts of at most 128 clients, half of them stacked on each of two threads."""
     width = min(128, sampled)
     return Engine("cfl", options=fixed_engine(width, -(-width // 2)))
 
@@ -107,25 +110,31 @@ def stacked_engine(sampled: int) -> Engine:
 
 
 def hidden_width(parameters: int, inputs: int = 64, outputs: int = 10) -> int:
-    """Units of each of two hidden layers with which an MLP has about so many parameters."""
+    """Units of each of two hidden layers with which an MLP has about ``parameters`` parameters."""
     linear = inputs + outputs + 2
     return round((-linear + (linear**2 + 4 * (parameters - outputs)) ** 0.5) / 2)
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
-    """Medians of the first and of the last fifth of some values, two at least."""
+    """Medians of the first and of the last fifth of the values; a fifth has at least two values."""
     part = min(len(values), max(2, len(values) // 5))
     return median(values[:part]), median(values[-part:])
 
 
 def spread(values: Sequence[float]) -> float:
-    """Distance of the quartiles over the median."""
+    """Interquartile range of the values, divided by their median."""
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
     return (high - low) / middle
 
 
 def add_slopes(rows: Sequence[Row], per: str, keys: Mapping[str, str]) -> None:
-    """What one more unit costs, from each row to the next: ``key`` over ``per``, in place under another key."""
+    """Add to each row but the first the slope since the row before: the change of ``key`` over that of ``per``.
+
+    Args:
+        rows: changed in place; rows that were not run are left out.
+        per: key of the numbers by which is divided.
+        keys: key of a figure -> key of its slope.
+    """
     known = [row for row in rows if not row.get("not_run")]
     for before, row in pairwise(known):
         for key, slope in keys.items():
@@ -133,7 +142,7 @@ def add_slopes(rows: Sequence[Row], per: str, keys: Mapping[str, str]) -> None:
 
 
 def ring_seconds(processes: int, size: int, latency: float, bytes_per_second: float) -> float:
-    """A sum over a ring of processes: each sends ``2 (n - 1)`` parts, an n-th of ``size`` bytes each."""
+    """Seconds of a sum over a ring of ``n`` processes: each sends ``2 (n - 1)`` parts of ``size / n`` bytes."""
     steps = 2 * (processes - 1)
     return steps * (latency + size / processes / bytes_per_second)
 
@@ -214,7 +223,7 @@ def size(bench: Bench) -> list[Row]:
 
 
 def processes(bench: Bench) -> list[Row]:
-    """One and two processes; computed for more: one process with their share of the clients, and the sum of updates."""
+    """More processes: one and two are measured, more are computed from one with their share of the clients."""
     shares = [W1.sampled // n for n in PROCESSES]
     parallel = ("--trainer.strategy", "cfl.training.strategy.ClientParallel", "--trainer.devices", "2")
     points = [
@@ -297,7 +306,7 @@ def tasks(bench: Bench, methods: Mapping[str, Mapping[str, Any]] = TASK_METHODS)
 
 
 def method_config(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A file of ``configs/methods`` with other options, its network made small."""
+    """Return a file of ``configs/methods`` with some options replaced, and with a small classifier."""
     config: dict[str, Any] = yaml.safe_load((METHODS / f"{method}.yaml").read_text())
     for entry in (config["methods"] or {}).values():
         entry["init_args"] = {**entry.get("init_args", {}), **options}
@@ -325,7 +334,7 @@ def _drive(process: Running, word: str, rounds: int, checkpoint: Path, found: Me
 
 
 def task_figures(found: Measured, warmup: int) -> Row:
-    """Early and late medians, and late over early, of what a process said at each task's end from the second on."""
+    """Early and late medians, and their ratio, of a process's reports at each task's end from the second task on."""
     reports = found.rounds[warmup:]
     series = {
         "round": [r["seconds"] - r["task_end_seconds"] for r in reports],
@@ -419,7 +428,7 @@ def markdown(line: str, rows: Sequence[Row]) -> str:
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """All tables, and what they were measured on."""
+    """Return all tables, and the machine and versions of the measurement, in Markdown."""
     about = {**results["machine"], **results["versions"]}
     parts = ["# Growth", ", ".join(f"{key} {value}" for key, value in about.items() if value)]
     for line, rows in results["lines"].items():
@@ -429,7 +438,7 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def chosen_lines(names: str) -> list[str]:
-    """Lines by name, separated by commas, in their order; all if there is none.
+    """Return the lines whose names are given, separated by commas, in the order of ``LINES``; all if none is given.
 
     Raises:
         ConfigError: an unknown name.

@@ -1,7 +1,7 @@
 """Federated averaging in plain PyTorch: the least code that does the work, and what a framework is measured against.
 
-One model that every client's training starts anew, one optimizer, normalised float images in memory, and a running sum
-of updates.
+All clients are trained in one model with one optimizer, on normalised float images in memory. Their updates are summed
+up as they come.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-import torch  # before cfl, which asks for sleeping math threads: torch reads that once, when it is imported
+import torch  # before cfl, whose import sets OMP_WAIT_POLICY, which torch reads when it is imported
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine and the versions with which figures were measured."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that computes."""
+    """Versions of Python, of ``cfl`` and of the libraries that compute."""
     names = ("torch", "lightning", "numpy")
     return {"python": platform.python_version(), "cfl": __version__, **{name: version(name) for name in names}}

@@ -10,8 +10,8 @@ from pathlib import Path
 def memory() -> dict[str, float]:
     """``peak_rss_mb``, the highest resident memory so far, and ``rss_mb``, that of now, in MB of 10^6 bytes.
 
-    Linux's ``ru_maxrss`` also counts what the process that started this one held at that moment, so it is read only
-    where ``/proc`` does not exist; ``rss_mb`` is then the peak too.
+    Linux's ``ru_maxrss`` includes the memory of the parent process at the moment when it started this one. It is
+    therefore read only where ``/proc`` does not exist; ``rss_mb`` is then the peak, too.
     """
     status = Path("/proc/self/status")
     if status.exists():

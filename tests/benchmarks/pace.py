@@ -1,4 +1,4 @@
-"""A Trainer callback that lets a run of ``cfl fit`` take its rounds when it is told to, and measures them."""
+"""A Trainer callback that starts each round of ``cfl fit`` when the coordinator says so, and measures it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from benchmarks.wire import Report, Wire
 class Pace(Callback):
     """Waits before every round for the coordinator's word.
 
-    A round is measured from the moment its loader is asked for to the moment Lightning's loop over its batches is
-    done: sampling, dealing, sending, local training, collecting, aggregation, and what methods do at a task's end.
-    Evaluation, the run folder's files and the progress line come later and are reported as the time between rounds.
+    A round is measured from the moment when its loader is requested to the moment when Lightning's loop over its
+    batches is done: sampling, dealing, sending, local training, collecting, aggregation, and what methods do at a
+    task's end. Evaluation, the run folder's files and the progress line come later and are reported as the time between
+    rounds.
 
-    No hook here looks at gradients: engines leave none where nobody does.
+    This callback has no hooks that read gradients, because engines would then have to keep them.
 
     Args:
         wire: file descriptor of a socket to the coordinator, open in the first process.
@@ -46,7 +47,7 @@ class Pace(Callback):
         self._noting = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stand between Lightning and the next round's loader."""
+        """Connect to the coordinator, and make the next round's loader wait for its word."""
         if trainer.is_global_zero:
             self._wire = Wire.from_descriptor(self.descriptor)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -60,7 +61,10 @@ class Pace(Callback):
         data.train_dataloader = when_told
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure what methods do at a task's end; clients' part of it is over with their last message."""
+        """Measure what methods do at a task's end, and in ``finish_clients``.
+
+        The clients' part of a task's end lasts until their last message.
+        """
         federation: Any = pl_module.federation
         uplink = federation.channel.uplink
 
@@ -103,7 +107,7 @@ class Pace(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure forward and backward passes and the optimizer's steps.
 
-        A block of steps collects from clients that have finished, which is none of it.
+        A block of steps also collects from clients that have finished; that time is subtracted.
         """
         strategy: Any = trainer.strategy
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -119,7 +123,7 @@ class Pace(Callback):
 
         @wraps(backward)
         def timed_backward(*args: Any, **kwargs: Any) -> Any:
-            if data.steps_per_block == 1:  # else the block has seen to it
+            if data.steps_per_block == 1:  # longer blocks compute backward within the training step, which is timed
                 self._backward_started = time.perf_counter()
             return backward(*args, **kwargs)
 
@@ -133,7 +137,7 @@ class Pace(Callback):
         work.collect = timed_collect
 
         def after_step(*_: Any) -> None:
-            if self._backward_started is not None:  # the methods' work on gradients lies between the two
+            if self._backward_started is not None:  # includes what methods do to gradients before the optimizer's step
                 self._step_seconds += time.perf_counter() - self._backward_started
                 self._backward_started = None
 
@@ -141,15 +145,15 @@ class Pace(Callback):
         for optimizer in trainer.optimizers:
             optimizer.register_step_post_hook(after_step)
 
-    # The round's end: whichever comes first.
+    # The round ends with the hook that comes first.
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The round is over where an evaluation follows."""
+        """End the round before an evaluation that follows it."""
         if not trainer.sanity_checking:
             self._close(pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The round is over."""
+        """End the round, unless an evaluation has ended it."""
         self._close(pl_module)
 
     def _close(self, pl_module: LightningModule) -> None:
@@ -173,7 +177,7 @@ class Pace(Callback):
         self._noted = {}
         self._bytes, self._task_end, self._close_clients = total, [0.0, 0.0], 0.0
 
-    # The gate.
+    # Waiting for the coordinator.
 
     def _wait(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._ended is None:
@@ -194,7 +198,7 @@ class Pace(Callback):
         self._started = time.perf_counter()
 
     def _stop(self, trainer: Trainer) -> None:
-        """Report the memory of all processes together, and end: no evaluation, no pictures, nothing to keep."""
+        """Report the memory of all processes together, and exit at once, without evaluation, figures or checkpoint."""
         taken = {**memory(), **device_memory()}
         own = torch.tensor([*taken.values()], dtype=torch.float64)
         total = trainer.strategy.reduce(own, reduce_op="sum")
@@ -205,7 +209,7 @@ class Pace(Callback):
 
 
 def information(trainer: Trainer, pl_module: LightningModule) -> Report:
-    """What the coordinator is told of the process before its first round."""
+    """Return the report about the process that the coordinator gets before the first round."""
     choice: Any = getattr(pl_module, "engine_choice", None)
     return {
         "threads": torch.get_num_threads(),

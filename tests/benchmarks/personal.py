@@ -1,4 +1,4 @@
-"""W8: FedWeIT as clients become many, and as tasks pass: neither may cost more than the clients' own state."""
+"""W8: FedWeIT with more clients, and over more tasks. Both should add no cost but that of the clients' own state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def personal(
 
     Args:
         bench: settings.
-        work: with five clients.
+        work: what a round is; its number of clients is replaced by ``populations`` and kept where tasks pass.
         populations: numbers of clients.
         state_memory_mb: see ``federated.client_state_memory_mb``.
 

@@ -11,19 +11,19 @@ from benchmarks.running import NotRun, Running
 from benchmarks.wire import Report
 
 SETTLE_SECONDS = 0.05
-"""Pause between two processes: math threads that wait actively do so for some milliseconds after their last work."""
+"""Pause between rounds of two processes, because math threads may spin for some milliseconds after their last work."""
 
 
 @dataclass
 class Measured:
-    """What became of one process.
+    """Reports of one process.
 
     Attributes:
-        info: what it said about itself.
-        warmup: reports of the rounds that do not count.
-        rounds: reports of those that do.
+        info: its first report, about itself.
+        warmup: reports of the warm-up rounds.
+        rounds: reports of the measured rounds.
         memory: ``peak_rss_mb`` and ``rss_mb`` at the end.
-        failure: why it was not run to the end, or None.
+        failure: why the process did not run to the end, or None.
     """
 
     info: Report = field(default_factory=dict)
@@ -41,16 +41,18 @@ def interleave(
     between: Callable[[int], object] = lambda number: None,
     together: Collection[str] = (),
 ) -> dict[str, Measured]:
-    """Let processes take rounds in turns: in order, then in reverse, and so on. A failure stops only its own.
+    """Let processes take rounds in turns: in order, then in reverse, and so on.
+
+    A process that fails is left out from then on; the others go on.
 
     Args:
         start: name -> starts the process.
-        rounds: that count.
-        warmup: before those.
-        say: is told the seconds of every turn.
-        between: called with the number of the turn before each, and at the end.
-        together: names of those that may start at the same time. The others start before them, one after another: some
-            measure what is fastest while they start.
+        rounds: number of measured rounds.
+        warmup: number of rounds before those.
+        say: prints a line with the seconds of every turn.
+        between: called before each turn with the turn's number, and once at the end.
+        together: names of processes that may start at the same time. The others start before them, one after another,
+            because some measure which settings are fastest while they start.
     """
     found = {name: Measured() for name in start}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""From reports to the rows of the results: medians, ratios, warnings."""
+"""Rows of the results, computed from reports: medians, ratios, warnings."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def share_outside_steps(reports: Sequence[Report]) -> float:
 
 
 def row_of(work: str, variant: str, engine: str, measured: Measured) -> Row:
-    """One engine's row, without what only a comparison gives.
+    """One engine's row, without figures that compare it with others.
 
     Args:
-        work: its name.
+        work: the work's name.
         variant: tells rows of one work and engine apart.
-        engine: its name.
-        measured: if it failed, all figures are None and ``not_run`` says why.
+        engine: the engine's name.
+        measured: the process's reports; if it failed, all figures are None and ``not_run`` says why.
     """
     row: Row = dict.fromkeys(REQUIRED)
     row |= {"work": work, "engine": engine, "variant": variant, "not_run": measured.failure, "warning": None}
@@ -57,7 +57,7 @@ def row_of(work: str, variant: str, engine: str, measured: Measured) -> Row:
 
 
 def _of_device(measured: Measured, seconds: float) -> Row:
-    """``device_seconds`` and ``device_kernels`` of the noted round, and what share of a round that is."""
+    """``device_seconds`` and ``device_kernels`` of the noted round; ``device_busy``, the seconds' share of a round."""
     noted = next((r for r in measured.warmup if "device_seconds" in r), None)
     if noted is None:
         return {}
@@ -75,7 +75,7 @@ def ran(row: Row) -> bool:
 
 
 def add_rates(row: Row, client_steps: int, clients: int) -> None:
-    """Client steps per second and seconds per sampled client.
+    """Add client steps per second and seconds per sampled client to a row.
 
     Args:
         row: changed in place.
@@ -89,7 +89,7 @@ def add_rates(row: Row, client_steps: int, clients: int) -> None:
 
 
 def add_ratios_to_loop(rows: Sequence[Row], loop: str = "loop") -> None:
-    """Each row's median over that of the loop of the same work and variant; 1 for the loop itself."""
+    """Add each row's median divided by that of the loop of the same work and variant; 1 for the loop itself."""
     medians = {(r["work"], r["variant"]): r["seconds_per_round_median"] for r in rows if r["engine"] == loop and ran(r)}
     for row in rows:
         base = medians.get((row["work"], row["variant"]))
@@ -97,10 +97,10 @@ def add_ratios_to_loop(rows: Sequence[Row], loop: str = "loop") -> None:
 
 
 def add_floor(row: Row, flops: int, flops_per_second: float) -> None:
-    """The time that the arithmetic alone would take, and how many times as long the round took.
+    """Add the seconds that the arithmetic alone would take, and how many times as long the round took.
 
     Args:
-        row: changed in place. Gets a warning if a round was faster, which says that the peak was measured badly.
+        row: changed in place. It gets a warning if a round was faster, which means that the peak was measured badly.
         flops: of a round.
         flops_per_second: the machine's best.
     """
@@ -119,7 +119,7 @@ def add_floor(row: Row, flops: int, flops_per_second: float) -> None:
 
 
 def add_memory_beyond_data(row: Row, data_bytes: int) -> None:
-    """Resident memory that is not training samples.
+    """Add the resident memory beyond the training samples to a row.
 
     Args:
         row: changed in place.

@@ -17,7 +17,7 @@ from benchmarks.wire import Report, Wire, WireClosed
 TESTS = Path(__file__).resolve().parents[1]
 
 TIMEOUT = 900.0
-"""Seconds after which a process that says nothing is given up."""
+"""Seconds without a report after which a process is given up."""
 
 
 class NotRun(RuntimeError):
@@ -25,13 +25,13 @@ class NotRun(RuntimeError):
 
 
 class Running:
-    """A process that runs a round when it is asked to. A context manager: leaving it ends the process.
+    """A process that runs a round on request. It is a context manager, and leaving it ends the process.
 
     Args:
         command: the file descriptor of its wire is appended.
         log: file for what it prints.
         environment: added to the user's.
-        timeout: seconds.
+        timeout: seconds to wait for a report.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class Running:
             )
 
     def ready(self) -> Report:
-        """Wait until it could run a round; what it says about itself, and ``startup_seconds``.
+        """Wait until the process is ready for a round; return its report about itself, and ``startup_seconds``.
 
         Raises:
-            NotRun: it ends, or says nothing in time.
+            NotRun: the process ends, or sends nothing in time.
         """
         return self._receive() | {"startup_seconds": time.perf_counter() - self._started}
 
     def round(self) -> Report:
-        """Let it run one round and come to rest again; its report.
+        """Let the process run one round and wait again; return its report.
 
         Raises:
             NotRun: as :meth:`ready`.
@@ -78,7 +78,7 @@ class Running:
         return self._receive()
 
     def finish(self) -> Report:
-        """Let it end; its memory.
+        """Let the process end; return the report of its memory.
 
         Raises:
             NotRun: as :meth:`ready`.
@@ -90,7 +90,7 @@ class Running:
         return report
 
     def end(self) -> None:
-        """End it and all that it has started, if they are still there."""
+        """Kill the process and all that it has started, if they still run."""
         self._wire.close()
         if not self._finished:
             with suppress(ProcessLookupError):
@@ -119,7 +119,7 @@ class Running:
             raise NotRun(self._why()) from error
 
     def _why(self) -> str:
-        """The last line that it printed."""
+        """Exit status of the process and the last line that it printed."""
         try:
             status = self._process.wait(30)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
 """Seconds and bytes of secure sums: ``python -m benchmarks.secure_sums``, with ``tests`` on PYTHONPATH.
 
-One sum for each number of clients, of neighbours and of numbers in a message, with a tenth of the clients dropping out
-before their message. All parties run in this process, one after another; the seconds are of its CPU time. It takes some
-ten minutes, most of them for 500 clients that mask with all others.
+One sum is computed for each number of clients, of neighbours and of numbers in a message. A tenth of the clients drop
+out before their message. All clients and the server run in this process, one after another; the seconds are its CPU
+time. It takes some ten minutes, most of them for 500 clients that mask with all others.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def row(clients: int, degree: int | None, numbers: int) -> dict[str, Any]:
     """The figures of one sum.
 
     Args:
-        clients: that are asked.
-        degree: neighbours of each; None for all others.
-        numbers: of a message.
+        clients: clients of the sum, including those that drop out.
+        degree: neighbours of each client; None for all other clients.
+        numbers: length of a message.
     """
     of_clients, of_server, up, down = summed(clients, degree, numbers)
     return {

@@ -49,7 +49,9 @@ def check_rows(rows: object) -> None:
 
 
 def replace_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows in place of all earlier ones of the same works; other works' rows stay. In one step.
+    """Replace all earlier rows of the same works in the file; other works' rows stay.
+
+    The file is replaced in one step, so it is complete at every moment.
 
     Raises:
         ConfigError: as :func:`stored_rows`.

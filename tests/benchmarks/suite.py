@@ -43,7 +43,7 @@ TITLES = {
 
 
 def chosen_works(names: str, works: Mapping[str, Measure] = WORKS) -> dict[str, Measure]:
-    """Works by name, separated by commas, in the suite's order; all if there is none.
+    """Return the works whose names are given, separated by commas, in the suite's order; all if none is given.
 
     Raises:
         ConfigError: an unknown name.
@@ -63,29 +63,29 @@ def run_suite(
     say: Callable[[str], None],
     device: str = "cpu",
 ) -> list[Row]:
-    """Measure works one after another; results are written after each.
+    """Measure works one after another; write the results after each.
 
     Args:
-        works: name -> what measures it.
-        engines: to be compared.
-        rounds: measured per engine, at least 1.
+        works: name -> function that measures the work.
+        engines: engines to compare.
+        rounds: measured rounds per engine, at least 1.
         warmup: rounds before those, at least 1.
         folder: gets ``bench.json`` and everything else.
         say: prints a line.
-        device: ``cpu`` or ``gpu``: whose peak is measured, and where works that do not compare engines are.
+        device: ``cpu`` or ``gpu``: whose peak is measured, and where works that do not compare engines run.
 
     Returns:
         The rows of this invocation.
 
     Raises:
-        ConfigError: a number of rounds that cannot work, or a ``bench.json`` that is none.
+        ConfigError: fewer than 1 round, or a ``bench.json`` that does not hold rows.
     """
     for key, value in (("ROUNDS", rounds), ("WARMUP", warmup)):
         if value < 1:
             raise ConfigError(key, value, "an integer of at least 1")
     folder = folder.absolute()
     results = folder / "bench.json"
-    stored_rows(results)  # a file that is none is refused now, not after the first work
+    stored_rows(results)  # refuses a malformed file now, not after the first work
     rows: list[Row] = []
     with Peak(folder / "peak.log", "cuda" if device == "gpu" else "cpu") as peak:
         bench = Bench(folder, rounds, warmup, engines, peak, say, device)
@@ -95,7 +95,7 @@ def run_suite(
             found = [row | about for row in measure(bench)]
             replace_rows(results, found)
             rows += found
-        # A later work may have seen a better peak: all rows of one invocation have the same.
+        # A later work may have measured a higher peak; all rows of one invocation use the highest.
         for row in rows:
             if ran(row) and "flops_per_round" in row:
                 add_floor(row, row["flops_per_round"], peak.flops_per_second)

@@ -95,7 +95,7 @@ def shortened(text: str, length: int = 90) -> str:
 
 
 def table_of(title: str, rows: Sequence[Row]) -> Table:
-    """Rows of one work."""
+    """Return the table of one work's rows."""
     columns = COLUMNS.get(rows[0]["work"], _SIDE_BY_SIDE)
     if any(row.get("peak_gpu_mb") for row in rows):
         columns = [*columns, *_DEVICE]
@@ -113,7 +113,7 @@ def table_of(title: str, rows: Sequence[Row]) -> Table:
 
 
 def show(rows: Sequence[Row], titles: dict[str, str], console: Console) -> None:
-    """Print a table per work, and what they were measured on."""
+    """Print a table per work, then the machine, the versions and the arithmetic peak."""
     for work in dict.fromkeys(row["work"] for row in rows):
         own = [row for row in rows if row["work"] == work]
         console.print(table_of(f"{work} {titles.get(work, '')}", own))

@@ -1,7 +1,7 @@
-"""Between the coordinator and a measured process: one JSON object per line over a socket pair.
+"""Messages between the coordinator and a measured process: one JSON object per line over a socket pair.
 
-The process says that it is idle, with its report of what it did last, and waits. ``round`` lets it run one round,
-``stop`` makes it report its memory and end. So at any moment one process computes and all others sleep.
+A process that is idle sends a report of what it did last, and waits. ``round`` makes it run one round, ``stop`` makes
+it report its memory and end. At any moment one process computes and all others sleep.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Wire:
 
     @classmethod
     def from_descriptor(cls, number: int) -> Wire:
-        """The end that was inherited under a file descriptor."""
+        """Return the end that this process inherited under a file descriptor."""
         return cls(socket.socket(fileno=number))
 
     def send(self, report: Report) -> None:
         """Send one object.
 
         Raises:
-            WireClosed: nobody reads.
+            WireClosed: the other end is closed.
         """
         try:
             self._end.sendall(json.dumps(report).encode() + b"\n")
@@ -54,7 +54,7 @@ class Wire:
         """Wait for one object.
 
         Raises:
-            WireClosed: nobody will write.
+            WireClosed: the other end is closed.
             TimeoutError: nothing came in time.
         """
         while b"\n" not in self._buffer:
@@ -72,12 +72,12 @@ class Wire:
         return report
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._end.close()
 
 
 def serve(wire: Wire, info: Report, play: Callable[[], Report]) -> None:
-    """A measured process's main loop.
+    """Run the main loop of a measured process until the coordinator stops it.
 
     Args:
         wire: to the coordinator.

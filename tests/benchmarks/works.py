@@ -1,4 +1,4 @@
-"""The works: what one round consists of, whoever computes it."""
+"""The works: what one round consists of, independent of the engine that computes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Work:
         name: W1, W2, ...
         title: in one line, for tables.
         network: class in ``cfl.models``.
-        options: of that class, all that differ from another config's, since configs merge.
+        options: arguments of that class. Configurations merge, so these name every option that another one may set.
         shape: ``(C, H, W)`` of an image.
         clients: in the federation.
         sampled: per round.
@@ -77,7 +77,7 @@ class Work:
         return size * (pixel * math.prod(self.shape) + 8)
 
     def save(self, path: Path) -> None:
-        """Write it for another process."""
+        """Write the work to a file, for another process."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Builders and independent computations that tests of several rooms use."""
+"""Builders and independent computations that tests of several folders use."""

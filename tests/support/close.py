@@ -1,4 +1,4 @@
-"""Comparing two models, or whatever else is a tensor per name."""
+"""Comparison of two models, or of any other tensors by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-11) -> None:
-    """The same names, and values that agree to float64's rounding, unless another tolerance is given."""
+    """Require equal names, and values that agree up to float64's rounding or to ``atol``."""
     assert set(found) == set(expected)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=atol, msg=lambda m, n=name: f"{n}: {m}")

@@ -1,7 +1,7 @@
 """CUDA graphs emulated on the CPU: a capture records aten operations, a replay computes them on the same memory.
 
 What a real capture forbids raises :class:`Unsafe`: a number that Python reads, a result whose size depends on values,
-a tensor made of Python's numbers, random numbers. What is no input keeps the values that it had at the capture.
+a tensor made of Python's numbers, random numbers. Values that are not read from memory at a replay stay as captured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WITHOUT_VALUES = {
 
 
 class Unsafe(RuntimeError):
-    """A capture does not allow this."""
+    """Raised for an operation that a capture does not allow."""
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -47,7 +47,7 @@ def _place(tensor: Tensor) -> int:
 
 
 class _Tape(TorchDispatchMode):
-    """Computes operations and writes them down; :meth:`restore` takes back what they wrote into older memory."""
+    """Computes and records operations; :meth:`restore` undoes their writes to memory that existed before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Tape(TorchDispatchMode):
             raise Unsafe(f"{name} draws random numbers")
 
     def restore(self) -> None:
-        """A capture computes nothing."""
+        """Undo writes to older memory, because a real capture computes nothing."""
         for tensor, before in self._before.values():
             tensor.copy_(before)
 
@@ -109,7 +109,7 @@ class _Stream:
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Let engines built from now on work as on a CUDA device; returns how many captures and replays there were."""
+    """Let engines built from now on work as on a CUDA device; return the numbers of captures and replays."""
     counts: Counter[str] = Counter()
 
     @contextmanager

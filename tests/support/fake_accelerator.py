@@ -14,7 +14,7 @@ from support import fake_device
 
 
 class FakeAccelerator(Accelerator):
-    """It is not registered by name, hence ``accelerator: auto`` does not choose it."""
+    """The fake device for Lightning. It is not registered by name, so ``accelerator: auto`` does not choose it."""
 
     def setup_device(self, device: torch.device) -> None:
         """Nothing to do."""
@@ -23,22 +23,22 @@ class FakeAccelerator(Accelerator):
         """Nothing to do."""
 
     def get_device_stats(self, device: Any) -> dict[str, Any]:
-        """None."""
+        """Return no statistics."""
         return {}
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """As given."""
+        """Return ``devices`` unchanged."""
         return devices
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> list[torch.device]:
-        """The only one."""
+        """Return the only device."""
         return [torch.device(fake_device.NAME, 0)]
 
     @staticmethod
     def auto_device_count() -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     @staticmethod
@@ -53,14 +53,14 @@ class FakeAccelerator(Accelerator):
 
 
 class Watch(Callback):
-    """Notes what each round waits for and copies; the first round includes what comes before it.
+    """Records the waits and copies of each round; those before the first round count as part of it.
 
     Args:
-        traffic: of :func:`support.fake_device.counted`.
+        traffic: from :func:`support.fake_device.counted`.
 
     Attributes:
-        waits: of each round.
-        copies: of each round.
+        waits: waits of each round.
+        copies: copies of each round.
         steps: local steps of all cohorts.
         cohorts: the clients of each cohort.
     """
@@ -72,7 +72,7 @@ class Watch(Callback):
         self.cohorts: list[list[int]] = []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A round is over."""
+        """Store the counts of the round and reset them."""
         assert isinstance(pl_module, Client)
         self.steps += pl_module.require_work()._steps
         self.cohorts += trainer.train_dataloader.cohorts

@@ -72,7 +72,7 @@ _library: list[torch.library.Library] = []
 
 @contextmanager
 def counted() -> Iterator[Traffic]:
-    """Count within the context."""
+    """Count waits and copies within the context."""
     traffic = Traffic()
     _open.append(traffic)
     try:
@@ -94,7 +94,7 @@ def register() -> None:
 
 
 def _module() -> Any:
-    """What is asked as ``torch.fake``."""
+    """Return the module that torch uses as ``torch.fake``."""
     module = registration._DummyBackendModule()
     module.get_rng_state = lambda device=None: torch.get_rng_state()  # type: ignore[attr-defined]
     module.get_amp_supported_dtype = lambda: [torch.bfloat16]  # type: ignore[attr-defined]
@@ -158,12 +158,12 @@ def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the schema says of an operation.
+    """What the schema says about an operation.
 
     Attributes:
-        name: of the operation.
-        names: of the arguments.
-        not_numbers: names of those that must be tensors, though torch passes numbers where users wrote numbers.
+        name: name of the operation.
+        names: names of its arguments.
+        not_numbers: names of arguments that must be tensors, though torch passes numbers where users wrote numbers.
         view: whether it returns views of its inputs.
         results: for every result the name of the argument that it is, or None for a new tensor.
         written: names of arguments that it writes to.
@@ -204,7 +204,7 @@ def _writes(argument: Any) -> bool:
 
 
 def _compute(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """What every operation on the device does."""
+    """Compute an operation of the device, whichever it is, with the CPU's arithmetic."""
     kind = _kind(op)
     name = kind.name
     if name in _COPIES:
@@ -246,8 +246,7 @@ def _read(kind: _Kind, argument: str, value: Any) -> Any:
     """An argument as the CPU takes it.
 
     Raises:
-        RuntimeError: a tensor of another device. As with CUDA, only one of a single number may be read, and none
-            written.
+        RuntimeError: a tensor of the CPU. As with CUDA, such a tensor may only have no dimensions, and is not written.
     """
     if isinstance(value, Tensor):
         if not value.is_cpu:
@@ -272,7 +271,7 @@ def _as_tensor(number: Any, beside: dict[str, Any]) -> Tensor:
 
 
 def _convolution(*args: Any) -> Any:
-    """Torch leaves convolutions to devices that it does not know."""
+    """Compute a convolution, which torch leaves to devices that it does not know."""
     return _compute(torch.ops.aten._convolution.default, *args, False, False, False, False)
 
 
@@ -310,7 +309,7 @@ def _note(what: str, wait: bool = True, copy: bool = False) -> None:
 
 
 def _place() -> str:
-    """The innermost line of code outside torch, this file and the function by which others copy."""
+    """The innermost line of code outside torch, this file and ``cfl/runtime/moving.py``, by which others copy."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

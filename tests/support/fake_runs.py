@@ -1,4 +1,4 @@
-"""Runs methods' cases on the fake device, and says what differs from the CPU and what is waited for.
+"""Runs methods' cases on the fake device, and reports differences from the CPU and what the program waits for.
 
 ``PYTHONPATH=.:tests:tests/methods python -m support.fake_runs`` prints a table of all methods; names of methods choose
 some of them. ``--json`` prints what the tests read.
@@ -32,7 +32,7 @@ ROUNDED = {
     "FedCurv": _LAST_CHANNELS,
     "L2P": "a CPU computes attention by one operation, other devices by several",
 }
-"""Methods that are the same up to the rounding of float64, and why; all others are the same to the bit."""
+"""Methods whose results equal the CPU's only up to float64's rounding, and why; all others are equal bit for bit."""
 ROUNDING = 1e-12
 
 HEAD = (
@@ -46,15 +46,15 @@ class Found:
     """What runs of a method show.
 
     Attributes:
-        failed: the traceback of a run that failed, as it does where devices are mixed.
-        differs: from the CPU, in words.
-        resumed: how runs that go on at the other device differ from those that stayed, in words.
+        failed: the traceback of a run that failed, for example because it mixed devices; None otherwise.
+        differs: how the results differ from the CPU's, in words; None if they do not.
+        resumed: how runs that are resumed on the other device differ from those that stayed; None if they do not.
         waits: how often each round waits for the device.
         copies: tensors that each round copies to or from the device.
-        more_waits: what all rounds together wait for more often with twice the local steps: place -> how often.
-        more_copies: the same of copies.
-        more_resumed: what runs that go on at the device wait for more often with twice the local steps.
-        steps: local steps that were added for that.
+        more_waits: additional waits of all rounds with twice the local steps: operation and place -> how often.
+        more_copies: additional copies, in the same way.
+        more_resumed: additional waits of runs that are resumed on the device, in the same way.
+        steps: local steps that are added when their number is doubled.
     """
 
     failed: str | None = None
@@ -92,7 +92,7 @@ def run(
 
 
 def look(case: MethodCase, tolerance: float = 0.0) -> Found:
-    """Compare runs on the CPU, on the device, with twice the local steps, and from either to the other."""
+    """Compare runs on the CPU, on the device, with twice the local steps, and resumed on the other device."""
     with tempfile.TemporaryDirectory() as folder:
         stop = case.rounds + 1
         of_here, of_there, of_many = (Path(folder, name) for name in ("here", "there", "many"))
@@ -120,14 +120,14 @@ def look(case: MethodCase, tolerance: float = 0.0) -> Found:
 def watched(
     case: MethodCase, epochs: int, callbacks: Sequence[Any] = (), ckpt_path: Path | None = None
 ) -> tuple[Run, Watch]:
-    """A run on the device, and what it waited for."""
+    """Run a case on the device; return the run, and its waits and copies."""
     with fake_device.counted() as traffic:
         watch = Watch(traffic)
         return run(case, on_it(), epochs, [watch, *callbacks], ckpt_path), watch
 
 
 def more(few: list[fake_device.Counts], many: list[fake_device.Counts]) -> dict[str, int]:
-    """What the second rounds count more often than the first."""
+    """Return what ``many`` counts more often than ``few``: operation and place -> how often."""
     by = sum(many, Counter()) - sum(few, Counter())
     return {f"{what} at {place}": n for (what, place), n in by.items()}
 

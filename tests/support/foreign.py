@@ -1,4 +1,4 @@
-"""Run folders that somebody else may have prepared: configurations that want to run code, and how to try them."""
+"""Run folders of an attacker: configurations that try to run code, and the commands that open such a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TrapSource, TrapPartition = trapped("TrapSource", Synthetic), trapped("TrapParti
 TrapCallback, TrapLogger = trapped("TrapCallback", LightningCallback), trapped("TrapLogger", CSVLogger)
 TrapStrategy = trapped("TrapStrategy", SingleDeviceStrategy)
 """
-"""A module whose import, and the use of whose classes and functions, leave a file beside it."""
+"""A module that leaves a file beside itself when it is imported, and another when its functions or classes are used."""
 
 
 def set_trap(folder: Path) -> None:
@@ -61,7 +61,7 @@ def set_trap(folder: Path) -> None:
 
 
 def sprung(folder: Path) -> list[str]:
-    """What the trap in a folder has left, and what commands have: the traces are removed."""
+    """Return the names of the files that the trap and attacks' shell commands have left in a folder; remove them."""
     found = [name for name in ("IMPORTED", "CALLED", "EXECUTED") if (folder / name).exists()]
     for name in found:
         (folder / name).unlink()
@@ -118,7 +118,7 @@ ATTACKS: dict[str, Callable[[dict[str, Any], Path], None]] = {
 
 
 def attacked(run: Path, attack: str, folder: Path) -> Path:
-    """A copy of a run, changed by an attack, with a trap beside it; in a folder, which is the trap's."""
+    """Put a copy of a run, changed by an attack, and the trap into ``folder``; return the path of the copy."""
     copy = folder / "run"
     shutil.copytree(run, copy, dirs_exist_ok=True)
     config = yaml.safe_load((run / "config.yaml").read_text())

@@ -15,7 +15,7 @@ from typing import Any
 class Forked:
     """``subprocess.Popen`` for ``python -m module ... descriptor``, as the benchmarks start what they measure.
 
-    The process is forked from one that has imported the program already. Other options than these are not known.
+    The process is forked from one that has imported the program already. Other options of ``Popen`` are ignored.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """Of the process, which is the first of its group."""
+        """Id of the process, and of its group."""
         assert self._process.pid is not None
         return self._process.pid
 
     def wait(self, timeout: float | None = None) -> int:
-        """Exit status."""
+        """Wait for the end of the process; return its exit status."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             assert timeout is not None

@@ -1,4 +1,4 @@
-"""A disk that is full, or fails, from some file on, as far as a test's own process sees it."""
+"""A simulated disk that is full or fails, for what the test's own process writes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _write = os.write
 
 
 class FullDisk(AbstractContextManager["FullDisk"]):
-    """Within the context, writing fails from the n-th file on: the first half of what is given still gets there.
+    """Within the context, writing fails after ``files`` files; the first half of the first failing write is written.
 
     Args:
-        files: how many files are still written, each addition to a file counted as one.
-        of: only files count whose names end with this; None for all.
+        files: how many files are still written; each addition to a file counts as one.
+        of: only files whose names end with this count; None for all.
         error: number of the error that writing raises then.
 
     Attributes:
@@ -31,7 +31,7 @@ class FullDisk(AbstractContextManager["FullDisk"]):
         self._short, self._file = True, -1
 
     def write(self, descriptor: int, data: Any) -> int:
-        """In the place of ``os.write``."""
+        """Replacement of ``os.write``."""
         status = os.fstat(descriptor)
         name = Path(f"/proc/self/fd/{descriptor}").readlink().name
         if not stat.S_ISREG(status.st_mode) or not (self.of is None or name.endswith(self.of)):

@@ -1,4 +1,4 @@
-"""How much clients compute in local steps, found out without asking anybody: numbers that torch's operations write."""
+"""The amount of computation in local steps, measured as the number of elements that torch's operations write."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cfl.training.client import Client
 
 
 class Work(TorchDispatchMode):
-    """Adds up the elements of what operations give, but for views of what there is.
+    """Adds up the elements of the results of torch's operations, without views.
 
     Attributes:
-        elements: so many in all.
+        elements: the sum so far.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Work(TorchDispatchMode):
 
 @contextmanager
 def counted_steps() -> Iterator[Work]:
-    """Counts in all local steps: fetching samples, losses, gradients, what methods make of them, the optimizer.
+    """Count the work of all local steps: fetching samples, losses, gradients, methods' changes, the optimizer.
 
-    For engines that compute in the calling thread.
+    Only what engines compute in the calling thread is counted.
     """
     work, take = Work(), Client.optimizer_step
 
@@ -46,6 +46,6 @@ def counted_steps() -> Iterator[Work]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Client, "optimizer_step", step)
-        for module in ("client", "local_work"):  # a block of steps collects from clients, too
+        for module in ("client", "local_work"):  # single steps, because a longer block also collects from clients
             patch.setattr(f"cfl.training.{module}.steps_per_block", lambda seconds: 1)
         yield work

@@ -1,4 +1,4 @@
-"""What a run has logged, read back from the files of its loggers."""
+"""Reading what a run has logged from the files of its loggers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = ("--methods.fot", "FOT", "--schedule.evaluate_every", "2")
 
 
 def records_of(path: Path) -> list[Record]:
-    """All records, once wandb's own process, which on a busy machine may still be at it, has written the last."""
+    """Read all records of a ``.wandb`` file; wait up to a minute until wandb's own process has written the last."""
     deadline = time.monotonic() + 60
     while True:
         records = list(wandb_records(path))

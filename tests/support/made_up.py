@@ -59,7 +59,7 @@ def config_of(
 
 
 def matrices(tasks: int, level: float, forgets: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accuracies that start near ``level`` and lose ``forgets`` points a task, with some noise; and those before."""
+    """Accuracies that start near ``level`` and lose ``forgets`` points a task, with noise; and those of the start."""
     noise = np.random.default_rng([seed, tasks, int(1000 * level)])
     a = np.full((tasks, tasks), 10.0)
     for t in range(tasks):
@@ -94,14 +94,14 @@ def make_run(
     """Write one run folder.
 
     Args:
-        folder: where.
+        folder: must not exist yet.
         method: names joined by ``+``.
         level: accuracy of a task when it is learned.
         forgets: points lost per task.
         evaluate_every: rounds between evaluations; 0 evaluates at task ends only.
         personal: how many clients are evaluated one by one.
         nll: whether there is a matrix of negative log-likelihoods.
-        options: the method's.
+        options: the method's options.
         changes: entries of ``summary.json`` to replace; None removes one.
     """
     folder.mkdir(parents=True)
@@ -157,12 +157,12 @@ def make_run(
 
 
 def readings(folder: Path, *runs: dict[str, Any]) -> list[Reading]:
-    """Runs written and read; options of each as for :func:`make_run`."""
+    """Write runs and read them; options of each as for :func:`make_run`."""
     return [read(make_run(folder / f"run{k}", **options), []) for k, options in enumerate(runs)]
 
 
 def make_density_run(folder: Path, method: str = "fedweit", seed: int = 0, **options: Any) -> Path:
-    """Write the folder of a run that estimates a density, tasks known and unknown; options as for :func:`make_run`."""
+    """Write the folder of a density run, with tasks known and unknown in tests; options as for :func:`make_run`."""
     make_run(folder, method, seed, nll=True, **{"scenario": "density", **options})
     summary = json.loads((folder / "summary.json").read_text())
     summary = {key: value for key, value in summary.items() if key not in ("acc", "fgt", "fgt_max", "bwt", "fwt")}

@@ -1,4 +1,4 @@
-"""Federated averaging as anyone would write it: one ordinary network and optimizer per client, one after another.
+"""Federated averaging written plainly: one ordinary network and optimizer per client, one client after another.
 
 Nothing of the engine is used except the data, the sampled clients, and the documented key of the shuffling.
 """
@@ -22,7 +22,7 @@ Hook = Callable[[nn.Module, int], Any]
 """Called with a client's network and its id."""
 
 Loss = Callable[[nn.Module, Tensor, Tensor, tuple[int, int, int]], Tensor]
-"""Of a client's network on a batch ``x``, ``y``, in a place: (round, client, step)."""
+"""Loss of a client's network on a batch ``x``, ``y``; the last argument is (round, client, step)."""
 
 
 def plain_network(data: FederatedDataModule, make: NetworkFactory, state: dict[str, Tensor]) -> nn.Module:
@@ -73,7 +73,7 @@ def train_client(
     change_gradients: Hook | None = None,
     loss_of: Loss | None = None,
 ) -> None:
-    """One client's local work of a round, in place."""
+    """Train ``network`` in place on one client's batches of a round."""
     network.train()
     optimizer = make_optimizer(network.parameters())
     for step, (x, y) in enumerate(local_batches(data, plan, client)):
@@ -105,24 +105,24 @@ def federated_averaging(
     unheard: Collection[int] = (),
     loss_of: Loss | None = None,
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """All rounds, from ``network``'s present values.
+    """Run all rounds from ``network``'s present values.
 
     Args:
-        network: is left as it is.
+        network: not changed.
         data: tasks, clients, schedule.
         make_optimizer: makes a client's optimizer.
-        by_samples: weight clients by their number of samples instead of alike.
+        by_samples: weight clients by their number of samples instead of equally.
         server_lr: server learning rate.
         server_momentum: server momentum.
-        stays_local: tensors by name that every client keeps to itself.
-        drop_statistics: forget what clients' buffers have become.
+        stays_local: whether a tensor of this name stays with each client.
+        drop_statistics: leave the global model's buffers as they are.
         penalty: added to a client's loss.
         change_gradients: called between backward and the optimizer.
-        unheard: clients whose messages never count.
-        loss_of: a client's loss in the place of the cross-entropy.
+        unheard: clients whose messages are never aggregated.
+        loss_of: a client's loss in place of the cross-entropy.
 
     Returns:
-        the global model's parameters and buffers, and what clients keep, by client.
+        the global model's parameters and buffers, and client -> the tensors that it keeps.
     """
     state = copy.deepcopy(network.state_dict())
     parameters = {name for name, _ in network.named_parameters()}

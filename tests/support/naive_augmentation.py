@@ -1,4 +1,4 @@
-"""An augmented training image as anyone would make it: padded, cut and mirrored by itself, with torchvision."""
+"""An augmented training image written plainly: padded, cut and mirrored by itself, with torchvision."""
 
 from __future__ import annotations
 

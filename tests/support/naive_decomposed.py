@@ -1,4 +1,4 @@
-"""Decomposed weights as anyone would write them down: one client after another, every term of the loss by autograd.
+"""Decomposed weights written plainly: one client after another, every term of the loss by autograd.
 
 The network stays plain; its weights are computed from their parts before every call.
 """
@@ -28,15 +28,15 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class Owner:
-    """What one client has.
+    """State of one client.
 
     Attributes:
         base: layer -> its base.
-        set: of the task it is at: ``mask``, ``adaptive``, ``attention`` of ``<layer>``, and plain tensors by name.
-        filed: task -> earlier set.
-        at: the task.
-        held: earlier task -> layer -> base under the mask plus adaptive weights, as they were when the task began.
-        lent: task -> what all clients had sent when it began, sampled or not.
+        set: the present task's set: ``mask``, ``adaptive``, ``attention`` of ``<layer>``, and plain tensors by name.
+        filed: earlier task -> its set.
+        at: the present task; -1 before the client's first.
+        held: earlier task -> layer -> base under the mask plus adaptive weights, at the present task's beginning.
+        lent: task -> the knowledge base at its beginning: lender -> layer -> adaptive weights.
     """
 
     base: Tensors
@@ -49,21 +49,21 @@ class Owner:
 
 @dataclass
 class Naive:
-    """A run.
+    """A run with decomposed weights.
 
     Args:
         data: tasks, clients, schedule.
         network: the plain network.
-        layers: whose weights are decomposed.
+        layers: layers whose weights are decomposed.
         base: layer -> initial base.
-        fresh: task, client -> the set with which the client begins it.
-        make_optimizer: a client's.
-        exchange: of bases: their ``mean``, the mean of their ``units``, or ``none``.
+        fresh: task, client -> the set with which the client begins the task.
+        make_optimizer: makes a client's optimizer.
+        exchange: how the server averages bases: as a whole (``mean``), by ``units``, or not at all (``none``).
         lends: whether there is a knowledge base.
         options: of the method: sparsity, mask_sparsity, consolidation, weight_decay, retroactive, keep; base_mean and
             lenders where they are not the default.
-        mu: of a proximal term on the base.
-        clocks: ``[C][T]`` rounds of each client's tasks; None where all change tasks together.
+        mu: weight of a proximal term on the base.
+        clocks: ``[C][T]`` rounds of each client's tasks; None if all clients change tasks together.
     """
 
     data: FederatedDataModule
@@ -95,17 +95,17 @@ class Naive:
         return total
 
     def part(self, layer: str, base: Tensor, own: Mapping[str, Tensor]) -> Tensor:
-        """What consolidation holds."""
+        """Base under the mask plus adaptive weights, which consolidation keeps near their earlier values."""
         shape = (-1, *[1] * (base.ndim - 1))
         return base * torch.sigmoid(own[f"mask {layer}"]).view(shape) + own[f"adaptive {layer}"]
 
     def tensors(self, base: Tensors, own: Mapping[str, Tensor], client: int, task: int) -> Tensors:
-        """What the plain network computes with."""
+        """Return the tensors with which the plain network computes."""
         plain = {name: value for name, value in own.items() if " " not in name}
         return {**plain, **{f"{x}.weight": self.weight(x, base[x], own, client, task) for x in self.layers}}
 
     def penalty(self, owner: Owner, base: Tensors, own: Tensors, earlier: dict[int, Tensors], first: bool) -> Tensor:
-        """All terms, written out."""
+        """Return the sum of all terms that are added to the loss."""
         o = self.options
         total = torch.zeros((), dtype=torch.float64)
         for x in self.layers:
@@ -122,7 +122,7 @@ class Naive:
         return total
 
     def train(self, client: int, plan: RoundPlan) -> None:
-        """One client's part of a round."""
+        """Train one client for a round."""
         owner, task = self.owners[client], plan.task
         if owner.at != task:
             if owner.at >= 0:
@@ -161,7 +161,7 @@ class Naive:
             owner.set[name] = rows
 
     def run(self) -> Naive:
-        """All rounds."""
+        """Run all rounds; return this object."""
         for number in range(self.data.num_rounds):
             plan = self.data.rounds.round(number)
             at = {client: self.task_of(client, number) for client in range(self.data.num_clients)}
@@ -183,7 +183,7 @@ class Naive:
                     self.exchange_units(x, bases, owners)
             ending = [client for client, task in at.items() if self.task_of(client, number + 1) != task]
             if self.lends and self.clocks is None and ending:
-                self.knowledge = {}  # what everybody sends replaces what they had sent before
+                self.knowledge = {}  # what clients send now replaces all that was sent before
                 if number + 1 < self.data.num_rounds:
                     late = self.options.get("lenders") == "next_round"
                     for client in self.data.rounds.round(number + 1).clients if late else plan.clients:
@@ -199,7 +199,7 @@ class Naive:
         self.knowledge[client] = {x: self.sparse(values) for x, values in adaptive.items()}
 
     def task_of(self, client: int, number: int) -> int:
-        """The task that a client is at in a round; T when it is through."""
+        """Return a client's task in a round; T after its last task."""
         clocks = self.data.schedule.rounds(len(self.data.tasks)) if self.clocks is None else self.clocks[client]
         task = 0
         while task < len(clocks) and number >= clocks[task]:
@@ -207,7 +207,10 @@ class Naive:
         return task
 
     def exchange_units(self, layer: str, bases: Tensor, owners: list[Owner]) -> None:
-        """The mean of every unit over those that sent it; or the sum under their masks, divided by all there are."""
+        """Set each unit of the server's base to its mean over the clients that sent it.
+
+        With ``base_mean`` of ``clients``, it is the sum of the masked units, divided by the number of sampled clients.
+        """
         for unit in range(bases.shape[1]):
             senders = []
             for row, owner in enumerate(owners):
@@ -220,21 +223,21 @@ class Naive:
                 self.server[layer][unit] = self.mean(senders, len(owners))
 
     def message(self, layer: str, values: Tensor, owner: Owner, unit: int) -> Tensor:
-        """What a client sends of a unit of its base."""
+        """Return what a client sends of a unit of its base."""
         literal = self.options.get("base_mean") == "clients"
         return values * torch.sigmoid(owner.set[f"mask {layer}"][unit]) if literal else values
 
     def mean(self, sent: list[Tensor], clients: int) -> Tensor:
-        """Over those who have sent, or over all."""
+        """Mean of what was sent, over its senders or over all sampled clients."""
         total = torch.stack(sent).sum(0)
         return total / (clients if self.options.get("base_mean") == "clients" else len(sent))
 
     def sparse(self, values: Tensor) -> Tensor:
-        """Without entries at or below the threshold."""
+        """Return ``values`` with entries at or below the threshold set to 0."""
         return torch.where(values.abs() > self.options["sparsity"], values, 0.0)
 
     def answers(self, client: int, task: int) -> Tensors:
-        """The weights with which a client answers one of its tasks."""
+        """Return the weights with which a client is tested on a task."""
         owner = self.owners[client]
         own, at = (owner.filed[task], task) if task in owner.filed else (owner.set, owner.at)
         own = {n: self.sparse(v) if n.startswith("adaptive") else v for n, v in own.items()}
@@ -242,7 +245,7 @@ class Naive:
         return self.tensors(base, own, client, at)
 
     def accuracies(self, client: int) -> dict[tuple[int, int], float]:
-        """A client's in percent, by client and task."""
+        """Accuracies of a client in percent, by client and task."""
         found = {}
         for i, task in enumerate(self.data.tasks):
             x = task.transform(task.test.images).double()
@@ -277,7 +280,7 @@ def data_of(stream: Stream | None = None, width: int = 2, **schedule: Any) -> Fe
 
 
 def renamed(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Sets under the names that they have here; without bases and what is no part of a set."""
+    """Return the tensors of a set under the names that this module uses, without bases and other tensors."""
     found = {}
     for name, value in tensors.items():
         layer, _, part = name.partition(".parametrizations.weight.")
@@ -291,15 +294,15 @@ def renamed(tensors: Mapping[str, Tensor]) -> Tensors:
 def written_out(
     client: Client, data: FederatedDataModule, make: NetworkFactory, method: APD, options: dict[str, Any], **run: Any
 ) -> Naive:
-    """The run of a method from the initial values of ``client``, which has not been trained.
+    """Run a method's written-out computation from the initial values of ``client``, which has not been trained.
 
     Args:
-        client: of the run.
-        data: of the run.
-        make: the plain network.
-        method: has been set up.
-        options: of the method.
-        run: of :class:`Naive`.
+        client: the client of the run to compare with.
+        data: of that run.
+        make: makes the plain network.
+        method: the method, which has been set up.
+        options: options of the method.
+        run: further arguments of :class:`Naive`.
     """
     bases = {layer.name: layer.weight.detach().clone() for layer in decomposed_layers(client.network)}
 
@@ -311,7 +314,7 @@ def written_out(
 
 
 def assert_the_same(federation: Federation, method: APD, naive: Naive) -> None:
-    """What clients keep, what the server has, and every accuracy; of all clients that have been trained."""
+    """Compare what clients keep, the server's base and every accuracy, of all clients that have been trained."""
     tensors = federation.model.state_tensors()
     trained = [client for client, owner in naive.owners.items() if owner.at >= 0]
     assert federation.clients.holders("model") == trained

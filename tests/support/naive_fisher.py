@@ -1,4 +1,4 @@
-"""The empirical Fisher information by its definition, and what gradients were before a penalty."""
+"""The empirical Fisher information by its definition, and a method that copies gradients before a penalty."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def fisher_by_loop(
 
     Args:
         federation: whose network and data.
-        task: its number.
-        client: its id.
+        task: the task's number.
+        client: the client's id.
         model: parameters and buffers by name.
-        names: of which parameters; all if not given.
+        names: names of the parameters; all if not given.
 
     Returns:
-        Name -> sum, and how many samples it is over.
+        Name -> sum, and the number of samples.
     """
     names = [n for n, _ in federation.network.named_parameters()] if names is None else names
     mask = federation.data.outputs.train
@@ -49,7 +49,7 @@ def fisher_by_loop(
 
 
 class Before(Method):
-    """Stands before a method with a penalty: what the gradients were."""
+    """Copies the gradients; it stands before a method with a penalty."""
 
     def adjust_gradients(self, cohort: Cohort) -> None:
         self.gradients = {n: g.clone() for n, g in cohort.gradients.items()}

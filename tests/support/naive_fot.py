@@ -1,4 +1,4 @@
-"""FOT's extraction (GPSE) as its equations say it: float64, one image, one patch and one client after another.
+"""FOT's extraction (GPSE) computed by its equations: float64, one image, one patch and one client after another.
 
 Nothing of the engine is used except the data, the documented keys of the Gaussian draws, and the choice between the two
 ways of drawing.
@@ -43,7 +43,7 @@ class Watch(Callback):
 
 
 def layer_rows(network: nn.Module, name: str, x: Tensor, with_bias: bool = False) -> np.ndarray:
-    """What a layer multiplies its weight with, ``[n, d]``, for one batch of images, in the network's present mode."""
+    """Inputs of a layer, ``[n, d]``, for one batch of images in the network's present mode; patches if it convolves."""
     layer, seen = network.get_submodule(name), []
     handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
     with torch.no_grad():
@@ -76,7 +76,7 @@ def train_images(data: FederatedDataModule, task: int, index: Sequence[int] | sl
 
 @dataclass
 class Sketched:
-    """What one client sends for one layer, before any scalar is made of the energies, and the inputs it is made of."""
+    """What one client computes for one layer: sketch, energies of all inputs and outside the basis, and the inputs."""
 
     a: np.ndarray
     energy: float
@@ -128,7 +128,7 @@ def sketch(
 
 @dataclass
 class Grown:
-    """A layer after an extraction, the task's inputs, and the singular values of those outside the basis."""
+    """A layer after an extraction, the task's inputs, and the singular values that the rank rule saw."""
 
     basis: np.ndarray
     added: int
@@ -138,7 +138,7 @@ class Grown:
 
 
 def rank(energies: np.ndarray, rho: float, threshold: float, rule: str) -> int:
-    """Smallest r that satisfies the rule; all where none does."""
+    """Smallest r that satisfies the rule; ``len(energies)`` if none does."""
     for r in range(len(energies)):
         share = float(energies[:r].sum() / energies.sum())
         if rule == "code" and share > (rho - (1 - threshold)) / rho:
@@ -164,10 +164,10 @@ def extract(
     exact: bool = False,
     privatise: Callable[[np.ndarray, int, int], np.ndarray] | None = None,
 ) -> dict[str, Grown]:
-    """The server's part: the sum of the clients' sketches (eq 10), its singular vectors (eq 11), the rank rule.
+    """Extend the bases as the server does: sum of sketches (eq 10), its singular vectors (eq 11), the rank rule.
 
     Args:
-        networks: client -> the network whose layer inputs it sketches, in the mode it shall be in.
+        networks: client -> the network whose layer inputs it sketches, in training or evaluation mode as wanted.
         data: the clients' samples.
         task: the task that has ended.
         bases: layer -> ``[d, k]`` so far, ``k`` may be 0; the layers in the network's order.
@@ -178,7 +178,7 @@ def extract(
         client_mean: rho as the mean of the clients' own, weighted by samples.
         batch: samples per piece of a sketch.
         biases: a 1 is appended to the inputs of every layer that has a bias.
-        exact: the server knows the inputs themselves instead of sketches.
+        exact: the server gets the inputs themselves instead of sketches.
         privatise: (A_i, client, layer's number) -> what the client sends instead of A_i.
     """
     grown = {}
@@ -201,7 +201,7 @@ def extract(
             total = rows.T
         else:
             total = sum(s.a if privatise is None else privatise(s.a, client, number) for client, s in sent.items())
-        total = total - basis @ (basis.T @ total)  # nothing to remove unless noise was added
+        total = total - basis @ (basis.T @ total)  # changes only exact inputs and sketches with noise
         directions, values, _ = np.linalg.svd(total, full_matrices=False)
         room = len(basis) - basis.shape[1]
         added = min(max(rank(values[:room] ** 2, rho, threshold, rule), minimum), room)

@@ -1,4 +1,4 @@
-"""Federated averaging whose clients look at their samples after every task, as anyone would write it."""
+"""Federated averaging whose clients compute on their samples after every task, written plainly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.naive_fot import layer_rows, train_images
 from support.tiny import NetworkFactory
 
 Change = Callable[[nn.Module, int], None]
-"""Changes a network's gradients as a client does."""
+"""Changes the gradients of a network in place, given the network and its client."""
 
 
 def run_rounds(
@@ -28,12 +28,12 @@ def run_rounds(
     remember: Callable[[nn.Module, int, Sequence[int]], None],
     prepare: Callable[[nn.Module, int], object] = lambda network, task: None,
 ) -> list[dict[str, Tensor]]:
-    """The global model after every round.
+    """Run all rounds; return the global model after each.
 
     Args:
         data: tasks, clients, schedule.
         make: makes the network.
-        state: its initial values.
+        state: the network's initial values.
         make_optimizer: makes a client's optimizer.
         change: called between backward and the optimizer.
         remember: called after every task but the last with the global network in evaluation mode, the task, and the
@@ -58,7 +58,7 @@ def run_rounds(
 
 
 def chosen_samples(data: FederatedDataModule, task: int, client: int, most: int, purpose: str) -> Tensor:
-    """At most so many of a client's images, in their stored order."""
+    """At most ``most`` of a client's images, in their stored order."""
     own = data.indices[task][client]
     if len(own) > most:
         picked = numpy_generator(data.seed, purpose, task, client).choice(len(own), most, replace=False)
@@ -67,7 +67,7 @@ def chosen_samples(data: FederatedDataModule, task: int, client: int, most: int,
 
 
 def inputs_of(network: nn.Module, layer: str, images: Tensor) -> np.ndarray:
-    """``R [d, n]``: a column per input vector."""
+    """Inputs of a layer, ``R [d, n]``: a column per input vector."""
     return layer_rows(network, layer, images).T
 
 

@@ -1,7 +1,7 @@
-"""Replay as anyone would write it: a list per client as its buffer, one ordinary network, flat gradients, autograd.
+"""Replay written plainly: a list per client as its buffer, one ordinary network, flat gradients, autograd.
 
-Nothing of the engine is used except the data, the sampled clients and the documented keys of the draws. The hash that
-the keys go through is written out once more, in Python's integers.
+Nothing of the engine is used except the data, the sampled clients and the documented keys of the draws. The hash of
+the keys is written out here again, in Python's integers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def replay_client(
     engine: EngineOptions | None = None,
     optimizer: Any = sgd,
 ) -> Client:
-    """A Client whose buffers have these settings; others as for ``tiny_client``."""
+    """Return a client whose buffers have the settings of ``buffer``; other arguments as for ``tiny_client``."""
     client = tiny_client(data, network, optimizer, methods, engine)
     client.buffer = ReplayBuffer() if buffer is None else buffer
     return client
@@ -61,7 +61,7 @@ def whole_word(key: int, place: int) -> int:
 
 @dataclass
 class Slot:
-    """A sample held: where it is from, when it was put in, and what else is remembered of it."""
+    """A sample in a buffer: its task and index, where it was trained on (round, step, row), and its logits."""
 
     task: int
     index: int
@@ -72,12 +72,12 @@ class Slot:
 
 
 AFTER_THE_ROUND = -1
-"""In place of a local step: no step of a round has this number, since they count from 0."""
+"""Number that stands for the moment after a round's local steps, which count from 0."""
 
 
 @dataclass
 class Buffer:
-    """One client's."""
+    """The buffer of one client."""
 
     client: int
     seed: int
@@ -89,7 +89,7 @@ class Buffer:
     offered: int = 0
 
     def offer(self, sample: Slot) -> None:
-        """One sample after another, by the rule."""
+        """Offer one sample to the buffer, which takes it or not by its rule."""
         if self.once and (sample.task, sample.index) in self.known:
             return
         self.known.add((sample.task, sample.index))
@@ -107,7 +107,7 @@ class Buffer:
             self.slots[slot] = sample
 
     def draw(self, count: int, purpose: str, *moment: int) -> list[Slot]:
-        """The samples whose slots have the smallest words."""
+        """Draw samples: those whose slots have the smallest random words."""
         key = seed_for(self.seed, f"buffer {purpose}", self.client, *moment)
         order = sorted(range(len(self.slots)), key=lambda slot: word(key, slot))
         return [self.slots[slot] for slot in order[:count]]
@@ -154,7 +154,7 @@ def held(federation: Federation, client: int) -> list[tuple[int, int]]:
 
 
 def inputs(data: FederatedDataModule, samples: Sequence[Slot]) -> tuple[Tensor, Tensor, list[int]]:
-    """Images as they were in the step of insertion, outputs, tasks."""
+    """Images, augmented as in the step in which they were put in; outputs; tasks."""
     images, labels = [], []
     for sample in samples:
         task = data.tasks[sample.task]
@@ -180,7 +180,7 @@ def outputs_of(data: FederatedDataModule, task: int, now: int) -> list[int]:
 
 
 def mean_cross_entropy(data: FederatedDataModule, logits: Tensor, y: Tensor, tasks: Sequence[int], now: int) -> Tensor:
-    """Each sample over the outputs of its loss."""
+    """Mean cross-entropy; each sample's is over the outputs that take part in its loss."""
     losses = []
     for row, label, task in zip(logits, y.tolist(), tasks, strict=True):
         allowed = outputs_of(data, task, now)
@@ -191,7 +191,7 @@ def mean_cross_entropy(data: FederatedDataModule, logits: Tensor, y: Tensor, tas
 def mean_squares(
     data: FederatedDataModule, logits: Tensor, samples: Sequence[Slot], now: int, over: str = "mean"
 ) -> Tensor:
-    """DER's term: the mean over samples, and over outputs, or their sum."""
+    """DER's loss term: the mean over samples of the squared differences' mean over outputs, or of their sum."""
     means = []
     for row, sample in zip(logits, samples, strict=True):
         assert sample.logits is not None
@@ -206,13 +206,13 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def projected(g: Tensor, r: Tensor) -> Tensor:
-    """Equation 5."""
+    """Return ``g`` without its part against ``r`` (equation 5)."""
     return g - (g @ r) / (r @ r) * r if g @ r < 0 else g
 
 
 @dataclass
 class Settings:
-    """Which methods, in which order: numbers of samples drawn, or None for a method that is not there."""
+    """Options of the methods. ``agem``, ``der`` and ``fed`` are numbers of drawn samples; None leaves a method out."""
 
     agem: int | None = None
     der: int | None = None
@@ -227,23 +227,23 @@ class Settings:
 
 
 class Training:
-    """The whole of it.
+    """Federated training with replay.
 
     Args:
         data: tasks, clients, schedule.
         make: makes the network, in float64.
-        state: its initial values.
-        settings: what is done.
-        size: of the buffers.
+        state: the network's initial values.
+        settings: the methods.
+        size: size of each buffer.
 
     Attributes:
         state: the global model.
-        reference: Fed-A-GEM's, flat.
-        references: after each round, the clients' own, by client.
-        steps: how often a gradient met Fed-A-GEM's reference.
-        refined: how often it was changed.
-        spared: how often it would have been, had that been drawn.
-        changed: how often a step was another than without the methods.
+        reference: Fed-A-GEM's reference gradient, flat.
+        references: one entry per computed reference: client -> its own gradient.
+        steps: number of gradients that were compared with Fed-A-GEM's reference.
+        refined: number of gradients that it changed.
+        spared: number of gradients that it would have changed if their steps had been drawn.
+        changed: number of steps that differ from those without the methods.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class Training:
         self.steps = self.refined = self.spared = self.changed = 0
 
     def run(self) -> dict[str, Tensor]:
-        """All rounds; the global model."""
+        """Run all rounds; return the global model."""
         for number in range(self.data.num_rounds):
             plan = self.data.rounds.round(number)
             sent = [self.local(plan, client) for client in plan.clients]
@@ -269,7 +269,7 @@ class Training:
         return self.state
 
     def local(self, plan: RoundPlan, client: int) -> dict[str, Tensor]:
-        """One client's round."""
+        """Train one client for a round; return its model."""
         network = plain_network(self.data, self.make, self.state).train()
         parameters, buffer = list(network.parameters()), self.buffers[client]
         for step, samples in local_samples(self.data, plan, client):
@@ -285,7 +285,7 @@ class Training:
     def gradient(
         self, network: nn.Module, buffer: Buffer, plan: RoundPlan, step: int, samples: list[Slot]
     ) -> tuple[Tensor, Tensor]:
-        """What the step goes along, and the logits of its own samples."""
+        """Return the gradient of a step after all methods, and the logits of the batch."""
         settings, data = self.settings, self.data
         of_buffer = None
         if settings.agem is not None:
@@ -333,7 +333,7 @@ class Training:
         return flat(torch.autograd.grad(loss, list(network.parameters())))
 
     def refer(self, plan: RoundPlan) -> None:
-        """The reference for the next round, at the new global model."""
+        """Compute Fed-A-GEM's reference for the next round at the new global model."""
         settings, found = self.settings, {}
         if (plan.round + 1) % settings.every:
             return
@@ -377,7 +377,7 @@ def assert_is_the_loop(
     engine: EngineOptions | None = None,
     size: int = 5,
 ) -> Training:
-    """A run in float64 ends with the weights of the loop, to 1e-9; and the methods have made a difference."""
+    """Require that a run in float64 ends with the loop's weights, to 1e-9, and that methods changed over 5 steps."""
     client = replay_client(data, methods, double(network), ReplayBuffer(size), engine)
     start = copy.deepcopy(client.network.state_dict())
     found = weights(fit(client, data))

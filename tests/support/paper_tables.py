@@ -23,7 +23,7 @@ MATRIX = [[80.0, 10.0, 10.0], [70.0, 90.0, 10.0], [60.0, 85.0, 95.0]]
 
 @cache
 def resolver() -> Resolver:
-    """One for all tests: its parser takes a while, and it remembers what it has resolved."""
+    """The resolver that all tests share, because its parser takes long to build and it caches what it has resolved."""
     return Resolver()
 
 
@@ -64,15 +64,15 @@ def write_run(
     config: Mapping[str, Any] | None = None,
     **figures: Any,
 ) -> Path:
-    """A finished run's folder.
+    """Write the folder of a finished run.
 
     Args:
-        folder: is made.
-        arguments: of ``cfl fit``; what they resolve to becomes ``config.yaml``.
+        folder: must not exist yet.
+        arguments: of ``cfl fit``; the configuration to which they resolve becomes ``config.yaml``.
         seed: the run's seed.
         acc: ACC in the summary.
         matrix: ``[T][T]``.
-        config: instead of what the arguments resolve to.
+        config: replaces the configuration to which the arguments resolve.
         figures: further entries of the summary.
     """
     folder.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""Which tests are left to the slow tier, and which more to the daily one: ``tests/tiers.txt``, and what makes it.
+"""The tiers ``slow`` and ``medium`` of tests in ``tests/tiers.txt``, and the program that writes that file.
 
 ``PYTHONPATH=tests python -m support.tiers LOG`` writes the file anew from what ``pytest --durations=0 -n 2`` printed. A
-test is named by file and function; its parameters share its tier.
+test is named by file and function; all its parameters have the same tier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FILE = Path(__file__).resolve().parents[1] / "tiers.txt"
 TIERS = ("slow", "medium")
 """``make test`` leaves out slow tests, ``make test-fast`` medium ones as well."""
 SHARES = {"slow": 0.23, "medium": 0.008}
-"""What share of the whole suite's time the tests below a tier may take."""
+"""Tier -> the greatest share of the suite's time that the tests may take which remain when it is left out."""
 _LINE = re.compile(r"\s*([\d.]+)s (?:call|setup|teardown)\s+(tests/\S+?\.py::\w+)")
 
 
@@ -36,7 +36,7 @@ def seconds(log: str) -> Counter[str]:
 
 
 def tiers(times: Counter[str]) -> dict[str, str]:
-    """The longest tests are slow until the rest takes its share of the time, then medium."""
+    """Assign tests to tiers: the longest are slow until the rest takes no more than its share, the next are medium."""
     left = total = sum(times.values())
     found = {}
     for test, taken in times.most_common():
@@ -56,7 +56,7 @@ def is_there(test: str) -> bool:
 
 
 def main(log: str) -> None:
-    """Write the file, without tests that are gone."""
+    """Write the file from pytest's output in ``log``, without tests that no longer exist."""
     times = seconds(Path(log).read_text(errors="replace"))
     found = tiers(Counter({test: taken for test, taken in times.items() if is_there(test)}))
     head = "# Tier and test, written by python -m support.tiers from measured times.\n"

@@ -111,7 +111,7 @@ class SaveAfter(Callback):
 
 
 def kept_by(federation: Federation) -> dict[int, dict[str, Tensor]]:
-    """What every client keeps, copied."""
+    """Client -> copies of the tensors that it keeps."""
     return {c: federation.clients.get("model", c) or {} for c in federation.clients.holders("model")}
 
 
@@ -160,15 +160,15 @@ def five_unequal(
 
 
 def at_round(data: FederatedDataModule, number: int) -> None:
-    """From now on ``data`` are those of one round, as if a federation had come to it."""
+    """Let ``data`` be those of one round from now on, as if a federation had reached it."""
     data.follow(SimpleNamespace(round=number))
 
 
 def runs_in_double(data_of: Callable[[], FederatedDataModule]) -> Callable[..., Federation]:
-    """A function that runs methods in float64, on data of its own or on others.
+    """Return a function that runs methods in float64, on the data of ``data_of`` or on given ones.
 
     Args:
-        data_of: makes the data where none are given.
+        data_of: makes the data if none are given.
     """
 
     def run(

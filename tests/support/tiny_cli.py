@@ -35,13 +35,13 @@ _DRAWN = (
     "cfl.data.report.partition_figure",
     *(f"cfl.callbacks.run_pictures.{name}" for name in ("accuracy_heatmap", "accuracy_curve", "learning_curves")),
 )
-"""What makes the pictures of a run."""
+"""The functions that draw the pictures of a run."""
 _BUILT: dict[tuple[Any, ...], dict[str, Any]] = {}
 _setup_parser = FederatedCLI.setup_parser
 
 
 def _built_once(cli: FederatedCLI, add_subcommands: bool, main: dict[str, Any], of_subcommands: dict[str, Any]) -> None:
-    """As the method whose place it takes; what it makes has nothing of the arguments, and serves all runs."""
+    """Replacement of ``setup_parser`` that builds a parser once for all runs, since it does not depend on arguments."""
     key = (type(cli).__name__, add_subcommands, repr(main), repr(of_subcommands))
     if key not in _BUILT:
         before = set(vars(cli))
@@ -61,16 +61,16 @@ def run(*arguments: str, pictures: bool = False) -> int:
 
 @contextmanager
 def shortened(arguments: Sequence[str], pictures: bool = False) -> Iterator[None]:
-    """Leave out what would take most of a tiny run's time.
+    """Leave out what would take most of a tiny run's time, within the context.
 
-    That is the options of the other subcommands, building the parser anew, and pictures, whose files stay empty unless
-    asked for.
+    The options of other subcommands are not built, the parser is built only once, and pictures are not drawn unless
+    ``pictures`` is set.
     """
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(FederatedCLI, "setup_parser", _built_once))
         stack.callback(_forget_what_was_not_printed)
         stack.enter_context(mock.patch.dict(os.environ))
-        os.environ.pop("FORCE_COLOR", None)  # a pipe is a pipe, also where continuous integration asks for colours
+        os.environ.pop("FORCE_COLOR", None)  # continuous integration may set it; tests expect text without colours
         subcommand = {name: skipped for name, skipped in FederatedCLI.subcommands().items() if name in arguments[:1]}
         if subcommand:
             stack.enter_context(mock.patch.object(FederatedCLI, "subcommands", return_value=subcommand))
@@ -82,7 +82,7 @@ def shortened(arguments: Sequence[str], pictures: bool = False) -> Iterator[None
 
 
 def _forget_what_was_not_printed() -> None:
-    """A parser that was asked for the configuration and did not come to print it would do so the next time."""
+    """Drop parsers whose ``--print_config`` was not carried out, because they would carry it out in the next run."""
     for key in [key for key, built in _BUILT.items() if hasattr(built["parser"], "print_config")]:
         del _BUILT[key]
 
@@ -124,7 +124,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def assert_same(ours: Any, theirs: Any, tolerance: float = 0.0) -> None:
-    """Equality of nested results but for seconds: see :func:`cfl.testing.comparing.difference`."""
+    """Require nested results to be equal, seconds apart: see :func:`cfl.testing.comparing.difference`."""
     differs = difference(ours, theirs, tolerance)
     assert differs is None, differs
 
@@ -132,12 +132,12 @@ def assert_same(ours: Any, theirs: Any, tolerance: float = 0.0) -> None:
 # Processes that die.
 
 STAGES = ("training", "closed", "writing", "written", "ended")
-"""Moments of a round: in a local step; its row written, its checkpoint not; half of the file written; file in place;
-after the last one, all but the summary written."""
+"""Moments of a round, in this order: in a local step; its row written, its checkpoint not; half of the checkpoint's
+file written; that file in place; after the last round, everything written but the summary."""
 
 
 def die_at(stage: str, round: int, number: int = signal.SIGKILL) -> ExitStack:
-    """From now on this process sends itself a signal at a moment of a round.
+    """Let this process send itself a signal at a moment of a round, until the returned stack is closed.
 
     Args:
         stage: one of STAGES.
@@ -211,7 +211,7 @@ def start(*arguments: str, moment: tuple[str, int] | None = None) -> BaseProcess
 
 
 def killed(stage: str, round: int, *arguments: str) -> int | None:
-    """The exit status of ``cfl ...`` in a process of its own that kills itself; -9 says that it did."""
+    """Run ``cfl ...`` in a process that kills itself; return the exit status, which is -9 if it did."""
     process = start(*arguments, moment=(stage, round))
     process.join()
     return process.exitcode

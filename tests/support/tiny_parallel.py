@@ -1,4 +1,4 @@
-"""Several processes at once, and a method that fails in them."""
+"""Runs in several processes, and a method that makes a client fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Poison(Method):
-    """Breaks what one client sends in round 1."""
+    """Puts NaN into the parameters that one client sends in round 1."""
 
     def __init__(self, client: int) -> None:
         self.client = client

@@ -53,8 +53,8 @@ def install(folder: Path, names: dict[str, str] | None = None) -> None:
     """Put the package into a folder, as an installation would.
 
     Args:
-        folder: to be on the path.
-        names: group -> entry, where it is not the name of its class.
+        folder: must be on Python's path.
+        names: group -> name of the entry point, where it is not the name of its class.
     """
     package = folder / "toy_plugin"
     package.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Do something to a program while it works."""
+"""An action that a thread performs while the program works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def when(condition: Callable[[], bool], action: Callable[[], None]) -> threading.Thread:
-    """Do something as soon as a condition holds."""
+    """Start a thread that calls ``action`` as soon as ``condition`` holds, or after two minutes."""
 
     def watch() -> None:
         deadline = time.monotonic() + 120

@@ -22,7 +22,7 @@ from cfl.testing import PROPERTIES, check_method
 
 
 class Decays(Method):
-    """Right: pulls weights towards zero in local steps, twice as hard once a task is over."""
+    """A correct method: pulls weights towards zero in local steps, twice as hard after the first task."""
 
     looks_back: ClassVar[bool] = True
     state = ("ended",)
@@ -56,7 +56,7 @@ class DependsOnWidth(Decays):
 
 
 class DependsOnNeighbours(Decays):
-    """Mixes the clients of a cohort where it changes weights too little to see, but what it keeps."""
+    """Mixes the clients of a cohort in what they keep, which does not change the weights."""
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
@@ -91,7 +91,7 @@ class SavesNothing(Decays):
 
 
 class SavesAnObject(Decays):
-    """Saves what is read with nothing but pickle."""
+    """Saves an object that only pickle can read."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"ended": self.ended, "self": RoundPlan(0, 0, 0, (), False)}
@@ -102,7 +102,7 @@ class DoesNothing(Method):
 
 
 class NotQuiteNeutral(Decays):
-    """With a strength of 0 there is something left of it."""
+    """Still changes gradients a little with a strength of 0."""
 
     def adjust_gradients(self, cohort: Cohort) -> None:
         for name, gradient in cohort.gradients.items():
@@ -110,7 +110,7 @@ class NotQuiteNeutral(Decays):
 
 
 class ReadsSingleMessages(Decays):
-    """Reads a sum whenever clients have sent something."""
+    """Reads a mean as soon as one cohort has sent, before the other clients have."""
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
@@ -120,7 +120,7 @@ class ReadsSingleMessages(Decays):
 
 
 class AsksClientsOneByOne(Decays):
-    """Reads sums of one client each after a task."""
+    """Reads a sum after each client's message at a task's end."""
 
     def end_task(self, plan: RoundPlan) -> None:
         super().end_task(plan)
@@ -130,7 +130,7 @@ class AsksClientsOneByOne(Decays):
 
 
 class SendsSingleMessages(Decays):
-    """Has the channel show single messages without having declared it."""
+    """Lets the server see single clients' messages without declaring it."""
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
@@ -139,7 +139,7 @@ class SendsSingleMessages(Decays):
 
 
 class HoardsUpdates(Method):
-    """Takes what clients have trained from the cohort, past the channel."""
+    """Reads clients' trained weights from the cohort instead of the channel."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -170,7 +170,7 @@ class CannotDoClasses(Decays):
 
 
 class TakesDensities(Decays):
-    """Looks for classes where there are none."""
+    """Declares the scenario ``density``, but reads accuracies, which that scenario does not have."""
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
 
@@ -180,7 +180,7 @@ class TakesDensities(Decays):
 
 
 class TakesAnyStrength(Decays):
-    """Does not look at its options."""
+    """Does not refuse a negative strength."""
 
     def __init__(self, strength: float = 0.1) -> None:
         super().__init__(abs(strength))
@@ -196,7 +196,7 @@ class RefusesWithoutWords(Decays):
 
 
 class NamesNoKey(Decays):
-    """Refuses by a ConfigError about something else."""
+    """Refuses by a ConfigError that does not name the option's full key."""
 
     def __init__(self, strength: float = 0.1) -> None:
         if strength < 0:
@@ -219,14 +219,14 @@ class LosesWeights(Method):
 
 
 class ChangesShape(Method):
-    """Returns a step of another shape, which would be spread over the weights."""
+    """Returns a step of another shape, which would be broadcast over the weights."""
 
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.mean(0, keepdim=True) for name, value in step.items()}
 
 
 class KnowsTheTask(Decays):
-    """Declares to need no task and counts the rounds to the next one."""
+    """Declares itself free of tasks, but computes with the number of the present task."""
 
     task_free = True
     looks_back: ClassVar[bool] = False
@@ -237,14 +237,14 @@ class KnowsTheTask(Decays):
 
 
 class ReportsPlainly(Decays):
-    """Reports no Report."""
+    """Returns a dict instead of a Report."""
 
     def report(self) -> Any:
         return {"share": 0.5}
 
 
 class ReportsAccuracies(Method):
-    """Reports a figure under the name of one that every run has."""
+    """Reports a figure under a name that every run uses itself."""
 
     def report(self) -> Report:
         return Report({"acc": 50.0, "model_bytes": 8})
@@ -265,7 +265,7 @@ class ChangesColumns(Decays):
 
 
 class KeepsWithoutSaying(Decays):
-    """Clients keep something that is counted nowhere."""
+    """Lets clients keep a tensor that ``client_storage`` does not count."""
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
@@ -273,7 +273,7 @@ class KeepsWithoutSaying(Decays):
 
 
 class DividesBySamples(Decays):
-    """Takes it for granted that every client holds every task."""
+    """Assumes that every client has samples of every task."""
 
     def end_task(self, plan: RoundPlan) -> None:
         super().end_task(plan)
@@ -282,7 +282,7 @@ class DividesBySamples(Decays):
 
 
 class ForgetsItsTable(Decays):
-    """Saves all that rounds depend on, and not what it reports."""
+    """Saves all that training depends on, but not what it reports."""
 
     def report(self) -> Report:
         return Report(rows=[{"task": task} for task in range(getattr(self, "begun", 0))])
@@ -292,7 +292,7 @@ class ForgetsItsTable(Decays):
 
 
 class FailsWhereAllTasksAreOne(Decays):
-    """Does not declare to look back, and fails where no task ends."""
+    """Does not declare that it looks back, but fails when all tasks are trained as one."""
 
     looks_back: ClassVar[bool] = False
 
@@ -302,7 +302,7 @@ class FailsWhereAllTasksAreOne(Decays):
 
 
 class PullsTooMuch(Method):
-    """Has an anchor that is spread over all weights."""
+    """Gives an anchor of another shape, which would be broadcast over the weights."""
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         return {"head.weight": Pull(1.0, cohort.global_parameters["head.weight"].mean(0, keepdim=True))}
@@ -413,7 +413,7 @@ def test_what_makes_no_methods_is_refused() -> None:
 
 
 def test_a_method_that_knows_no_boxes_is_checked_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not part of a plain installation. A method that declares detection is refused as a run would be."""
+    """Checks work without the library for boxes, except for a method that declares detection, which is refused."""
 
     def refuse(_: object) -> None:
         raise ConfigError("data.scenario", "detection", "an installation with pycocotools")

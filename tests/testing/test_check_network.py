@@ -26,7 +26,7 @@ class Good(Network):
 
 
 class Flat(Network):
-    """The head alone; others differ from it in one thing."""
+    """The head alone; most wrong networks differ from it in one thing."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -80,7 +80,7 @@ class OtherNorm(Flat):
 
 
 class NormOverPadding(Good):
-    """Computes statistics of the batch by itself."""
+    """Subtracts the mean of the batch, to which padded samples contribute."""
 
     def features(self, x: Tensor) -> Tensor:
         x = self.norm(self.conv(x))

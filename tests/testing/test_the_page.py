@@ -91,7 +91,7 @@ def test_the_other_methods_of_the_page_pass_the_check(
 
 
 def test_the_printed_penalty_is_that_of_l1(folder: Path) -> None:
-    """Its gradient adds strength * sign(w)."""
+    """The penalty adds ``strength * sign(w)`` to the gradients."""
 
     class Plain(Method):
         def adjust_gradients(self, cohort: Cohort) -> None:
@@ -108,7 +108,7 @@ def test_the_printed_penalty_is_that_of_l1(folder: Path) -> None:
 
 
 def test_the_printed_replay_is_that_of_der_with_labels_alone(folder: Path) -> None:
-    """Both draw the same samples under this name."""
+    """The printed replay trains as DER with labels alone, if its name makes it draw the same samples."""
     rehearsal = importlib.import_module("rehearsal").Rehearsal
     ways: list[dict[str, Method]] = [{"er labels": rehearsal(8, 0.5)}, {"er": DER(0.0, 0.5, 8)}, {}]
     found, expected, without = (weights(fit(tiny_client(tiny_data(), mlp, methods=one), tiny_data())) for one in ways)
@@ -118,7 +118,7 @@ def test_the_printed_replay_is_that_of_der_with_labels_alone(folder: Path) -> No
 
 
 def rows(first: str) -> list[list[str]]:
-    """The cells of the table whose head begins with a word."""
+    """The cells of the table whose first heading is ``first``."""
     lines = PAGE[PAGE.index(f"| {first} |") :].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -146,7 +146,7 @@ def test_the_table_of_declarations_is_true() -> None:
 
 
 def test_the_table_of_moments_is_complete() -> None:
-    """All that a run calls, with the parameters printed."""
+    """The table has every function that a run calls, with its parameters."""
     named = [re.fullmatch(r"`(\w+)\((.*)\)`", row[0]) for row in rows("moment")]
     printed = {match[1]: match[2] for match in named if match is not None}
     text = inspect.getsource(Method)
