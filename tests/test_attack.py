@@ -11,6 +11,8 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from attack import children, disks, sameness, trials
@@ -21,6 +23,8 @@ from attack.meaningless import meaningless
 from attack.outcomes import FAILURES, failure, refusal
 from attack.points import strike_at
 from support import tiny_cli
+
+from cfl.training.local_work import LocalWork
 
 SOME = {"kills": 12, "configurations": 40, "corruptions": 30, "faults": 10}
 
@@ -115,6 +119,7 @@ def test_a_run_that_went_another_way_is_noticed(tmp_path: Path) -> None:
         ({}, {"steps": 0}),
         ({}, {"moved": False}),
         ({}, {"classes_per_task": [1, 1], "scenario": "task"}),
+        ({}, {"classes_per_task": [1], "scenario": "class"}),
         ({}, {"absent": ["task 0 has no test sample of classes [1]"]}),
     ],
 )
@@ -127,6 +132,26 @@ def test_what_can_mean_nothing_is_noticed_unless_it_is_warned_of(
     assert meaningless(given, usual | facts, tmp_path, "")
     words = "server_lr size lr client model class"
     assert meaningless(given, usual | facts, tmp_path, f"a warning about {words}") == ""
+
+
+FIGURES = {"acc": 50.0, "rounds": 2, "tasks": 1, "clients": 3, "parameters": 10}
+
+
+@pytest.mark.parametrize(
+    ("loss", "summary", "reason"),
+    [
+        ("nan", {}, "a loss is not finite"),
+        ("0.5", {"acc": None}, "the summary has no figure"),
+        ("0.5", {"clients": 0}, "clients = 0 in the summary"),
+        ("0.5", {}, ""),
+        ("", {}, ""),
+    ],
+)
+def test_figures_that_mean_nothing_are_noticed(loss: str, summary: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("{}")
+    (tmp_path / "rounds.csv").write_text(f"round,loss\n0,{loss}\n")
+    (tmp_path / "summary.json").write_text(json.dumps(FIGURES | summary))
+    assert meaningless({}, {"steps": 3, "rounds": 1, "moved": True, "methods": []}, tmp_path, "") == reason
 
 
 @pytest.mark.parametrize("operation", ["open", "write", "replace", "fsync", "mkdir"])
@@ -154,10 +179,19 @@ def test_a_disk_fails_where_it_is_told_to(operation: str, tmp_path: Path) -> Non
 
 def test_a_point_is_struck_once_when_it_is_reached_for_some_time(tmp_path: Path) -> None:
     struck: list[int] = []
+    steps: list[int] = []
+    step = LocalWork.losses
+
+    def counted(work: LocalWork, batch: Any) -> Any:
+        steps.append(1)
+        return step(work, batch)
+
     with ExitStack() as stack:
-        strike_at("before a local step", 3, lambda: struck.append(len(list(tmp_path.rglob("rounds.csv")))))(stack)
-        assert tiny_cli.fit(tmp_path / "run") == 0
-    assert struck == [0]
+        stack.enter_context(mock.patch.object(LocalWork, "losses", counted))
+        strike_at("before a local step", 3, lambda: struck.append(len(steps)))(stack)
+        assert tiny_cli.fit(tmp_path / "run", "--engine.kind", "vmap") == 0
+    assert struck == [2]
+    assert len(steps) >= 3
 
 
 def test_keys_and_values_of_a_configuration_are_known() -> None:

@@ -68,6 +68,8 @@ def test_a_sum_over_a_ring() -> None:
 def test_no_engine_is_chosen_by_a_trial() -> None:
     assert stacked_engine(10_000).options == fixed_engine(128, 64)
     assert stacked_engine(10).options == fixed_engine(10, 5)
+    given = {word for word in fixed_engine(10, 5) if word.startswith("--")}
+    assert given >= {"--engine.kind", "--engine.workers", "--engine.stack", "--schedule.cohort_width"}
     assert stacked_engine(10).is_settled
 
 

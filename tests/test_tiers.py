@@ -56,6 +56,10 @@ def test_the_longest_go_first_until_the_rest_is_short_enough() -> None:
     assert left <= tiers.SHARES["slow"] * sum(times.values())
     assert slow == [test for test, _ in times.most_common(len(slow))]
     assert left + times[slow[-1]] > tiers.SHARES["slow"] * sum(times.values())
+    medium = [test for test, tier in found.items() if tier == "medium"]
+    fast = left - sum(times[test] for test in medium)
+    assert slow + medium == [test for test, _ in times.most_common(len(found))]
+    assert fast <= tiers.SHARES["medium"] * sum(times.values()) < fast + times[medium[-1]]
 
 
 def test_times_are_read_from_what_pytest_prints() -> None:

@@ -180,6 +180,7 @@ def test_mappings_with_names_of_the_users_own_and_numbers_of_numpy(tmp_path: Pat
     assert run.figures.seed == 3
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert config["federated"]["codecs"] == {"update": {"range": 4, "bits": 20}}
+    assert config["model"]["optimizer"]["init_args"]["lr"] == 0.05
 
 
 def test_task_incremental_predictions_are_among_the_tasks_outputs(tmp_path: Path) -> None:
