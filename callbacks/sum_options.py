@@ -120,7 +120,8 @@ class SumOptions:
         if self.aggregation == "secure" and processes > 1:
             valid = f"modelled with {processes} processes (trainer.devices and num_nodes), which gives the same sums"
             raise ConfigError("federated.aggregation", self.aggregation, valid)
-        if federation.model.shared_parameters or federation.model.shared_buffers:
+        # Methods that average no tensor of the model may form sums of their own, as FedWeIT does of bases.
+        if federation.model.shared_parameters or federation.model.shared_buffers or federation.methods:
             self._check_rounds(federation, integers)
 
     def _check_rounds(self, federation: Federation, integers: IntegerSums) -> None:

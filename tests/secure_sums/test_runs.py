@@ -15,7 +15,7 @@ from support.tiny import Rounds, SaveAfter, fit, mlp, tiny_client, tiny_data
 
 from cfl.callbacks.sum_options import SumOptions
 from cfl.federation.federation import Federation
-from cfl.methods import CONFEDMADE, FOT, SCAFFOLD, FedAGEM, FedCurv, Method
+from cfl.methods import CONFEDMADE, FOT, SCAFFOLD, FedAGEM, FedCurv, FedWeIT, Method
 from cfl.runtime.errors import ConfigError, SumRefused
 from cfl.secure_sums.dropouts import STAGES, UNTIL_MESSAGE
 from cfl.testing.method_case import MethodCase
@@ -167,6 +167,14 @@ def test_runs_whose_sums_could_not_be_formed_are_refused() -> None:
     refused(r"clients_per_round = 0.2 .*1 of 1 messages came", "modelled", schedule=poisson)
     late = {"client_dropout": 0.2, "dropout_stage": "check"}
     refused(r"schedule.dropout_stage = 'check' .*keys, shares, message", "plain", schedule=late)
+
+
+def test_sums_of_a_method_without_a_mean_model_are_checked() -> None:
+    """FedWeIT averages no tensor of the model, but forms sums of bases."""
+    data = tiny_data(num_clients=6, schedule={"clients_per_round": 5, "client_dropout": 0.6})
+    client = tiny_client(data, mlp, methods={"fedweit": FedWeIT(send_adaptive=False)})
+    with pytest.raises(ConfigError, match=r"schedule.client_dropout = 0.6 .*round 0 .*2 of the 5 .* 3 are needed"):
+        fit(client, data, {"aggregation": "modelled"})
 
 
 def test_an_extra_sum_that_cannot_be_formed_is_refused_when_it_is_read() -> None:
