@@ -143,6 +143,9 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         if augmentation is not None and stream.targets == "boxes" and not augmentation.moves_boxes:
             valid = "null or one that moves boxes with their images, such as CropFlip"
             raise ConfigError("data.augmentation", type(augmentation).__name__, valid)
+        if augmentation is not None and stream.shape[:2] == (1, 1):
+            valid = "null: samples are rows of numbers, not images"
+            raise ConfigError("data.augmentation", type(augmentation).__name__, valid)
         self.measure.require()
         check_class_loss(class_loss, self.scenario, exposure, in_own_order=sequences is not None)
         if sequences is not None and sequences.outputs == "place" and self.scenario != "task":

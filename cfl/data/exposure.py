@@ -175,13 +175,16 @@ def stretches(
     for client in sorted({client for own in held for client in own}):
         own = np.concatenate([of_task[client] for of_task in held if client in of_task])
         ends = np.cumsum(seconds[own])
-        total = float(ends[-1]) if len(own) else 0.0
+        if not len(own):
+            valid = f"a partition that gives every client samples; client {client} has none"
+            raise ConfigError("data.partition", "no samples", valid)
+        total = float(ends[-1])
         each = total / rounds if length is None else length
         if each * rounds > total * (1 + _FUZZ):
             valid = f"at most {total / rounds:.6g}: client {client} has {total:g} seconds in all for {rounds} rounds"
             raise ConfigError("data.portion", length, valid)
         # A sample that begins exactly with a round may come out just before it by rounding; the fuzz corrects this.
-        begins = (ends - seconds[own]) / each if each else ends
+        begins = (ends - seconds[own]) / each
         of_round = np.floor(begins * (1 + _FUZZ) + _FUZZ).astype(np.int64)
         if length is None:
             of_round = of_round.clip(max=rounds - 1)

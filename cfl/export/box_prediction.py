@@ -12,6 +12,7 @@ from cfl.data.sources.base import Source
 from cfl.export.answer import Choice
 from cfl.export.prediction import ImageClassifier
 from cfl.export.reading import read_images
+from cfl.runtime.errors import ConfigError
 from cfl.training.found_boxes import SURE
 
 
@@ -45,7 +46,7 @@ def boxes_found(
         top: how many boxes of an image, whatever their score; None for those with a score of at least 0.3.
 
     Raises:
-        ConfigError: client or task do not exist, or are missing.
+        ConfigError: client or task do not exist or are missing, or the detector's outputs for an image are not finite.
         cfl.runtime.errors.DataFilesMissing: names a file that cannot be used.
     """
     root = classifier.federation.data.root
@@ -54,6 +55,10 @@ def boxes_found(
     for files, stored in read_images(places, source, root):
         answers = model(classifier.network_input(stored, choice.client, choice.task)).cpu()
         for file, found in zip(files, answers, strict=True):
+            if not bool(found.isfinite().all()):
+                raise ConfigError(
+                    "FILE", file, "images as in training: the detector's outputs for this one are not finite"
+                )
             found = found[found[:, 0] >= 0]
             kept = found[found[:, 5] >= SURE] if top is None else found[:top]
             if not len(kept):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cfl.metrics.boxes import iou
@@ -14,8 +13,7 @@ from cfl.randomness.generators import numpy_generator
 RESAMPLES = 200
 OVERLAP = 0.5
 """Least intersection over union at which a box counts as found."""
-# Rounded to float32, as torchmetrics passes them to COCO's evaluation: a recall of 0.3 is then below the thirtieth.
-_RECALLS = torch.linspace(0, 1, 101).double().numpy()
+_RECALLS = np.linspace(0, 1, 101)
 
 
 def bootstrapped(images: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:

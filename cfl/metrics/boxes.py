@@ -26,6 +26,8 @@ FOUND = 100
 """Largest number of detections in an image."""
 _NUMBERS = 5
 _LARGEST = 4.0
+_CANDIDATES = FOUND * PER_CELL
+"""Largest number of boxes of an image before suppression: every object may be found by all predictors of its cell."""
 _RIVALS_ABOVE = 0.5
 """A detection is left out if it overlaps more than this with a better one of its class."""
 _LLOYD_STEPS = 50
@@ -127,11 +129,12 @@ def suppressed(boxes: Tensor, scores: Tensor, classes: Tensor, above: float) -> 
         classes: ``[N, n]`` int64.
         above: overlap, as intersection over union, above which the worse box is left out.
     """
-    rivals = (iou(boxes, boxes) > above) & (classes.unsqueeze(-1) == classes.unsqueeze(-2))
     gone = torch.zeros_like(scores, dtype=torch.bool)
     for better in range(boxes.shape[1] - 1):
+        one = slice(better, better + 1)
         behind = torch.arange(boxes.shape[1], device=boxes.device) > better
-        gone = gone | (rivals[:, better] & behind & ~gone[:, better : better + 1])
+        rivals = (iou(boxes[:, one], boxes).squeeze(1) > above) & (classes[:, one] == classes) & behind
+        gone = gone | (rivals & ~gone[:, one])
     return gone
 
 
@@ -147,13 +150,15 @@ def detections(outputs: Tensor, shape: tuple[int, int, int]) -> Tensor:
     _, height, width = shape
     boxes, scores = decoded(outputs, *grid_size(height, width))
     classes = scores.shape[-1]
-    best, order = scores.flatten(1).topk(min(FOUND, scores[0].numel()), dim=1)
+    best, order = scores.flatten(1).topk(min(_CANDIDATES, scores[0].numel()), dim=1)
     which, predictor = order % classes, order // classes
     limits = torch.tensor([width, height, width, height], device=boxes.device, dtype=boxes.dtype)
     kept = boxes.gather(1, predictor.unsqueeze(-1).expand(-1, -1, 4)).clamp(min=0).minimum(limits)
     gone = suppressed(kept, best, which, _RIVALS_ABOVE)
     label = torch.where(gone, -1, which).to(boxes.dtype)
-    return torch.cat([label.unsqueeze(-1), kept, best.unsqueeze(-1)], -1)
+    found = torch.cat([label.unsqueeze(-1), kept, best.unsqueeze(-1)], -1)
+    first = gone.int().argsort(dim=1, stable=True)[:, :FOUND]  # those that are left, still the best first
+    return found.gather(1, first.unsqueeze(-1).expand(-1, -1, found.shape[-1]))
 
 
 def anchors(y: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from cfl.metrics.bootstrap import bootstrapped
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.metrics.transfer import average_accuracy
 from cfl.runtime import distributed
+from cfl.runtime.errors import BadUpdate, diverged
 
 Place = tuple[int, ...]
 
@@ -66,8 +67,11 @@ class DetectionMatrix(TaskMatrix):
 
         Raises:
             ValueError: an index out of range, or ``client`` given for one global model or missing otherwise.
+            BadUpdate: a detection is not finite.
         """
         place = self._place(row, task, client)
+        if not bool(found.isfinite().all()):
+            raise BadUpdate(diverged(len(true), task, "a box or score", math.nan))
         pairs = zip(found.detach().cpu().float(), true.cpu().float(), strict=True)
         self._seen.setdefault(place, []).extend((one[one[:, 0] >= 0], other[other[:, 0] >= 0]) for one, other in pairs)
 
@@ -134,7 +138,10 @@ def mean_average_precisions(images: Sequence[tuple[Tensor, Tensor]]) -> tuple[fl
     """
     from torchmetrics.detection.mean_ap import MeanAveragePrecision
 
-    metric: Any = MeanAveragePrecision(box_format="xyxy", iou_type="bbox", backend="pycocotools")
+    # COCO's thresholds. torchmetrics' own are rounded to float32, so that a recall of 0.3 is below the threshold 0.3.
+    metric: Any = MeanAveragePrecision(
+        iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(), rec_thresholds=np.linspace(0, 1, 101).tolist()
+    )
     found = [{"boxes": one[:, 1:5], "scores": one[:, 5], "labels": one[:, 0].long()} for one, _ in images]
     true = [{"boxes": other[:, 1:], "labels": other[:, 0].long()} for _, other in images]
     metric.update(found, true)

@@ -50,7 +50,8 @@ def draw_boxes(client: Client, count: int) -> DrawnImages | None:
     device = next(network.parameters()).device
     for number, (task, row) in enumerate(zip(tasks, rows, strict=True)):
         with_boxes = (task.test.labels[..., 0] >= 0).any(1).nonzero().flatten()
-        chosen = with_boxes[[k * len(with_boxes) // across for k in range(across)]] if len(with_boxes) else with_boxes
+        drawn = min(across, len(with_boxes))
+        chosen = with_boxes[[k * len(with_boxes) // drawn for k in range(drawn)]]
         images, true = task.test.images[chosen], task.test.labels[chosen]
         if not len(chosen):
             continue

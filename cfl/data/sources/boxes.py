@@ -43,7 +43,8 @@ class DetectionSource(StandardSource):
     """A data set of images with boxes. Subclasses define :meth:`records`.
 
     Images are scaled to ``shape``, and boxes with them. Boxes are cut at the borders of their images. Boxes of other
-    classes, and boxes that are then less than a pixel wide or high, are left out. Images are stored as bytes.
+    classes, and boxes that are then less than a pixel wide or high, are left out. Each class needs a box in a training
+    image; a class without one in a test image is named in a warning. Images are stored as bytes.
 
     Args:
         shape: ``[C, H, W]`` of the network's input, C 1 or 3.
@@ -117,6 +118,7 @@ class DetectionSource(StandardSource):
         if full:
             said = f"{self.name}: {full} {part} images have more than {self.most_boxes} boxes"
             _log.warning("%s, of which the largest are kept (%s.most_boxes)", said, KEY)
+        self._check_classes(part, records, labels)
         clients, seconds = ([getattr(record, name) for record in records] for name in ("client", "seconds"))
         return ImageSet(
             images,
@@ -124,6 +126,19 @@ class DetectionSource(StandardSource):
             None if None in clients else torch.tensor(clients),
             None if None in seconds else torch.tensor(seconds, dtype=torch.float64),
         )
+
+    def _check_classes(self, part: str, records: Sequence[Record], labels: Tensor) -> None:
+        """Refuse a class without a box in the training images, and warn of one without a box in the test images."""
+        lacking = [name for number, name in enumerate(self.class_names) if not bool((labels[..., 0] == number).any())]
+        if not lacking:
+            return
+        known = sorted({name for record in records for name, *_ in record.boxes})
+        thin = f" that is a pixel wide and high when scaled to {list(self.shape)}" if lacking[0] in known else ""
+        if part != "training":
+            _log.warning("%s: no %s image has a box of %s%s", self.name, part, ", ".join(lacking), thin)
+            return
+        valid = f"classes with a box in a training image{thin}" if thin else f"some of {', '.join(known) or 'none'}"
+        raise ConfigError(f"{KEY}.classes", lacking[0], valid)
 
     def _scaled(self, record: Record, width: int, height: int) -> Tensor:
         """The boxes of a record in pixels of ``shape``, ``[n, 5]``, the largest first."""
@@ -147,7 +162,7 @@ def corners_of(values: Any, where: str, sized: bool = False) -> tuple[float, flo
     """Left, top, right and bottom as finite numbers.
 
     Args:
-        values: four numbers, or texts with numbers.
+        values: a list of four numbers, or of texts with numbers.
         where: file and place, for the message.
         sized: whether the last two are width and height.
 
@@ -155,8 +170,8 @@ def corners_of(values: Any, where: str, sized: bool = False) -> tuple[float, flo
         DataFilesMissing: the values are no four finite numbers, or right is left of left, or bottom above top.
     """
     try:
-        left, top, right, bottom = (float(value) for value in values)
-    except (TypeError, ValueError):
+        left, top, right, bottom = (float(value) for value in (values if isinstance(values, list) else ()))
+    except (TypeError, ValueError, OverflowError):
         raise DataFilesMissing(f"{where}: {values!r:.80} are no four numbers") from None
     if sized:
         right, bottom = left + right, top + bottom

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,11 @@ class CocoBoxes(DetectionSource):
             raise DataFilesMissing(f"{file} cannot be read ({error}). {where_else(self.path)}") from error
         named: dict[Any, str] = {}
         for category in _listed(held, "categories", file):
-            named[_id(category, "id", file)] = entry(category, "name", str(file))
+            named[_new(category, named, "category", file)] = entry(category, "name", str(file))
         found: dict[Any, Record] = {}
         for image in _listed(held, "images", file):
-            found[_id(image, "id", file)] = Record(below(images, entry(image, "file_name", str(file)), str(file)), [])
+            name = entry(image, "file_name", str(file))
+            found[_new(image, found, "image", file)] = Record(below(images, name, str(file)), [])
         for number, annotation in enumerate(_listed(held, "annotations", file)):
             where = f"{file}, annotation {number}"
             image, category = _id(annotation, "image_id", file), _id(annotation, "category_id", file)
@@ -91,6 +93,14 @@ def _listed(held: Any, key: str, file: Path) -> list[Any]:
     found = entry(held, key, str(file))
     if not isinstance(found, list):
         raise DataFilesMissing(f"{file}: {key} is a {type(found).__name__}, not a list")
+    return found
+
+
+def _new(of: Any, known: Mapping[Any, Any], what: str, file: Path) -> Any:
+    """The id of an image or category, which no other one of the file has."""
+    found = _id(of, "id", file)
+    if found in known:
+        raise DataFilesMissing(f"{file}: there are two of {what} {found!r:.40}")
     return found
 
 

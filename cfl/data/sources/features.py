@@ -95,7 +95,8 @@ class Features(NpzSource):
             mean, deviation = self._moments
             found = np.empty(stored.shape, dtype=np.float32)
             for start in range(0, len(stored), _CHUNK):
-                found[start : start + _CHUNK] = (stored[start : start + _CHUNK] - mean) / deviation
+                with np.errstate(over="ignore", invalid="ignore"):  # is refused below
+                    found[start : start + _CHUNK] = (stored[start : start + _CHUNK] - mean) / deviation
         else:
             with np.errstate(over="ignore"):  # is refused below
                 found = stored.astype(np.float32)

@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+_MOST_ROUNDING = 1e-3
+"""Largest change of a number by rounding to float32, as a share of the standard deviation of all numbers."""
+
 
 def checked_labels(stored: NDArray[Any], name: str) -> NDArray[np.int64]:
     """Labels as int64.
@@ -29,12 +32,14 @@ def checked_labels(stored: NDArray[Any], name: str) -> NDArray[np.int64]:
 def checked_numbers(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
     """Numbers to predict as float32 ``[N, D]``.
 
+    Numbers are refused if rounding to float32 changes one by more than a thousandth of their standard deviation.
+
     Args:
         stored: ``[N]`` or ``[N, D]``, as read.
         name: of the array, for messages.
 
     Raises:
-        ValueError: labels are no numbers, or not finite.
+        ValueError: labels are no numbers, not finite, or too far from 0 for their spread.
     """
     if stored.ndim not in (1, 2) or stored.dtype.kind not in "iuf":
         raise ValueError(f"{name} are {stored.dtype} {list(stored.shape)}, not numbers [N] or [N, D]")
@@ -42,6 +47,9 @@ def checked_numbers(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
         found = stored.astype(np.float32).reshape(len(stored), -1)
     if not np.isfinite(found).all():
         raise ValueError(f"{name} hold NaN or infinity, or numbers that float32 cannot")
+    exact = stored.astype(np.float64).reshape(len(stored), -1)
+    if len(exact) and (np.abs(found - exact) > _MOST_ROUNDING * exact.std(0)).any():
+        raise ValueError(f"{name} differ too little for their size to be float32; subtract a number from all of them")
     return found
 
 

@@ -68,8 +68,8 @@ class RecordedFrames(DetectionSource):
     ) -> None:
         check_integers(KEY, 1, block=block)
         check_integers(KEY, 2, test_every=test_every)
-        if towns is not None and not towns:
-            raise ConfigError(f"{KEY}.towns", towns, "at least one, or null for all")
+        if towns is not None and (not towns or len({*towns}) < len(towns)):
+            raise ConfigError(f"{KEY}.towns", towns, "at least one, each once, or null for all")
         check_numbers(KEY, "(0, inf)", rate=rate)
         if drivers is not None and (not drivers or min(drivers) < 0):
             raise ConfigError(f"{KEY}.drivers", drivers, "numbers of clients, from 0, or null")
@@ -128,6 +128,8 @@ def _read(table: Path, images: Path, path: str) -> dict[str, dict[int, Record]]:
                 if row["class"]:
                     corners = corners_of([row[name] for name in _COLUMNS[4:]], where)
                     record.boxes.append((row["class"], *corners))
+    except DataFilesMissing:  # an OSError, too, but about the table's content
+        raise
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataFilesMissing(f"{table} cannot be read ({error}). {where_else(path)}") from error
     return found

@@ -14,8 +14,8 @@ class VocBoxes(DetectionSource):
     """Images in the folders of Pascal VOC, with an XML file of boxes for each image.
 
     The folder holds ``JPEGImages``, ``Annotations/<name>.xml`` and ``ImageSets/Main/<set>.txt`` with a name in every
-    line. An annotation names its image (``filename``) and has an ``object`` for every box, with ``name`` and ``bndbox``
-    (``xmin``, ``ymin``, ``xmax``, ``ymax`` in pixels).
+    line. An annotation names its image (``filename``) and has an ``object`` for every box, with ``name`` and ``bndbox``.
+    Its ``xmin``, ``ymin``, ``xmax`` and ``ymax`` are the first and last pixels of the box, which count from 1.
 
     Args:
         path: of the folder, relative to the data root or absolute.
@@ -71,7 +71,8 @@ class VocBoxes(DetectionSource):
         record = Record(below(folder / "JPEGImages", tree.findtext("filename"), str(file)), [])
         for number, found in enumerate(tree.findall("object")):
             corners = [found.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
-            record.boxes.append((found.findtext("name") or "", *corners_of(corners, f"{file}, object {number}")))
+            left, top, right, bottom = corners_of(corners, f"{file}, object {number}")
+            record.boxes.append((found.findtext("name") or "", left - 1, top - 1, right, bottom))
         return record
 
     def _text(self, file: Path) -> str:

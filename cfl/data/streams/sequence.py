@@ -25,13 +25,15 @@ class Sequence(Stream):
         sources: the data sets in the order of their tasks, at least one.
 
     Raises:
-        ConfigError: ``data.stream.sources`` when it is empty or when numbers of channels cannot be reconciled.
+        ConfigError: ``data.stream.sources`` when it is empty, when numbers of channels cannot be reconciled, or when
+            sources of boxes differ in shape or classes.
     """
 
     shared_labels = False
 
     def __init__(self, sources: list[Source]) -> None:
         self.shape = common_shape(sources)
+        _check_boxes(sources)
         self.sources = sources
         self.name = "-".join(["sequence", *(source.name for source in sources)])
         self.num_tasks = len(sources)
@@ -72,6 +74,21 @@ def common_shape(sources: list[Source]) -> tuple[int, int, int]:
             "sources with one channel or with the same number of channels",
         )
     return max(channels), max(s.shape[1] for s in sources), max(s.shape[2] for s in sources)
+
+
+def _check_boxes(sources: list[Source]) -> None:
+    """Refuse sources of boxes that differ in shape or in the order of their classes.
+
+    Boxes would not move with padded images, and one output would stand for different classes.
+    """
+    boxes = [source for source in sources if source.targets == "boxes"]
+    for what, valid, values in (
+        ("shape", "sources of boxes with the same shape, to which each scales its images", [s.shape for s in boxes]),
+        ("classes", "sources of boxes with the same classes in the same order", [s.class_names for s in boxes]),
+    ):
+        if len({*values}) > 1:
+            given = [f"{s.name}: {what} {list(v or ())}" for s, v in zip(boxes, values, strict=True)]
+            raise ConfigError("data.stream.sources", given, valid)
 
 
 def enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
