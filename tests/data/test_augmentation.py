@@ -1,4 +1,4 @@
-"""Augmentation: uniform, torchvision's pixels, and a function of (seed, round, step, task, sample) alone."""
+"""Augmentation: uniform draws by (seed, round, step, task, sample), and the pixels of torchvision's transforms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def images(*shape: int) -> Tensor:
 @pytest.mark.parametrize("padding", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 5, 7), (3, 84, 84)])
 def test_pixels_are_torchvisions(shape: tuple[int, ...], padding: int) -> None:
-    """``RandomCrop(size, padding)`` then ``RandomHorizontalFlip``, with the draws given."""
+    """For given draws the pixels are those of ``RandomCrop(size, padding)``, then ``RandomHorizontalFlip``."""
     from torchvision.transforms import functional
 
     before = images(40, *shape)
@@ -62,7 +62,7 @@ def test_draws_are_uniform_and_independent() -> None:
 
 
 def test_draws_of_a_sample_are_independent_over_steps_and_rounds() -> None:
-    """Chi-square over 18 x 18 pairs: a sample at successive moments and in successive rounds, a sample and the next."""
+    """Chi-square over 18 x 18 pairs of outcomes: of successive steps, of successive rounds, of neighbouring samples."""
     moments = torch.stack(
         [augmentation_words(5, round, step, 0, torch.tensor([17, 18])) for round in range(2_000) for step in range(10)]
     )
@@ -117,7 +117,7 @@ def data(width: int = 3, augmentation: Augmentation | None = None, **options: An
 
 
 def batches(module: FederatedDataModule, round: int, width: int) -> list[Any]:
-    """What a Trainer would hand to the engine."""
+    """The batches of a round, as a Trainer would pass them to the engine."""
     at_round(module, round)
     plan = module.rounds.round(round)
     loader = RoundLoader(plan, module.indices[plan.task], module.schedule.with_width(width), module.seed)
@@ -125,7 +125,7 @@ def batches(module: FederatedDataModule, round: int, width: int) -> list[Any]:
 
 
 def seen(module: FederatedDataModule, round: int, width: int) -> dict[tuple[int, int], Tensor]:
-    """(client, step) -> inputs, all fetched for the cohort at once."""
+    """(client, step) -> inputs without padding, fetched for the whole cohort at once."""
     found = {}
     for batch in batches(module, round, width):
         for row, client in enumerate(batch.clients):
@@ -154,7 +154,7 @@ def test_inputs_are_the_same_in_every_cohort_and_every_way_of_fetching() -> None
 
 @pytest.mark.parametrize("stream", [tiny.permuted(), tiny.split()], ids=["permuted", "split"])
 def test_inputs_are_augmented_images_by_hand(stream: Any) -> None:
-    """The stored image is changed first, then permuted, then normalised; its label stays."""
+    """The stored image is augmented first, then permuted, then normalised. Its label stays."""
     module = data(augmentation=CropFlip(1), stream=stream)
     round = 3
     task = module.tasks[1]
@@ -182,7 +182,7 @@ def test_a_sample_changes_from_epoch_to_epoch_and_round_to_round() -> None:
 
 
 def test_samples_of_several_tasks_together() -> None:
-    """Each as among its own task's samples; without a moment as they are stored."""
+    """Samples fetched across tasks equal those fetched task by task. Without (round, step) they are not augmented."""
     module, plain = data(augmentation=CropFlip(2)), data()
     tasks, index = torch.tensor([[0, 1, 1], [0, 0, 1]]), torch.tensor([[5, 5, 3], [3, 79, 3]])
     for moment in (None, (4, 2)):
@@ -248,7 +248,7 @@ def test_stacked_workers_agree() -> None:
 
 
 class Nothing(Augmentation):
-    """Takes the augmented path and leaves images alone."""
+    """An augmentation that returns the images unchanged."""
 
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
         return images

@@ -1,4 +1,4 @@
-"""Binary data: images cut at a threshold, and binary sets in the files they come in."""
+"""Binary data: images made binary by a threshold, and binary data sets in each of their file formats."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def as_npz(folder: Path) -> None:
 
 
 def as_release(folder: Path) -> None:
-    """As MADE's own files are: floats under other names, beside numbers."""
+    """The layout of MADE's own files: float arrays under other names, and single numbers beside them."""
     floats = {f"{part}_data": rows.astype(np.float32) for part, rows in PUBLISHED.items()}
     np.savez(folder / "made-up.npz", inputsize=5, train_length=30, **floats)
 
@@ -87,7 +87,7 @@ def test_padding_is_behind(tmp_path: Path) -> None:
 
 
 def test_merged_sets_are_cut_anew(tmp_path: Path) -> None:
-    """49 rows: 35 for training, 7 for tests, none twice, all out of the whole; the same in every run."""
+    """Of 49 merged rows, 35 are for training and 7 for tests. No row is in both, and every run has the same rows."""
     whole = np.concatenate([np.eye(49, dtype=np.uint8)[start:stop] for start, stop in ((0, 30), (30, 36), (36, 49))])
     np.savez(tmp_path / "ones.npz", train=whole[:30], valid=whole[30:36], test=whole[36:])
     made = BinarySet("ones", variables=49, split="merged")
@@ -108,7 +108,7 @@ def test_merged_sets_are_cut_anew(tmp_path: Path) -> None:
     [(32_561, 23_257, 4_651), (67_557, 48_255, 9_651), (29_387, 20_990, 4_198), (48_000, 34_285, 6_857)],
 )
 def test_published_sizes_of_merged_sets(rows: int, train: int, test: int) -> None:
-    """CONFEDMADE, Table 5: adult, connect4, tretail, rcv1."""
+    """Merged splits have the sizes of CONFEDMADE, Table 5: adult, connect4, tretail, rcv1."""
     whole = ImageSet(torch.zeros(rows, 1, 1, 1, dtype=torch.uint8), torch.zeros(rows, dtype=torch.int64))
     assert tuple(map(len, merged_split([whole], "test"))) == (train, test)
 
@@ -215,7 +215,7 @@ def test_pixels_above_the_threshold_are_one() -> None:
 
 
 def test_the_default_is_half_of_white() -> None:
-    """127 of 255 is black, 128 white; scikit-learn's digits go up to 16."""
+    """By default a pixel is 1 above half of white: from 128 for bytes, from 9 for scikit-learn's digits (0 to 16)."""
     images = torch.tensor([127, 128, 0, 255], dtype=torch.uint8).view(1, 1, 2, 2)
 
     class Four(Synthetic):
@@ -229,7 +229,7 @@ def test_the_default_is_half_of_white() -> None:
 
 
 def test_pixels_may_be_drawn() -> None:
-    """By the probability that their value is of white, the same in every run, training and test apart."""
+    """With ``drawn``, a pixel is 1 with probability value / scale. Every run repeats the draws."""
     source = Synthetic(3, [1, 4, 4], 3000, 3000)
     grey, drawn = source.load(NOWHERE), Binarised(source, drawn=True).load(NOWHERE)
     for plain, bits in zip(grey, drawn, strict=True):
@@ -239,7 +239,8 @@ def test_pixels_may_be_drawn() -> None:
         # The deviation of a mean of 3000 bits is 0.009 at most.
         assert float((bits.images.double().mean(0) - expected).abs().max()) < 0.045
         close = (plain.images.double() / source.scale - 0.5).abs() < 0.1
-        share = bits.images[close].double().mean()  # chance, where a threshold would follow the value
+        # Among pixels near one half, the share of ones is the mean of their values.
+        share = bits.images[close].double().mean()
         assert float(share) == pytest.approx(float(plain.images[close].double().mean() / source.scale), abs=0.03)
         assert bool((bits.images[plain.images == 0] == 0).all())
     again = Binarised(Synthetic(3, [1, 4, 4], 3000, 3000), drawn=True)
@@ -279,7 +280,7 @@ def test_only_binary_data_have_a_density() -> None:
 
 
 def test_mnist_at_the_published_threshold(data_root: Path) -> None:
-    """Against the bytes of the file; and of the 7,877 ones CONFEDMADE has 5,626 for training (Table 5)."""
+    """Pixels agree with the file's bytes. CONFEDMADE trains on 5,626 of the 7,877 images of a one (Table 5)."""
     train, test = Binarised(MNIST()).load(data_root)
     assert (len(train), len(test)) == (60_000, 10_000)
     file = data_root / "MNIST/raw/train-images-idx3-ubyte"

@@ -1,4 +1,4 @@
-"""Readers of images with boxes: the same boxes from three formats, and files that cannot be."""
+"""Readers of images with boxes: three formats give the same boxes, and damaged files are refused by name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cfl.testing import check_source
 
 SHAPE = [3, 20, 40]
 CLASSES = ["vehicle", "bike"]
-SIZE = (80, 60)  # of the files: twice as wide and three times as high
-# Of four images: class, left, top, right, bottom in the files' pixels.
+SIZE = (80, 60)  # width and height of the image files: twice and three times those of SHAPE
+# For each of four images: class, left, top, right, bottom in the files' pixels.
 BOXES: list[list[tuple[str, float, float, float, float]]] = [
     [("vehicle", 10, 6, 30, 36), ("bike", 40, 30, 90, 66)],  # the second reaches beyond the image
-    [("lamp", 1, 1, 20, 20), ("vehicle", 20, 20, 21, 40)],  # not asked for; half a pixel wide
+    [("lamp", 1, 1, 20, 20), ("vehicle", 20, 20, 21, 40)],  # not in CLASSES; half a pixel wide after scaling
     [],
     [("bike", 0, 0, 80, 60)],
 ]

@@ -1,4 +1,4 @@
-"""Clients with clocks of their own: who is at which task in which round, and what a run makes of it."""
+"""Clients with their own numbers of rounds per task: each client's task in each round, and runs of such clients."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ CLOCKS = {
     0: np.array([[2, 6, 2], [1, 4, 1], [1, 4, 3], [2, 3, 2], [2, 2, 2], [4, 5, 1]]),
     1: np.array([[1, 3, 1], [3, 2, 2], [2, 5, 3], [3, 2, 2], [4, 4, 2], [1, 2, 2]]),
 }
-"""What six clients draw around 3, 4 and 2 rounds with ``SPREAD``, by the seed."""
+"""By seed: the rounds per task that six clients draw around 3, 4 and 2 rounds with ``SPREAD``."""
 CLOCKS_OF_RUNS = np.array([[2, 5, 3], [1, 3, 2], [1, 3, 4], [2, 2, 3]])
-"""What the four clients of the runs below draw around 3 rounds of each task, with seed 0."""
+"""The rounds per task that the four clients of the runs below draw around 3 rounds, with seed 0."""
 
 
 def bound(seed: int = 0, **options: Any) -> BoundSchedule:
@@ -137,7 +137,7 @@ def test_a_round_samples_from_those_who_still_learn() -> None:
 
 
 def test_without_spread_nothing_is_as_if_clocks_agreed() -> None:
-    """The rounds that such clocks give are those of a schedule that has none."""
+    """Client clocks that all agree give the same rounds as a schedule without client clocks."""
     plain = Schedule(rounds_per_task=[3, 4, 2], clients_per_round=4).bind(EVERYONE, 0)
     agreeing = BoundSchedule(plain.settings, EVERYONE, 0, np.array([[3, 4, 2]] * 6))
     assert not plain.client_clocks
@@ -174,7 +174,7 @@ def test_settings_that_cannot_work(make: Any, key: str) -> None:
 
 
 def data_of(width: int = 10, stream: Any = None, **options: Any) -> FederatedDataModule:
-    """Three tasks; four clients of which no two have the same clock."""
+    """A data module of three tasks and four clients, no two of which draw the same numbers of rounds."""
     schedule = {"rounds_per_task": 3, "cohort_width": width, "clock_spread": SPREAD, **options.pop("schedule", {})}
     return tiny_data(split(3, classes=6) if stream is None else stream, schedule=schedule, **options)
 
@@ -199,7 +199,7 @@ def test_who_is_left_out_is_recorded_with_its_own_task(width: int) -> None:
 
 
 def test_clients_that_exchange_nothing_are_where_they_would_be_alone() -> None:
-    """Client c's run is that of a common schedule with its own numbers of rounds."""
+    """A client that exchanges nothing has the accuracies of a run whose common schedule has that client's rounds."""
     together = run({"local": PersonalLayers()}).accuracy.compute()
     for client, own in enumerate(CLOCKS_OF_RUNS.tolist()):
         data = data_of(schedule={"rounds_per_task": own, "clock_spread": 0.0})
@@ -209,7 +209,7 @@ def test_clients_that_exchange_nothing_are_where_they_would_be_alone() -> None:
 
 
 def test_what_is_averaged_comes_from_clients_at_different_tasks() -> None:
-    """Federated averaging: a round's model is the mean of those that clients, each with its own task, return."""
+    """A round's model is the mean of the models that clients return, even if these clients are at different tasks."""
     data = data_of(stream=permuted(3))
     trained: dict[int, dict[int, Any]] = {}
     models: list[Any] = []
@@ -324,7 +324,7 @@ def test_a_spread_that_no_round_is_lost_or_gained_by_is_refused(rounds: Any, spr
 
 
 def test_validate_scores_every_client_whatever_task_it_is_at(tmp_path: Path) -> None:
-    """In the middle of a run the clients are at different tasks: each has its row."""
+    """Validating amid a run, with clients at different tasks, fills each client's row of its current task."""
     data, path = data_of(), tmp_path / "middle.ckpt"
     run(data=data, callbacks=[SaveAfter(4, path)])
     tasks = {client: data.rounds.task_at(4, client) for client in range(4)}
@@ -339,7 +339,7 @@ def test_validate_scores_every_client_whatever_task_it_is_at(tmp_path: Path) -> 
 
 
 def test_figures_amid_a_run_are_of_all_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the last task that all have been evaluated after, and they say so: not the fastest clients' alone."""
+    """Figures amid a run are after the last task that all clients were evaluated after. The output names this task."""
     options = ("--schedule.clock_spread", "0.7", "--schedule.clients_per_round", "1.0", "--seed_everything", "1")
     said, figures, empty = list[str](), list[str](), list[list[bool]]()
     for number in (0, 2, 3):
@@ -408,7 +408,7 @@ def test_the_curve_has_the_mean_over_all_clients_where_the_last_of_them_ends_a_t
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_clients_every_task_is_noted_once(seed: int) -> None:
-    """Also where several end one task in the same round that they have begun in different ones."""
+    """Reports note each client and task once, even if clients that began a task in different rounds end it together."""
     decay, weit = LearningRateDecay(patience=1), FedWeIT()
     run({"decay": decay, "weit": weit}, data_of(validation=0.1, seed=seed))
     tasks = [row["task"] for row in decay.report().rows for _ in range(row["clients"])]
@@ -436,6 +436,6 @@ def test_batches_of_a_round_are_of_their_clients_tasks_in_all_processes() -> Non
 
 
 def test_no_end_of_the_spread_is_rounded_out() -> None:
-    """Where 1 - spread and 1 + spread are not exact as floats, too."""
+    """The least and the greatest number of rounds are drawn even if 1 - spread and 1 + spread are inexact as floats."""
     assert set(rounds_of_clients([10], 0.7, 3000, 0).ravel().tolist()) == set(range(3, 18))
     assert rounds_of_clients([100], 0.15, 3000, 0).max() == 115

@@ -1,4 +1,4 @@
-"""A round's batches: every client's every sample once per epoch, in an order that the cohort width cannot change."""
+"""A round's batches: each sample of each client once per epoch, in an order that is the same for all cohort widths."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loader(
 
 
 def steps_of(batches: list[CohortBatch]) -> dict[int, list[list[int]]]:
-    """Per client the samples of each of its steps, without padding."""
+    """For each client, the samples of each of its local steps, without padding."""
     steps: dict[int, list[list[int]]] = {}
     for batch in batches:
         for row, client in enumerate(batch.clients):
@@ -87,7 +87,7 @@ def test_drop_last_leaves_out_the_partial_batch_of_every_epoch(width: int) -> No
             assert len(set(passes)) == len(passes) == len(own) // 4 * 4
             assert set(passes) <= set(own.tolist())
             left_out.add((client, *sorted(set(own.tolist()) - set(passes))))
-    # Another epoch leaves out others: client 1 has one sample too many in each of the three.
+    # Epochs leave out different samples: client 1 has 17, so each of its three epochs leaves out one.
     assert len([out for out in left_out if out[0] == 1]) > 1
 
 
@@ -130,7 +130,7 @@ def test_a_loader_can_be_walked_again() -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_padding_repeats_samples_of_the_clients_own(width: int, options: dict[str, int]) -> None:
-    """Another client's sample in the padding would let its data into a network that mixes samples."""
+    """Padding holds only the client's own samples, because networks that mix samples would leak another client's."""
     rounds, indices = loader(width, **options)
     for batch in rounds:
         assert batch.index.shape == batch.mask.shape == (len(batch.clients), batch.index.shape[1])
@@ -183,7 +183,7 @@ def test_cohorts_are_balanced_and_alike_in_size(width: int) -> None:
 
 
 def test_client_ids_are_plain_integers() -> None:
-    """NumPy's would be written into checkpoints as objects, which then cannot be loaded as weights only."""
+    """Client ids are no NumPy integers: in a checkpoint, these would prevent loading as weights only."""
     for batch in loader(3, batch_size=4)[0]:
         assert {type(client) for client in batch.clients} == {int}
         assert {type(size) for size in batch.sizes} == {int}
@@ -229,7 +229,7 @@ def test_a_client_without_a_batch_is_refused() -> None:
 
 @pytest.mark.parametrize("width", [2, 8, 64])
 def test_little_of_what_is_computed_is_padding(width: int) -> None:
-    """Sizes that differ a hundredfold; counted over the batches themselves, every cohort at most 10 %."""
+    """At most 10 % of a cohort's batches is padding, for clients whose sizes differ a hundredfold."""
     generator = np.random.default_rng(0)
     sizes = {client: int(n) for client, n in enumerate(np.exp(generator.uniform(0, np.log(100), 60)).astype(int))}
     schedule = Schedule(cohort_width=width, batch_size=7, local_epochs=2)

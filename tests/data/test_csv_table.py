@@ -48,7 +48,10 @@ def source(path: str, **options: Any) -> CsvTable:
 
 @pytest.mark.parametrize(("separator", "encoding"), [(",", "utf-8"), (";", "utf-8-sig"), ("\t", "utf-8")])
 def test_a_table_holds_what_the_same_arrays_do(separator: str, encoding: str, tmp_path: Path) -> None:
-    """Also as spreadsheets write it; classes that are whole numbers are in their order, clients in that of names."""
+    """A CSV table gives the samples of the same arrays in an ``.npz`` file, also with separators of spreadsheets.
+
+    Classes that are whole numbers are sorted by value, clients by name.
+    """
     found = source(written(tmp_path, None, separator, encoding))
     lines = rows()
     of_part = {part: [line for line in lines if line[5] == part] for part in ("train", "test")}
@@ -96,7 +99,7 @@ def test_numbers_to_predict(tmp_path: Path) -> None:
 
 
 def test_rows_of_another_file_are_found_by_their_columns(tmp_path: Path) -> None:
-    """In any order, without labels, standardised as training rows were."""
+    """Rows of another file may have their columns in any order and no labels. The training set's moments scale them."""
     found = source(written(tmp_path))
     _, test = found.load(tmp_path)
     lines = [line for line in rows() if line[5] == "test"]

@@ -1,4 +1,4 @@
-"""Data files that claim what they do not hold: refused by name, before anything of the claimed size is allocated."""
+"""Data files that hold less than they claim: refused by name, before memory of the claimed size is allocated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cfl.data.yahoo_csv import questions
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 ALLOCATED = 30 << 20
-"""Bytes that reading any of these small files may take."""
+"""Bytes of memory that reading any of these small files may take at most."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def little_memory() -> Iterator[None]:
 
 
 class Marker:
-    """Would make a file if it were unpickled."""
+    """An object that would make a folder when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,12 +74,12 @@ def header(shape: Any, descr: str = "|u1") -> bytes:
 
 
 def archive(path: Path, method: int = zipfile.ZIP_DEFLATED, **replaced: Any) -> Path:
-    """An .npz of images and labels, some of them replaced."""
+    """Write an ``.npz`` file of images and labels, some of them replaced."""
     return pack(path, content(**replaced), method)
 
 
 def pack(path: Path, values: dict[str, Any], method: int = zipfile.ZIP_STORED) -> Path:
-    """An .npz of arrays, or of bytes in the place of an array."""
+    """Write an ``.npz`` file of arrays, or of raw bytes in the place of an array."""
     with zipfile.ZipFile(path, "w", method) as packed:
         for key, value in values.items():
             stream = io.BytesIO()
@@ -147,7 +147,7 @@ ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
 def test_arrays_are_refused_by_name(
     replaced: dict[str, Any], message: str, tmp_path: Path, little_memory: None
 ) -> None:
-    """When the classes are counted, before a network is built, and when the arrays are loaded."""
+    """Bad arrays are refused both when the classes are counted, before a network is built, and when they are loaded."""
     path = archive(tmp_path / "mine.npz", **replaced)
     for use in (lambda: Arrays(str(path)).num_classes, lambda: Arrays("mine.npz").load(tmp_path)):
         with pytest.raises(DataFilesMissing, match=rf"mine\.npz cannot be used: .*{message}"):
@@ -175,7 +175,7 @@ def damaged(data: bytes, at: float) -> bytes:
 def test_damaged_archives_are_refused_or_hold_the_same(
     damage: Callable[[bytes, float], bytes], save: Callable[..., None], at: float, tmp_path: Path
 ) -> None:
-    """The dates in an archive can change without effect."""
+    """A damaged archive is refused or gives the same arrays: some bytes, such as dates, have no effect."""
     path = tmp_path / "mine.npz"
     save(path, **content())
     before, whole = Arrays("mine.npz").load(tmp_path), path.read_bytes()
@@ -190,7 +190,7 @@ def test_damaged_archives_are_refused_or_hold_the_same(
 
 
 def set_in_headers(data: bytes, local: int, central: int, value: bytes) -> bytes:
-    """Overwrite a field of all of an archive's file headers, at its offset in both kinds of them."""
+    """Overwrite a field in all file headers of an archive, given its offset in local and in central headers."""
     changed = bytearray(data)
     for sign, offset in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
         at = data.find(sign)
@@ -235,7 +235,7 @@ def test_bombs_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_looks_odd_and_is_meant_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Other byte orders and layouts; a number of classes that says which of them have no sample."""
+    """Other byte orders and memory layouts are read. With ``num_classes``, classes without samples are warned of."""
     odd = content(train_labels=repeated([0, 3], dtype=">i2"), test_labels=repeated([0, 5], 8, np.uint64))
     odd["train_images"] = np.asfortranarray(odd["train_images"])
     np.savez(tmp_path / "mine.npz", **odd)
@@ -285,7 +285,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, more: bytes = b"") -> bytes:
-    """A colour image of that size by its header, with the pixels of a small one."""
+    """A PNG file whose header announces that size, with the pixels of a small image."""
     size = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + size + more + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
 
@@ -297,7 +297,7 @@ def stored(image: Image.Image, kind: str) -> bytes:
 
 
 def tree(root: Path) -> Path:
-    """``cat`` and ``dog``, two images each for training and one for tests."""
+    """Write folders ``cat`` and ``dog`` with two training images and one test image each."""
     for part, count in (("train", 2), ("test", 1)):
         for name in ("cat", "dog"):
             (root / part / name).mkdir(parents=True)
@@ -405,7 +405,7 @@ def test_a_folder_without_classes_is_refused_before_a_network_is_built(tmp_path:
 
 
 def test_images_are_in_the_order_of_folders_then_names(tmp_path: Path) -> None:
-    """Other files are left out, and so are folders that are called like images."""
+    """Images are found in torchvision's order. Other files are left out, and so are folders with an image's name."""
     root = tree(tmp_path / "pets") / "train" / "cat"
     for name in ("b/9.PNG", "a/2.png", "a/10.png", "c.png/3.jpeg"):
         (root / name).parent.mkdir(exist_ok=True)
@@ -443,7 +443,10 @@ def idx_files(root: Path, suffix: str = "") -> Path:
 def test_idx_files_of_another_size_are_refused(
     shape: tuple[int, ...], suffix: str, tmp_path: Path, little_memory: None
 ) -> None:
-    """The second shape has 0 values where products are taken modulo 2^64."""
+    """Idx files with another number of values than announced are refused.
+
+    The second shape would have 0 values if products were taken modulo 2^64.
+    """
     file = write_idx(idx_files(tmp_path, suffix), shape, bytes(7840))
     with pytest.raises(
         DataFilesMissing, match=rf"{file.name} is damaged: its header announces [\d,]+ values, it holds"

@@ -1,4 +1,4 @@
-"""Digests of samples: they tell every change, and a checkpoint goes on with the same samples only."""
+"""Digests of samples: every change of the samples changes them, and checkpoints resume on the same samples only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tasks() -> list[Task]:
 
 
 def with_train(change: Any) -> dict[str, str]:
-    """Digests where one set of the second task's is another."""
+    """Digests of two tasks after ``change`` was applied to the second task's training set."""
     first, second = tasks()
     return data_digests([first, replace(second, train=change(second.train))])
 
@@ -119,7 +119,7 @@ def options(path: Path) -> list[str]:
 
 @pytest.fixture
 def interrupted(tmp_path: Path) -> Path:
-    """The folder of a run that has been interrupted; its data are beside it."""
+    """The folder of an interrupted run, with the run's data file beside it."""
     packed(tmp_path / "data.npz")
     with tiny_cli.die_at("training", 1, signal.SIGTERM):
         assert tiny_cli.fit(tmp_path / "run", *options(tmp_path / "data.npz")) == 143
@@ -146,7 +146,7 @@ def test_a_run_does_not_go_on_with_other_samples(
 
 
 def test_a_run_goes_on_with_the_same_samples(interrupted: Path) -> None:
-    """Wherever they lie now; and the summary says which they were."""
+    """A run is resumed on unchanged samples, and its summary holds the digests of the checkpoint."""
     assert tiny_cli.run("fit", "--ckpt_path", str(interrupted / "last.ckpt")) == 0
     held = tiny_cli.checkpoint(interrupted)["FederatedDataModule"]["digests"]
     assert tiny_cli.summary(interrupted)["data_digests"] == held

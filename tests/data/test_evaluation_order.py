@@ -1,4 +1,4 @@
-"""The order of test samples: all of them once, the stored one or a random one that stays the same."""
+"""The order of test samples: each once, either in stored order or in a random order that stays the same."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_random_order_holds_every_sample_with_its_label() -> None:
 
 @pytest.mark.parametrize("batchnorm", ["average", "drop"])
 def test_order_matters_where_the_test_batch_normalises(batchnorm: str) -> None:
-    """Test samples sorted by class: with the batch's own statistics the order changes what is counted right."""
+    """With the test batch's own statistics, a shuffled order of class-sorted test samples changes the accuracy."""
 
     def matrix(shuffle: bool) -> Tensor:
         module = tiny_data(

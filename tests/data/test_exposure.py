@@ -1,4 +1,4 @@
-"""Cumulative and joint training see the samples they should, each with its own task's pixels and outputs."""
+"""Cumulative, joint and asynchronous training: clients' samples, with the pixels and outputs of their own tasks."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def asynchronous(portion: int | None = None, **options: Any) -> FederatedDataMod
 
 
 def places_of(data: FederatedDataModule, client: int) -> list[list[int]]:
-    """A client's places of each task, in whatever order."""
+    """The global indices of a client's samples, a list for each task."""
     return [data.global_index.of(task, data.indices[task][client]).tolist() for task in range(3)]
 
 
@@ -186,10 +186,10 @@ def test_within_a_task_the_order_is_random_and_the_same_every_time() -> None:
 
 
 def test_clocks_differ_more_where_all_classes_are_dealt_at_once() -> None:
-    """A client may then lack a task altogether, and still train in every period."""
+    """Dealing all classes at once mixes tasks more. A client without samples of a task still trains in every period."""
 
     def elsewhere(data: FederatedDataModule) -> float:
-        """Share of samples that belong to another task than the period's number."""
+        """Share of samples of another task than the one whose number is the period's."""
         of = [(p, data.global_index.tasks(torch.tensor(data.trained_on(p)[c]))) for p in range(3) for c in range(4)]
         return sum(int((tasks != p).sum()) for p, tasks in of) / sum(len(tasks) for _, tasks in of)
 
@@ -256,7 +256,7 @@ def test_classes_in_the_loss_would_tell_where_tasks_end(class_loss: str) -> None
 
 
 def test_tasks_that_nobody_gets_to_are_named() -> None:
-    """Three samples of each client, all of its first task, of which it has at least three."""
+    """A portion of 1 gives each client three samples of its first task only. A warning names the tasks left out."""
     data = asynchronous(1)
     with pytest.warns(UserWarning, match=r"on tasks 1, 2 \(from 0\): 3 portions of data\.portion = 1 end before"):
         data.setup("fit")

@@ -18,7 +18,7 @@ from cfl.testing import check_source
 
 
 def arrays(**other: Any) -> dict[str, NDArray[Any]]:
-    """Four classes in five dimensions of very different scale, the last one constant."""
+    """Samples of four classes in five dimensions of very different scale. The last dimension is constant."""
     generator = np.random.default_rng(0)
     points, found = generator.normal(size=(4, 5)), {}
     for part, size in (("train", 80), ("test", 40)):
@@ -53,7 +53,7 @@ def test_features_have_mean_0_and_deviation_1_over_the_training_set(tmp_path: Pa
 
 @pytest.mark.parametrize("value", [0.1, -1e9 / 3])
 def test_a_constant_feature_becomes_0_though_sums_round(value: float, tmp_path: Path) -> None:
-    """The mean of many equal numbers may differ from them in the last digit."""
+    """A constant feature becomes exactly 0, although a mean of equal numbers may differ from them in the last digit."""
     held = arrays()
     for part in ("train", "test"):
         held[f"{part}_features"][:, 4] = value
@@ -76,7 +76,7 @@ def test_features_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [ClassSplit, Permuted])
 def test_a_network_for_vectors_learns_them(stream: Any, tmp_path: Path) -> None:
-    """Steps do not change the samples themselves, which network input is a copy of."""
+    """A network learns vectors, and training leaves the stored samples unchanged."""
     data = tiny_data(stream(Features(stored(tmp_path)), 2), eval_batch_size=1000)
     before = [task.test.images.clone() for task in data.tasks] + [task.train.images.clone() for task in data.tasks]
     federation = fit(tiny_client(data), data)

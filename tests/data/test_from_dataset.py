@@ -1,4 +1,4 @@
-"""Sources that read torch's data sets."""
+"""``FromDataset``, the source that reads torch data sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN = Synthetic(4, [3, 4, 4], 40, 20)
 
 
 class Pairs(Dataset):  # type: ignore[type-arg]
-    """The synthetic images in some form."""
+    """The synthetic images as pictures, arrays or tensors."""
 
     classes = ("ant", "bee", "cat", "dog")
 
@@ -89,14 +89,14 @@ def test_files_go_through_the_data_sets_transform(tmp_path: Path) -> None:
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
-    """No map-style data set."""
+    """An iterable data set, which has no samples by index."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
 
 class Broken(Pairs):
-    """Its third sample cannot be read."""
+    """A data set whose third sample cannot be read."""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         if index == 2:
@@ -105,14 +105,14 @@ class Broken(Pairs):
 
 
 class Noisy(Pairs):
-    """Gives another image every time."""
+    """A data set that gives another image at each read."""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return torch.randint(0, 256, (3, 4, 4), dtype=torch.uint8), 0
 
 
 class Unequal(Pairs):
-    """Has an image of another size."""
+    """A data set with one image of another size."""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         image, label = super().__getitem__(index)
@@ -120,14 +120,14 @@ class Unequal(Pairs):
 
 
 class Named(Pairs):
-    """Its labels are texts."""
+    """A data set whose labels are texts."""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return super().__getitem__(index)[0], "ant"
 
 
 class Keyed(Pairs):
-    """Its samples are mappings."""
+    """A data set whose samples are mappings."""
 
     def __getitem__(self, index: int) -> Any:
         return {"image": super().__getitem__(index)[0]}
@@ -150,7 +150,7 @@ def test_data_sets_that_cannot_be_used_are_named(kind: Any, error: Any, said: st
 
 
 def test_a_data_set_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever its constructor raises."""
+    """An error of a data set's constructor is reported with the option's name."""
     absent = {"class_path": "torchvision.datasets.MNIST", "init_args": {"root": str(tmp_path)}}
     source = {"class_path": "FromDataset", "init_args": {"train": absent, "test": absent}}
     stream = {"class_path": "ClassSplit", "init_args": {"source": source, "num_tasks": 2}}
@@ -159,7 +159,7 @@ def test_a_data_set_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.
 
 
 def test_a_configuration_names_classes_with_their_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run of its own configuration; one from elsewhere may name them only if their package is allowed."""
+    """A configuration may name data set classes. A checkpoint may do so only if ``--allow`` names their package."""
     sets = {
         part: {"class_path": f"{__name__}.Pairs", "init_args": {"train": part == "train"}} for part in ("train", "test")
     }

@@ -1,4 +1,4 @@
-"""Clients without samples of a task stay away from it if ``data.participation`` says so; else they are refused."""
+"""``Holders``: clients without samples of a task do not take part in it. Without this rule they are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def skewed_data(participation: Participation | None, **options: Any) -> Federate
 )
 @pytest.mark.parametrize("of", [AllClients(), RandomShare(0.7)], ids=lambda of: of.name)
 def test_who_has_a_batch_takes_part(of: Participation, options: dict[str, Any]) -> None:
-    """Everybody else's samples stay as they are dealt without the rule, and nobody else is asked for anything."""
+    """Exactly the clients with a batch take part, with the samples dealt without the rule. Rounds sample only them."""
     if isinstance(of, RandomShare) and (options.keys() == {"stream", "repartition"}):
         pytest.skip("different training sets are dealt as one to clients that take part in all tasks only")
     data = skewed_data(Holders(of), **options)

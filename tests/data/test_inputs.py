@@ -1,4 +1,4 @@
-"""Samples of several tasks, fetched together."""
+"""Network inputs of samples of several tasks, fetched together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TURNED = torch.tensor([-1, *range(10), -1])
 
 
 def tasks(*sets: ImageSet) -> list[Task]:
-    """Of every set: as it is, two permutations, and a map that leaves pixels black; one has its own normalisation."""
+    """Five tasks of every set: unchanged, two permutations, a map that blackens pixels, and another normalisation."""
     maps = [None, torch.randperm(12), torch.randperm(12), TURNED]
     other = PixelTransform((0.0, 0.0), (1.0, 1.0), 16.0)
     plain = [TRANSFORM if m is None else TRANSFORM.with_pixel_map(m) for m in maps]

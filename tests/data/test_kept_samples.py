@@ -50,7 +50,7 @@ def test_cumulative_training_of_a_single_task_keeps_nothing() -> None:
 
 @pytest.mark.parametrize("exposure", ["sequential", "cumulative", "joint"])
 def test_it_adds_to_what_else_a_client_keeps(exposure: Exposure) -> None:
-    """Three tasks of 80 samples for four clients: at the end 40 samples of 16 pixels, with label and task each."""
+    """Kept samples add to a client's other storage: 40 samples of 16 + 2 bytes, a quarter of two tasks with 80."""
     data = tiny_data(permuted(3), exposure=exposure, schedule={"rounds_per_task": 1})
     federation = fit(tiny_client(data, norm_net, sgd), data, {"batchnorm": "local"})
     statistics = sum(b.numel() * b.element_size() for b in federation.network.buffers())
@@ -65,7 +65,7 @@ def test_methods_that_compute_more_do_so_under_any_exposure() -> None:
 
 
 def test_a_run_reports_both(tmp_path: Path) -> None:
-    """Two tasks of 96 samples for four clients."""
+    """A run's summary reports storage and computation. Each of four clients keeps 24 of the first task's 96 samples."""
     assert tiny_cli.fit(tmp_path / "run", "--data.exposure", "cumulative") == 0
     summary = tiny_cli.summary(tmp_path / "run")
     assert summary["client_storage_bytes"] == 24 * (16 + 2)

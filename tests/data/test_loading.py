@@ -1,4 +1,4 @@
-"""A data set's class that is not right is refused by its key before training, whichever stream reads it."""
+"""Every stream refuses a faulty data set class before training, and names the option."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 
 class Mine(Source):
-    """Four classes of grey images, some of it wrong."""
+    """A source of four classes of grey images, with some attributes or samples made wrong."""
 
     shape, num_classes, mean, std = (1, 4, 4), 4, (0.5,), (0.5,)
 

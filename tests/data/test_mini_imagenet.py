@@ -1,4 +1,4 @@
-"""mini-ImageNet: each layout's pixels and labels, and what is said about files that are absent or of another kind."""
+"""mini-ImageNet: pixels and labels of each layout, and the messages about absent and unsuitable files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES = 100
 
 
 def content(train: int = 2, test: int = 1) -> dict[str, np.ndarray]:
-    """``train`` + ``test`` random images of each class, in no order of classes."""
+    """``train`` and ``test`` random images of each class, in random order of classes."""
     rng = np.random.default_rng(0)
     found = {}
     for part, count in (("train", train), ("test", test)):
@@ -28,7 +28,7 @@ def content(train: int = 2, test: int = 1) -> dict[str, np.ndarray]:
 
 
 def write_arrays(root: Path, **replaced: Any) -> dict[str, np.ndarray]:
-    """mammoth's four files; returns what they would hold unless replaced."""
+    """Write mammoth's four files, some replaced. Returns the arrays without replacements."""
     whole = content()
     (root / "MINIIMG").mkdir(parents=True)
     for name, values in {**whole, **replaced}.items():
@@ -37,7 +37,7 @@ def write_arrays(root: Path, **replaced: Any) -> dict[str, np.ndarray]:
 
 
 def write_folder(folder: Path, per_class: int, first: int = 0) -> None:
-    """Class folders ``n000`` .. ``n099``; image i of class k is all of colour (k, first + i, 200)."""
+    """Write class folders ``n000`` .. ``n099``. Image i of class k has the colour (k, first + i, 200) everywhere."""
     from PIL import Image
 
     for k in range(CLASSES):
@@ -50,7 +50,7 @@ def write_folder(folder: Path, per_class: int, first: int = 0) -> None:
 
 @pytest.mark.parametrize("stored", ["bytes", "float32", "float64"])
 def test_arrays_give_the_stored_bytes(tmp_path: Path, stored: str, caplog: pytest.LogCaptureFixture) -> None:
-    """All 256 values come back, also from floats one rounding error below, which ``uint8(255 * x)`` would cut off."""
+    """All 256 values are restored, even from floats one rounding error too low, where ``uint8(255 * x)`` would not."""
     replaced = {}
     if stored != "bytes":
         for name in ("train_x", "test_x"):
@@ -148,7 +148,7 @@ def test_absent_files_name_every_layout(tmp_path: Path) -> None:
 
 
 def test_twenty_tasks_of_five_classes_in_stored_order(tmp_path: Path) -> None:
-    """As FOT cuts it: task j has the classes 5j .. 5j + 4, in the network's units."""
+    """Task j has the classes 5j .. 5j + 4, as in FOT, and its network inputs are standardised."""
     whole = write_arrays(tmp_path)
     tasks = ClassSplit(MiniImageNet(), 20).tasks(tmp_path, seed=3)
     assert [task.num_classes for task in tasks] == [5] * 20

@@ -1,4 +1,4 @@
-"""Clients whose samples the data tell."""
+"""The partition ``Natural``: the data say which client each sample belongs to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITERS = np.array(["zoe", "bob", "amy"])[np.random.default_rng(1).integers(0, 3
 
 
 def file(folder: Path, **other: Any) -> str:
-    """Sixty images that tell their number by their first pixel."""
+    """Write sixty images whose first pixel is their number."""
     images = np.zeros((60, 4, 4), dtype=np.uint8)
     images[:, 0, 0] = np.arange(60)
     labels = np.arange(60) % 4
@@ -41,7 +41,7 @@ def file(folder: Path, **other: Any) -> str:
 
 
 def numbers(data: Any, task: int, client: int) -> set[int]:
-    """The samples of a client in a task, by their first pixels."""
+    """The numbers of a client's samples in a task, read from their first pixels."""
     of_task = data.tasks[task].train.images
     return set(of_task[torch.from_numpy(data.indices[task][client])][:, 0, 0, 0].tolist())
 
@@ -49,7 +49,7 @@ def numbers(data: Any, task: int, client: int) -> set[int]:
 @pytest.mark.parametrize("repartition", [True, False])
 @pytest.mark.parametrize("kind", [Permuted, ClassSplit])
 def test_every_client_has_its_own_samples_in_every_task(kind: Any, repartition: bool, tmp_path: Path) -> None:
-    """Clients are numbered by their names; a task of some classes has their samples of these."""
+    """Clients are numbered in the order of their names. Each has its own samples of a task's classes."""
     data = tiny_data(kind(Arrays(file(tmp_path)), 2), partition=Natural(), num_clients=3, repartition=repartition)
     for client, name in enumerate(("amy", "bob", "zoe")):
         own = set(np.flatnonzero(name == WRITERS).tolist())
@@ -68,7 +68,7 @@ def test_clients_stay_with_their_samples_in_a_smaller_set_and_beside_another(tmp
 
 
 def test_only_holders_of_a_task_take_part(tmp_path: Path) -> None:
-    """Zoe has samples of the first two classes alone."""
+    """A client without samples of a task (zoe) does not take part in it."""
     writers = np.where(np.arange(60) % 4 < 2, np.array(["zoe", "amy"])[np.arange(60) // 4 % 2], "amy")
     stream = ClassSplit(Arrays(file(tmp_path, train_clients=writers)), 2)
     data = tiny_data(stream, partition=Natural(), num_clients=2, participation=Holders())
@@ -94,7 +94,7 @@ def test_folders_within_those_of_classes_are_clients(tmp_path: Path) -> None:
 
 
 def test_the_number_of_clients_is_that_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run goes on with its own clients only."""
+    """``data.num_clients`` must be the number of clients in the data. A run whose data changed owners is refused."""
     stream = ("--data.stream.source", "Arrays", "--data.stream.source.path", file(tmp_path))
     given = (*stream, "--data.partition", "Natural", "--schedule.rounds_per_task", "1")
     assert tiny_cli.fit(tmp_path / "run", *given) == 2

@@ -1,4 +1,4 @@
-"""A stream, a partition and a participation of one's own: the page's code and command, as printed."""
+"""User-written stream, partition and participation: the code and command printed in the documentation page work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Participation: how many clients take part, which, and that they are drawn uniformly."""
+"""Participation: how many clients take part and which, drawn uniformly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_all_clients() -> None:
 @pytest.mark.parametrize(
     ("share", "num_clients", "count"),
     [
-        (0.6, 208, 125),  # FOT, Table 10: C / 0.6 clients of which C take part
+        (0.6, 208, 125),  # FOT, Table 10: C clients take part of C / 0.6
         (0.6, 83, 50),
         (0.6, 250, 150),
         (0.5, 5, 2),
@@ -94,7 +94,7 @@ def test_bad_settings_are_refused() -> None:
 
 
 class Mine(Participation):
-    """Gives what it is told to."""
+    """A participation that returns a given value."""
 
     def __init__(self, found: Any) -> None:
         self.found = found

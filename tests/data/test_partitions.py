@@ -1,4 +1,4 @@
-"""Partitions: who gets what, compared with counts, published sizes and the Dirichlet's moments."""
+"""Partitions: clients' shares, compared with counts, published sizes and the Dirichlet's moments."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_class_proportions_have_the_dirichlets_moments(alpha: float) -> None:
     covariance = -1 / clients**2 / (clients * alpha + 1)
     assert p.shape == (1200, clients)
     np.testing.assert_allclose(p.mean(axis=0), 1 / clients, atol=5 * np.sqrt(variance / 1200))
-    # up to one sample of rounding per entry matters only where the spread is of that order
+    # rounding changes an entry by up to one sample, which matters only if the spread is as small
     empirical = np.cov(p.T)
     assert np.diag(empirical).mean() == pytest.approx(variance, rel=0.08)
     off = empirical[~np.eye(clients, dtype=bool)].mean()
@@ -256,7 +256,7 @@ def test_redrawing_stops_and_tells_how_close_it_came(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("balance", [True, False])
 @pytest.mark.parametrize(("alpha", "min_samples"), [(0.3, 10), (1.0, 30), (0.05, 1)])
 def test_clients_are_short_no_more_together_than_independently(alpha: float, min_samples: int, balance: bool) -> None:
-    """What giving up early rests on: else many short clients in one draw would say little about the next."""
+    """The number of clients below ``min_samples`` varies like a Poisson variable. Giving up early relies on this."""
     partition, sizes = Dirichlet(alpha, min_samples, balance=balance), np.full(10, 2000)
     held = np.stack([partition._draw_counts(sizes, 300, rng(i)).sum(axis=0) for i in range(400)])
     short = (held < min_samples).sum(axis=1)
@@ -277,7 +277,7 @@ def test_what_no_draw_can_give_is_refused_after_the_first(monkeypatch: pytest.Mo
 
 
 def test_of_many_clients_too_the_first_draw_that_will_do_is_taken() -> None:
-    """Redrawn from where the last draw left the generator, as one after another."""
+    """Also with many clients the first sufficient draw is taken, each draw continuing the generator of the last one."""
     labels, partition = shuffled_labels(*[4000] * 10), Dirichlet(0.5, min_samples=12)
     generator, draws = rng(3), [np.zeros((10, 600))]
     while draws[-1].sum(axis=0).min() < 12:
@@ -332,7 +332,7 @@ MNIST_CLASSES = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     [(MNIST_CLASSES, 96, 2), ([10, 7, 3], 4, 1), ([10, 7, 3], 2, 3), ([5], 5, 1), ([1, 1, 40], 3, 2), ([9, 9], 1, 2)],
 )
 def test_blocks_are_pure_equal_and_as_large_as_can_be(class_sizes: list[int], clients: int, per_client: int) -> None:
-    """The size against trying every one; every client then has that many samples of each of its blocks' classes."""
+    """Blocks have one class and one size, the greatest that trying all sizes finds."""
     needed = clients * per_client
     greatest = max(s for s in range(1, max(class_sizes) + 1) if sum(n // s for n in class_sizes) >= needed)
     labels = shuffled_labels(*class_sizes)
@@ -344,7 +344,7 @@ def test_blocks_are_pure_equal_and_as_large_as_can_be(class_sizes: list[int], cl
 
 
 def test_the_blocks_of_fedcurvs_mnist() -> None:
-    """306 samples each; 193 blocks, of which one goes to nobody."""
+    """MNIST gives 193 blocks of 306 samples, of which one is not dealt, as in FedCurv."""
     labels = shuffled_labels(*MNIST_CLASSES)
     shares = LabelBlocks().split(labels, 96, rng())
     assert {len(share) for share in shares} == {612}
@@ -364,7 +364,7 @@ def test_a_given_size_is_kept() -> None:
 
 
 def test_which_blocks_go_to_whom_and_which_are_left_out_is_uniform() -> None:
-    """3 + 2 + 2 blocks of 10 for 2 clients with 2 each: all pairs of different blocks are equally likely."""
+    """Of 3 + 2 + 2 blocks, 2 clients get 2 blocks each. All pairs of different blocks are equally likely."""
     labels, draws = shuffled_labels(35, 20, 20), 3000
     held = np.stack(
         [histogram(labels, LabelBlocks(2, block_size=10).split(labels, 2, rng(i))) // 10 for i in range(draws)]
@@ -447,7 +447,7 @@ def test_bad_settings_are_refused_when_built(build: object, key: str) -> None:
 
 
 class Mine(Partition):
-    """Gives what it is told to."""
+    """A partition that returns given shares."""
 
     def __init__(self, parts: Any) -> None:
         self.parts = parts
@@ -499,7 +499,7 @@ def test_a_class_too_small_for_its_holders_is_refused() -> None:
 
 
 def test_classes_that_do_not_give_enough_blocks_are_refused_with_the_size_that_would() -> None:
-    """60 samples would be 4 blocks of 15, but not of one class each: 20 + 40 are 1 + 2 blocks of that size."""
+    """60 samples would give 4 blocks of 15, but classes of 20 and 40 give only 1 + 2 blocks of one class each."""
     labels = np.repeat(np.arange(2), [20, 40])
     with pytest.raises(ConfigError, match=r"at most 13: of classes of 20 to 40 .* 4 blocks") as caught:
         LabelBlocks(2, block_size=15).split(labels, 2, rng())
@@ -531,7 +531,7 @@ def test_shares_are_views_of_one_array() -> None:
 
 @pytest.mark.parametrize("rows", [None, np.array([4, 0, 2])])
 def test_client_shares_are_a_mapping(rows: np.ndarray | None) -> None:
-    """The same answers as a dictionary."""
+    """Client shares answer like a dictionary of the same shares."""
     parts = some_shares() if rows is not None else some_shares()[:3]
     clients = np.array([1, 6, 7])
     shares = ClientShares(clients, Shares.of(parts), rows)
@@ -589,7 +589,7 @@ def test_one_partition_for_tasks_that_share_their_training_set() -> None:
 
 @pytest.mark.parametrize("partition", [IID(), Dirichlet(0.3, min_samples=1), Shards(2)], ids=lambda p: p.name)
 def test_different_training_sets_are_dealt_as_one(partition: Partition) -> None:
-    """As the partition deals one set with all their classes; tasks' classes are not mixed up."""
+    """Training sets are dealt as one set that has the classes of all tasks, kept apart."""
     sizes = ((30, 30), (20, 20, 40), (60, 24))
     tasks = [make_task(shuffled_labels(*counts, seed=t), f"task {t}") for t, counts in enumerate(sizes)]
     found = client_indices(tasks, partition, [np.arange(4)] * 3, 4, seed=0, repartition=False)

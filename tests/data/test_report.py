@@ -1,4 +1,4 @@
-"""The partition report: its numbers are recounted here one sample at a time."""
+"""The partition report, compared with counts taken one sample at a time."""
 
 from __future__ import annotations
 

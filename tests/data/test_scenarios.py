@@ -47,12 +47,15 @@ def test_outputs_of_tasks_with_2_3_and_2_classes(
     for task in range(3):
         expected = {"own": own, "seen": [found.train is not None and rows(found.train)[task]] * 3}.get(str(test), test)
         assert rows(found.test_after(task)) == expected
-    # Before any training nothing has been seen, or all is alike.
+    # Before any training no class has been seen, so all classes compete.
     assert rows(found.test_after(-1)) == {"own": own, "seen": None}.get(str(test), test)
 
 
 def test_samples_of_earlier_tasks_compete_with_all_classes_seen_by_now() -> None:
-    """Where tasks have outputs of their own, or share them, theirs stay what they are."""
+    """With the loss over seen classes, samples of earlier tasks compete with all classes seen so far.
+
+    In other settings the outputs of their own task remain.
+    """
     everything = list(range(7))
     seen = output_map([2, 3, 2], "class", "seen")
     assert [rows(seen.in_loss_during(task)) for task in range(3)] == [
@@ -92,7 +95,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize(("scenario", "class_loss"), [("task", "all"), ("class", "seen")])
 def test_outputs_outside_the_loss_do_not_move(scenario: Any, class_loss: str, width: int, optimizer: Any) -> None:
-    """Not by weight decay, not by momentum: to the last bit, so that a later task cannot touch an earlier one's."""
+    """Neither weight decay nor momentum changes outputs outside the loss, bit for bit."""
     data = tiny_data(
         split(),
         scenario=scenario,
@@ -132,9 +135,10 @@ def logits_of_tests(data: FederatedDataModule, network: nn.Module, state: dict[s
     ("scenario", "class_loss"), [("task", "all"), ("class", "all"), ("class", "seen"), ("domain", "all")]
 )
 def test_accuracy_matrices_against_a_naive_evaluation(scenario: Any, class_loss: str) -> None:
-    """What is scored is the global model after the task's last round; class- and task-IL are read off one run.
+    """Matrices score the global model after each task's last round.
 
-    Where the loss is over the classes seen so far, so are predictions.
+    A class-incremental run also has the matrix of task-incremental learning. With ``class_loss: seen``, predictions are
+    among the classes seen so far.
     """
     data = tiny_data(
         permuted() if scenario == "domain" else split(3, classes=6, train=90, test=60),
@@ -189,7 +193,7 @@ def test_with_one_task_the_scenarios_are_the_same() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_server_momentum_leaves_other_tasks_outputs_alone(momentum: float) -> None:
-    """What momentum has stored of the first task's head would go on moving it through the whole second task."""
+    """The momentum of the first task's outputs does not move them during the second task."""
     data = tiny_data(split(), scenario="task")
     record = Rounds()
     fit(tiny_client(data), data, {"server_momentum": momentum}, callbacks=[record])

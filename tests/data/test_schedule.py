@@ -1,4 +1,4 @@
-"""Rounds, tasks and sampling: plans are pure functions of seed and round."""
+"""Rounds, tasks and client sampling: the plan of a round is a function of seed and round only."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_plan_does_not_depend_on_what_was_asked_before() -> None:
     np.random.default_rng(0).random(7)
     assert [backwards.round(r) for r in reversed(range(6))] == plans[::-1]
     assert [forwards.round(r) for r in range(6)] == plans
-    # Rounds to come change nothing of those before, except which is the last.
+    # More rounds change nothing of the earlier ones, except which round is a task's last.
     assert [longer.round(r).clients for r in range(6)] == [p.clients for p in plans]
 
 
@@ -121,7 +121,7 @@ def test_evaluation_comes_every_so_many_rounds_of_a_task_and_at_its_end(every: i
         ("client_dropout", 1.0),
         ("client_dropout", -0.1),
         ("dropout_stage", "training"),
-        ("dropout_stage", "check"),  # nobody drops out
+        ("dropout_stage", "check"),  # client_dropout is 0
     ],
 )
 def test_settings_that_cannot_work_are_refused(key: str, value: Any) -> None:
@@ -143,7 +143,7 @@ def test_more_clients_than_hold_a_task_are_refused_before_the_first_round() -> N
 
 @pytest.mark.parametrize(("share", "sampled", "others"), [(0.0, 0, 0), (0.2, 1, 1), (0.3, 1, 2), (0.9, 2, 6)])
 def test_a_share_of_the_sampled_clients_and_of_all_others_drops_out(share: float, sampled: int, others: int) -> None:
-    """Whole numbers of three and of seven, and one of them always stays."""
+    """The share is rounded to whole clients of the 3 sampled ones and of the 7 others. At least one of each remains."""
     schedule = bound(client_dropout=share)
     for r in range(6):
         gone, clients = schedule.dropouts(r), set(schedule.round(r).clients)
@@ -181,7 +181,7 @@ def test_every_client_drops_out_as_often_as_others() -> None:
 
 
 def test_of_few_clients_everyone_joins_but_nobody_more_often() -> None:
-    """Of three clients wanted, only two hold the second task."""
+    """Poisson sampling's rate is at most 1, if fewer clients hold a task than ``clients_per_round``."""
     members = [np.arange(10), np.array([1, 4])]
     bound = Schedule(1, 3, sampling="poisson").bind(members, 0, [np.arange(10)] * 2)
     assert [bound.sampling_rate(round) for round in (0, 1)] == [0.3, 1.0]

@@ -1,4 +1,4 @@
-"""Task sequences: every client learns tasks of its own, and is tested on them."""
+"""Task sequences: every client learns its own tasks in its own order, and is tested on them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVERY_OUTPUTS: tuple[Outputs, ...] = get_args(Outputs)
 
 
 def stream() -> Any:
-    """Three tasks of two classes each, 30 training samples a class."""
+    """A stream of three tasks of two classes, with 30 training samples of each class."""
     return split(3, classes=6, train=180, test=60)
 
 

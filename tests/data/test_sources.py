@@ -1,4 +1,4 @@
-"""Sources: facts about the real files, and what happens when files are absent, damaged or of another kind."""
+"""Sources: facts about the real files, and the messages about absent, damaged or unsuitable files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def real(data_root: Path) -> Callable[[type[Source], str], tuple[ImageSet, ImageSet]]:
-    """Load a real set once, or skip where its files are not under the data root."""
+    """Load a real data set once, or skip the test if its files are not below the data root."""
     loaded: dict[str, tuple[ImageSet, ImageSet]] = {}
 
     def load(source: type[Source], file: str) -> tuple[ImageSet, ImageSet]:
@@ -78,7 +78,7 @@ def real(data_root: Path) -> Callable[[type[Source], str], tuple[ImageSet, Image
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
-    """The idx format by its published description: magic, big-endian sizes, bytes."""
+    """Write an idx file by its published description: magic number, big-endian sizes, bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
     data = header + values.astype(np.uint8).tobytes()
@@ -86,7 +86,7 @@ def write_idx(path: Path, values: np.ndarray) -> None:
 
 
 def small_mnist(raw: Path, suffix: str = "", parts: tuple[str, ...] = ("train", "t10k")) -> dict[str, np.ndarray]:
-    """MNIST's four files with 30 random images each; returns what was written."""
+    """Write MNIST's four files, 30 random images in each part. Returns the arrays written."""
     written = {}
     for seed, part in enumerate(parts):
         images = np.random.default_rng(seed).integers(0, 256, (30, 28, 28), dtype=np.uint8)
@@ -136,7 +136,7 @@ def test_default_normalisation_is_that_of_the_training_pixels(real, source, file
 
 
 def test_five_datasets_constants_are_those_of_padded_images(real):
-    """FOT's other constants for MNIST and Fashion-MNIST, as the docstrings say: 28x28 padded with 2 black pixels."""
+    """FOT's 5-Datasets constants of MNIST and Fashion-MNIST are those of images padded with 2 black pixels."""
     for source, expected in ((MNIST, (0.1, 0.2752)), (FashionMNIST, (0.2190, 0.3318))):
         train, _ = real(source, f"{source.__name__}/raw")
         mean, std = own_statistics(torch.nn.functional.pad(train.images, (2, 2, 2, 2)), 255.0)
@@ -144,7 +144,7 @@ def test_five_datasets_constants_are_those_of_padded_images(real):
 
 
 def test_transform_standardises_the_pixels(real):
-    """The constants, through the transform that training uses, in the right units."""
+    """The transform that training uses gives MNIST pixels mean 0 and standard deviation 1."""
     train, _ = real(MNIST, "MNIST/raw")
     out = MNIST().transform()(train.images[:20_000]).double()
     assert abs(float(out.mean())) < 0.01
@@ -332,7 +332,7 @@ def test_absent_notmnist_names_both_layouts(tmp_path):
 
 
 def test_network_is_asked_with_a_bounded_patience(tmp_path, monkeypatch):
-    """A network that swallows packets must not hold a run for minutes."""
+    """Downloads time out early, because a network that drops packets would otherwise delay a run for minutes."""
     from cfl.data.sources import files
 
     seen = []
@@ -450,7 +450,7 @@ def test_corrupt_cifar_batch_is_refused(tmp_path, no_network):
 
 
 def test_corrupt_usps_is_refused_although_torchvision_would_read_it(tmp_path, no_network):
-    """A readable file with another content: torchvision compares no md5 here."""
+    """A readable file with other content is refused by its md5, which torchvision does not compare here."""
     import bz2
 
     line = "1 " + " ".join(f"{i}:0.0" for i in range(1, 257)) + "\n"
@@ -461,7 +461,7 @@ def test_corrupt_usps_is_refused_although_torchvision_would_read_it(tmp_path, no
 
 
 def test_usps_bz2_pixels(tmp_path, monkeypatch):
-    """LIBSVM's text: labels 1..10, pixels -1..1 in row-major order."""
+    """LIBSVM's text is read: labels 1..10, pixels -1..1 in row-major order."""
     import bz2
 
     from torchvision import datasets
@@ -645,7 +645,10 @@ def test_arrays_sizes_come_from_the_header_before_loading(tmp_path, monkeypatch,
 
 
 def test_arrays_of_another_folder_do_not_say_how_many_classes(tmp_path, monkeypatch):
-    """The number of outputs is asked for before the option data.root is known."""
+    """Other classes in the file below ``data.root`` than in the file counted before are refused.
+
+    The number of outputs is needed before the option ``data.root`` is known.
+    """
     for folder, classes in (("here", 7), ("there", 4)):
         (tmp_path / folder).mkdir()
         arrays_file(tmp_path / folder / "a.npz", classes=classes)
@@ -734,7 +737,7 @@ def image_tree(root: Path) -> np.ndarray:
 
 
 def test_images_of_mixed_sizes_are_stretched_or_cropped_to_one(tmp_path):
-    """The middle of a picture in the wanted proportions, scaled; by default the whole picture is."""
+    """``crop`` scales the middle of a picture, cut to the wanted proportions. The default scales the whole picture."""
     pictures = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (8, 20, 3), dtype=np.uint8)) for n in (0, 1)]
     pictures += [pictures[0].rotate(90, expand=True), pictures[0].crop((6, 0, 10, 4))]
     for part in ("train", "test"):
@@ -748,7 +751,7 @@ def test_images_of_mixed_sizes_are_stretched_or_cropped_to_one(tmp_path):
     middle = pictures[0].resize((4, 4), Image.Resampling.BILINEAR, box=(6, 0, 14, 8))
     assert torch.equal(found["stretch"][0], torch.from_numpy(np.array(whole)).permute(2, 0, 1))
     assert torch.equal(found["crop"][0], torch.from_numpy(np.array(middle)).permute(2, 0, 1))
-    assert torch.equal(found["crop"][3], found["stretch"][3])  # it has the size already
+    assert torch.equal(found["crop"][3], found["stretch"][3])  # this picture already has the size
     assert torch.equal(ImageFolder(str(tmp_path), [3, 4, 4]).load(tmp_path)[0].images, found["stretch"])
     with pytest.raises(ConfigError, match=r"source\.resize = 'pad' cannot work; valid: stretch or crop"):
         ImageFolder(str(tmp_path), [3, 4, 4], resize="pad")
@@ -901,7 +904,7 @@ def test_given_normalisation_replaces_the_default():
 
 
 def test_paper_constants():
-    """FOT's code: 5-Datasets for CIFAR-10, SVHN and notMNIST, permuted MNIST, Split-CIFAR100."""
+    """Constants are those of FOT's code: 5-Datasets for CIFAR-10, SVHN, notMNIST; permuted MNIST; Split-CIFAR100."""
     assert [v * 255 for v in CIFAR10.mean] == pytest.approx([125.3, 123.0, 113.9])
     assert [v * 255 for v in CIFAR10.std] == pytest.approx([63.0, 62.1, 66.7])
     assert (CIFAR100.mean, CIFAR100.std) == ((0.4914, 0.4824, 0.4467), (0.2471, 0.24353, 0.2616))
@@ -996,7 +999,7 @@ def test_config_builds_every_source_by_its_short_name():
 
 
 def test_importing_the_sources_is_light():
-    """Neither torchvision nor scikit-learn may be loaded for a run that does not use them."""
+    """Importing and building sources does not import torchvision, scikit-learn, SciPy or Pillow."""
     code = (
         "import sys, cfl.data.sources as s; s.MNIST(); s.Digits(); s.Synthetic();"
         "print([m for m in ('torchvision', 'sklearn', 'scipy', 'PIL') if m in sys.modules])"

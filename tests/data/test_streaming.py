@@ -1,4 +1,4 @@
-"""A stream in time: every round has the next seconds of each client's samples, which are met once and in order."""
+"""``streaming`` exposure: each round has the next seconds of a client's samples, each met once and in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cfl.runtime.errors import ConfigError
 
 
 def naive(own: list[int], seconds: np.ndarray, rounds: int, length: float) -> list[list[int]]:
-    """Drive along: a sample belongs to the round in which it begins."""
+    """Return a client's samples of each round. A sample belongs to the round in which it begins."""
     found: list[list[int]] = [[] for _ in range(rounds)]
     clock = 0.0
     for sample in own:
@@ -58,7 +58,7 @@ def test_rounds_have_the_next_seconds_of_every_client(length: float | None) -> N
 
 
 def test_rounds_without_a_batch_are_refused_where_batches_have_to_be_whole() -> None:
-    """A client has 6, 5, 6 and 5 samples a round; with a memory for what it has met, only the first may be too few."""
+    """A client meets 6, 5, 6 and 5 samples in four rounds. If it keeps them, only the first round may have too few."""
 
     def sizes(exposure: str, batch_size: int) -> list[int]:
         schedule = {"rounds_per_task": 2, "drop_last": True, "batch_size": batch_size}
@@ -92,7 +92,7 @@ def streaming(exposure: str = "streaming", **options: Any) -> FederatedDataModul
 
 @pytest.mark.parametrize("exposure", ["streaming", "streaming-cumulative"])
 def test_clients_train_on_what_they_meet_or_have_met(exposure: str) -> None:
-    """Against a walk along each client's samples, in whole runs with a buffer."""
+    """In runs with a buffer, a round's samples are those that a walk along each client's samples finds."""
     seen: dict[tuple[int, int], set[int]] = {}
 
     class Looks(Method):
@@ -122,7 +122,7 @@ def test_clients_train_on_what_they_meet_or_have_met(exposure: str) -> None:
 
 
 def test_a_client_without_a_task_goes_on_with_its_own(tmp_path: Path) -> None:
-    """One drives on in the town where the other takes the highway."""
+    """A client without samples of a task spreads those of its own task over all rounds."""
     drives = Sequence([town(tmp_path, "A", 24, [0, 1, 0]), town(tmp_path, "B", 10, [1])])
     data = tiny_data(
         drives, exposure="streaming", partition=Natural(), num_clients=2, schedule={"rounds_per_task": [3, 1]}
@@ -137,7 +137,7 @@ def test_a_client_without_a_task_goes_on_with_its_own(tmp_path: Path) -> None:
 
 
 class Lasting(Synthetic):
-    """Samples that last half a second, but for the first of each part."""
+    """A source whose samples last half a second, except the first of each part, which lasts 7 seconds."""
 
     def __init__(self) -> None:
         super().__init__(num_classes=4, shape=(1, 4, 4), train_size=40, test_size=20)
@@ -170,7 +170,7 @@ def test_streams_keep_how_long_samples_last(stream: Any) -> None:
 
 
 def town(folder: Path, name: str, count: int, drivers: list[int] | None, every: int = 60) -> RecordedFrames:
-    """``count`` frames, ``every`` numbers apart, but for a gap behind the third."""
+    """Write a town of ``count`` frames, ``every`` numbers apart, with a gap of 1000 numbers more after the third."""
     frames = folder / name / "frames"
     frames.mkdir(parents=True)
     lines = ["frame,town,number,class,xmin,ymin,xmax,ymax"]
@@ -185,8 +185,8 @@ def test_frames_last_until_the_next_and_stretches_of_a_town_go_to_their_drivers(
     train, test = town(tmp_path, "A", 20, [2, 0, 2, 1]).load(tmp_path)
     assert train.seconds is not None
     assert train.clients is not None
-    assert train.seconds.tolist() == [3.0] * 16  # 60 numbers at 20 a second; nobody drives in the gap
-    # Five frames each; the fifth block of two, 8 and 9, and the tenth, 18 and 19, are for tests.
+    assert train.seconds.tolist() == [3.0] * 16  # 60 numbers at 20 a second; the gap adds no time
+    # Five frames for each driver. The fifth and tenth block of two (8 and 9, 18 and 19) are for tests.
     assert train.clients.tolist() == [2] * 5 + [0] * 3 + [2] * 5 + [1] * 3
     assert test.clients is None
     assert town(tmp_path, "B", 20, None, 20).load(tmp_path)[0].seconds.tolist() == [1.0] * 16  # type: ignore[union-attr]
@@ -214,5 +214,5 @@ def test_what_does_not_fit_a_stream_in_time_is_refused() -> None:
     with pytest.warns(UserWarning, match=r"on tasks 1, 2 \(from 0\): 9 portions of data\.portion = 1\.0 end before"):
         streaming(portion=1.0, num_clients=4).setup("fit")
     same = tiny_data(permuted(3), exposure="streaming")
-    same.setup("fit")  # of samples that tasks share, each task's images are met in turn
-    assert same.digests["seconds"] == streaming().digests["seconds"]  # neither says how long a sample lasts
+    same.setup("fit")  # tasks that share their samples are allowed
+    assert same.digests["seconds"] == streaming().digests["seconds"]  # neither data set has durations

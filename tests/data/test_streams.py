@@ -1,4 +1,4 @@
-"""Task streams: what a task's pixels and labels are, compared with direct computations on the source's data."""
+"""Task streams: the pixels and labels of tasks, compared with direct computations on the source's data."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_names_and_shared_labels() -> None:
 
 
 class Own(Stream):
-    """A stream of the user's own: the classes of digits, three and two of them."""
+    """A stream as a user may write it: two tasks, of three and of two classes."""
 
     num_tasks = 2
     classes_per_task = [3, 2]  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Tiny-ImageNet: pixels and labels of both layouts, and what is said about files that are absent or of another kind."""
+"""Tiny-ImageNet: pixels and labels of both layouts, and the messages about absent and unsuitable files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDENTIFIERS = [f"n{(7 * k) % CLASSES:03d}" for k in range(CLASSES)]
 
 
 def write_arrays(root: Path, as_floats: bool = False, **replaced: Any) -> dict[str, np.ndarray]:
-    """mammoth's 80 files; returns what they hold together: ``train_x`` and so on."""
+    """Write mammoth's 80 files, some replaced. Returns the joined arrays, not replaced: ``train_x`` and so on."""
     folder = root / "TINYIMG" / "processed"
     folder.mkdir(parents=True)
     rng, whole = np.random.default_rng(0), {}
@@ -36,7 +36,7 @@ def write_arrays(root: Path, as_floats: bool = False, **replaced: Any) -> dict[s
 
 
 def write_folder(root: Path, side: int = 64) -> Path:
-    """The published archive's folders; image i of class k is all of colour (k, 16 i, 200), the first ones are grey."""
+    """Write the published archive's folders. Training image i of class k is (k, 16 i, 200); test images are grey."""
     from PIL import Image
 
     folder = root / "tiny-imagenet-200"

@@ -1,4 +1,4 @@
-"""What is warned of before a run: what its data say, and what is probably not meant."""
+"""Warnings before a run: about data that say whose samples they are, and about images probably read wrongly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cfl.data.streams import Sequence
 
 
 def prepared(source: Arrays | Synthetic, natural: bool = False) -> list[str]:
-    """The warnings of a run on a data set."""
+    """The warnings while the data of a run are prepared."""
     data = tiny_data(Sequence([source]), partition=Natural() if natural else IID(), num_clients=3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""What is set aside for validation is each client's own, and nothing ever trains on it."""
+"""Validation samples are set aside from each client's own samples, and nothing trains on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def data_of(validation: float = 0.25, **options: Any) -> FederatedDataModule:
 
 
 def aside_places(data: FederatedDataModule) -> set[int]:
-    """Places of all that is set aside, of whatever client."""
+    """The global indices of all clients' validation samples."""
     return {
         int(place)
         for task, clients in enumerate(data.validation_dealt)
@@ -68,7 +68,7 @@ def test_the_choice_is_random_and_keyed_by_seed_task_and_client() -> None:
 
 
 def test_images_of_several_tasks_are_set_aside_in_all_of_them() -> None:
-    """Rotated or permuted images that are dealt once: what validates one task is trained on in no other."""
+    """If tasks share images that are dealt once, a validation image of one task is trained on in no other task."""
     data = tiny_data(permuted(3), validation=0.25, repartition=False, partition=Dirichlet(0.5, 3))
     train, aside = ([np.concatenate([*own.values()]) for own in part] for part in (data.dealt, data.validation_dealt))
     for one in range(3):
@@ -147,7 +147,7 @@ def test_other_shares_are_refused(share: float) -> None:
         data_of(share)
 
 
-# Accuracies of what is set aside, for choosing settings.
+# Evaluation on validation samples, for choosing settings.
 
 
 def evaluated(data: FederatedDataModule, task: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,7 +169,7 @@ def test_evaluation_on_validation_samples_has_all_that_is_set_aside_and_nothing_
 
 
 def test_what_another_client_trains_on_validates_nobody() -> None:
-    """Where a sample may be dealt to several clients."""
+    """If a sample is dealt to several clients, it validates none when one of them trains on it."""
     data = data_of(evaluate_on="validation")
     data.__dict__["_cut_deal"] = (
         [{0: np.array([1, 2, 3]), 1: np.array([5])} for _ in range(3)],
@@ -184,7 +184,7 @@ def test_what_another_client_trains_on_validates_nobody() -> None:
 
 
 def test_a_run_trains_alike_whatever_it_is_evaluated_on() -> None:
-    """Accuracies are those of the same models on other samples."""
+    """Evaluating on validation samples trains the same models. Only the evaluated samples differ."""
 
     def run(**options: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         data = data_of(**options)
@@ -215,7 +215,7 @@ def test_evaluation_on_validation_samples_needs_some() -> None:
 
 
 def test_a_share_of_which_nothing_can_be_set_aside_is_refused() -> None:
-    """A client with one sample keeps it for training."""
+    """A validation share is refused if no client has two samples, because a client's only sample is trained on."""
     data = tiny_data(split(3, classes=6, train=18), validation=0.25, num_clients=6, schedule={"clients_per_round": 2})
     with pytest.raises(ConfigError, match=r"data\.validation = 0\.25 .*valid: 0, or fewer clients: none has two"):
         _ = data.dealt

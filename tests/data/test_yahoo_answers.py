@@ -1,4 +1,4 @@
-"""Questions to features to a data set: files read, vectors kept, bytes that mean them, a run from CSV to accuracy."""
+"""Yahoo! Answers: CSV files read, texts embedded once, features as network inputs, and a run from CSV to accuracy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WORDS = [
 
 
 def write_csv(root: Path, part: str, per_topic: int) -> None:
-    """Questions made of the topic's words, the topics in turn, quoted as in the published files."""
+    """Write questions made of their topic's words, the ten topics alternating, quoted as in the published files."""
     rng = np.random.default_rng(len(part))
     folder = root / "yahoo_answers_csv"
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def wordllama() -> WordLlama:
 
 
 class Letters:
-    """Counts of a few letters, and how often it was asked."""
+    """An encoder that counts a few letters. ``asked`` is the number of texts it has encoded."""
 
     name, version = "letters", "1"
 
@@ -194,7 +194,7 @@ def test_absent_packages_are_named(module: str, how: str, tmp_path: Path, monkey
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the package ``sentence-transformers`` was asked for; in its place is one that needs no model."""
+    """The arguments passed to the package ``sentence-transformers``, which a fake without a model replaces."""
     asked: dict[str, Any] = {}
 
     class Model:
@@ -212,7 +212,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_folder_of_sentence_transformers(tmp_path: Path, asked: dict[str, Any]) -> None:
-    """Without that package: what it is asked is that nothing be downloaded, and whole arrays."""
+    """A folder is loaded without downloads, and gives float32 arrays (checked with a fake package)."""
     (tmp_path / "distilbert").mkdir()
     encoder = sentence_encoder(str(tmp_path / "distilbert"))
     assert isinstance(encoder, SentenceTransformersFolder)
@@ -223,7 +223,7 @@ def test_a_folder_of_sentence_transformers(tmp_path: Path, asked: dict[str, Any]
 
 
 def test_another_model_of_the_same_name_is_another_version(tmp_path: Path, asked: dict[str, Any]) -> None:
-    """Else features of the one would pass for those of the other, or of the same one after fine-tuning."""
+    """The version depends on the model's files, so that features of a fine-tuned model do not pass for its own."""
     for place in ("here", "there"):
         (tmp_path / place / "distilbert" / "1_Pooling").mkdir(parents=True)
         (tmp_path / place / "distilbert" / "model.safetensors").write_bytes(b"weights")
@@ -288,7 +288,7 @@ def test_network_input_is_the_standardised_feature(tmp_path: Path, caplog: pytes
         exact = (whole[f"{part}_features"] - reference.mean(0)) / deviation
         found = source.transform()(images.images).squeeze().double().numpy()
         assert np.abs(found - exact.clip(-4, 4)).max() <= 4 / 127 / 2 + 1e-5
-        assert (found[:, 5] == 0).all()  # a feature that says nothing
+        assert (found[:, 5] == 0).all()  # a constant feature
         assert images.labels.tolist() == whole[f"{part}_labels"].tolist()
     assert "has 400 training and 50 test samples; the published set has 1400000 and 60000" in caplog.text
     extreme = {"test_features": np.full((50, 6), 1e6, np.float32) * [1, -1, 1, -1, 1, 0]}
@@ -344,7 +344,7 @@ def test_options_that_cannot_work(tmp_path: Path) -> None:
 
 
 def test_from_texts_to_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The benchmark on a few made-up questions: a linear head learns topics whose words differ."""
+    """The benchmark runs on a few made-up questions: a linear head learns topics with different words."""
     wordllama()
     root = tmp_path / "data"
     write_csv(root, "train", 30)

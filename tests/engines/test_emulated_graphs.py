@@ -39,7 +39,7 @@ CASES = [("plain", "mlp"), ("plain", "conv"), *((method, "dropout") for method i
 def test_replays_change_nothing(
     monkeypatch: pytest.MonkeyPatch, width: int, network: str, methods: str, optimizer: Any
 ) -> None:
-    """Clients of unequal size: full, partial and masked steps."""
+    """Replayed steps train to the weights of plain steps. Unequal clients give full, partial and masked steps."""
     expected = trained(NETWORKS[network], optimizer, METHODS[methods], width)
     counts = emulate(monkeypatch)
     monkeypatch.setattr(graphs, "WORTH_CAPTURING", 2)
@@ -51,7 +51,7 @@ def test_replays_change_nothing(
 
 
 class Reads(Network):
-    """A network of a user's that waits for the device in every pass."""
+    """A network whose forward pass reads a number from the device, which CUDA graphs cannot capture."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)

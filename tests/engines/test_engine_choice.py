@@ -1,4 +1,4 @@
-"""Which engine and cohort width: what is open, what a trial finds, what is kept."""
+"""The choice of engine and cohort width: the ways left open, the trials that time them, and the choices kept."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_the_batch_is_not_last_where_patches_take_too_much_memory() -> None:
 
 
 LARGE = MLP((1, 28, 28), 10, [300], 0.0)
-"""Of samples of 784 numbers to 300 units: with a batch of 5 a product is worth oneDNN, with one of 4 it is not. It has
-few enough parameters for its clients to be stacked, too."""
+"""A network whose first layer has 784 inputs and 300 units. Its product is worth oneDNN with batches of 5, not of 4. It
+has few enough parameters for its clients to be stacked, too."""
 
 
 def of_large(products: Any = None, stack: int | None = 1, network: Any = LARGE, batch_size: int = 5) -> list[Any]:
@@ -84,7 +84,7 @@ def of_large(products: Any = None, stack: int | None = 1, network: Any = LARGE, 
 @needs_onednn
 @pytest.mark.parametrize("faster", ["blas", "onednn"])
 def test_large_products_are_tried_with_both_libraries(monkeypatch: pytest.MonkeyPatch, faster: Any) -> None:
-    """That which seems to be faster first; what the user says alone."""
+    """Both libraries are tried, the one measured as faster first. A library that the user sets is the only one."""
     monkeypatch.setattr(open_choices, "faster", lambda: faster)
     assert 784 * 300 * 4 < WORTH_ONEDNN <= 784 * 300 * 5
     both = {library: EngineChoice("workers", 6, 2, products=library) for library in ("blas", "onednn")}
@@ -114,7 +114,7 @@ def test_the_other_library_is_tried_last(monkeypatch: pytest.MonkeyPatch) -> Non
     cnn = convert_dropout(SmallCNN((1, 28, 28), 10))
     found = of(EngineOptions("auto", 2), 6, network=cnn, shape=(1, 28, 28), batch_size=32)
     kinds = [(c.kind, c.batch_last, c.products) for c in found]
-    # Of this network torch's own convolutions are oneDNN's anyhow, and the linear layers are small.
+    # With the batch first there is no choice: torch's convolutions use oneDNN already, and the linear layers are small.
     assert kinds == [
         ("workers", True, "onednn"),
         ("workers", False, "blas"),
@@ -141,7 +141,10 @@ def test_onednn_is_refused_where_nothing_would_use_it(options: dict[str, Any]) -
 
 @needs_onednn
 def test_convolutions_are_worth_a_library_with_the_batch_last() -> None:
-    """10 x 25 x 24 x 24 multiplications a sample, 20 x 250 x 8 x 8 in the second: with four samples the latter."""
+    """A convolution is worth oneDNN if its multiplications are many enough: here the second one, from 4 samples on.
+
+    The first has 10 x 25 x 24 x 24 multiplications for each sample, the second 20 x 250 x 8 x 8.
+    """
     cnn = convert_dropout(SmallCNN((1, 28, 28), 10))
     assert 20 * 250 * 8 * 8 * 3 < WORTH_ONEDNN <= 20 * 250 * 8 * 8 * 4
     for size, gains in ((3, False), (4, True)):
@@ -157,7 +160,7 @@ def test_libraries_are_not_tried_where_there_is_one(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stack_can_be_fixed() -> None:
-    """Then nothing is open, and a run repeats bit by bit."""
+    """With ``engine.stack`` set nothing is left open, so a run can be repeated bit for bit."""
     assert of(EngineOptions("workers", 2, stack=5), 10) == [EngineChoice("workers", 10, 2, 5)]
     assert of(EngineOptions("workers", 2, stack=1), 10) == [EngineChoice("workers", 10, 2)]
     assert of(EngineOptions("workers", 2, stack=5), None) == [EngineChoice("workers", 10, 2, 5)]
@@ -192,7 +195,7 @@ def test_a_width_chosen_for_the_user_fits_the_memory_set_aside() -> None:
 
 
 class Clock:
-    """Time that passes only when a trial says so."""
+    """A clock that advances only when a simulated trial adds to it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -228,7 +231,7 @@ def test_the_cheapest_per_client_wins_with_the_trainers_share_counted() -> None:
 
 
 def test_a_probe_holds_few_choices_at_a_time() -> None:
-    """The best so far, whatever the order, and the one that is measured: each has the models of a cohort."""
+    """At most four trials exist at a time, in any order of speed, because each holds the models of a cohort."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     most = 0
 
@@ -252,7 +255,7 @@ def test_a_probe_holds_few_choices_at_a_time() -> None:
 
 
 def test_what_fails_is_no_choice(caplog: pytest.LogCaptureFixture) -> None:
-    """Unless nothing works: then the first one's failure is told; and settings that are refused stay refused."""
+    """A choice whose trial fails is left out. If all fail, the first failure is raised; a ConfigError always is."""
     choices = [EngineChoice("vmap", 2), EngineChoice("workers", 2, 1), EngineChoice("vmap", 1)]
 
     def trial_of(failure: Any, working: set[str]) -> Any:
@@ -280,7 +283,7 @@ def test_what_fails_is_no_choice(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("caused", [False, True])
 def test_what_failed_lets_its_models_go(caused: bool) -> None:
-    """The failure is told from where it happened, in the end."""
+    """A failed trial's models are freed before the next trial, and the traceback still shows where it failed."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     found: list[int] = []
 
@@ -314,7 +317,7 @@ def test_a_probe_costs_little_of_the_run() -> None:
 
 
 def test_building_is_paid_for_by_long_runs_only() -> None:
-    """A second for each of forty choices of 10 ms a step: one is tried in a run of a second, a few in one of hours."""
+    """If building takes a second and a step 10 ms, a run of a second tries one choice, and a run of hours a few."""
     choices = {EngineChoice("workers", k): 0.01 for k in range(1, 40)}
     found, clock = simulated(choices, client_steps=100, building=1.0)
     assert (len(found), clock.now < 1.1) == (1, True)
@@ -388,7 +391,7 @@ def test_a_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_resumed_run_keeps_the_choice(tmp_path: Path) -> None:
-    """Another width would round differently: a resumed run is to give the same bits."""
+    """A resumed run keeps its engine and cohort width, because another width rounds differently."""
     options = ("--schedule.cohort_width", "auto", "--engine.kind", "auto")
     assert tiny_cli.fit(tmp_path, *options) == 0
     saved = tiny_cli.checkpoint(tmp_path)["engine"]

@@ -1,4 +1,4 @@
-"""Every engine computes the same local steps: what differs is speed."""
+"""Every engine computes the same local steps. Engines differ in speed only."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ADAM = partial(torch.optim.Adam, lr=0.02)
 
 
 class Branches(Network):
-    """No chain: two layers side by side, one of them used by half, and a layer that nobody uses."""
+    """A network that is no chain of layers: two layers side by side, one of half weight, and an unused layer."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -73,7 +73,7 @@ class Branches(Network):
 
 
 class Thinned(Network):
-    """Pooling of one place each, which only leaves places out, and kernels of one place."""
+    """A network with 1 x 1 kernels and a pooling of 1 x 1 windows with stride 2, which only drops pixels."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -106,10 +106,10 @@ def assert_same(one: tuple[dict[str, Tensor], Tensor], other: tuple[dict[str, Te
     "network", [mlp, dropping, ConvNet, double(norm_net), Branches], ids=["mlp", "dropout", "conv", "norm", "branches"]
 )
 def test_workers_agree_with_vmap(network: Any, optimizer: Any) -> None:
-    """Of any width. Dropout included: a client's masks are its own, whoever computes them beside whom.
+    """Workers train to the weights of vmap for any cohort width, also with dropout: masks depend on the client only.
 
-    With BatchNorm in float64: the true gradient of a bias before it is zero, and Adam would blow up what float32 makes
-    of that.
+    The network with BatchNorm is tested in float64. The true gradient of a bias before BatchNorm is zero, and Adam
+    would amplify its rounding error in float32.
     """
     expected = trained(VMAP, 7, network, optimizer)
     engine = EngineOptions("workers", 2, batch_last=False)
@@ -119,7 +119,7 @@ def test_workers_agree_with_vmap(network: Any, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("network", [dropping, PoolNet], ids=["mlp", "pool"])
 def test_who_fetches_samples_and_masks_does_not_matter(monkeypatch: pytest.MonkeyPatch, network: Any) -> None:
-    """The engine for all clients at once, or each thread for its own: the same bits."""
+    """Samples and masks fetched for all clients at once or by each thread give the same weights, bit for bit."""
     engine = EngineOptions("workers", 2, stack=1, batch_last=network is PoolNet)
     together = trained(engine, 7, network, DECAY)
     monkeypatch.setattr(workers, "FETCHED_TOGETHER", 0)
@@ -133,7 +133,7 @@ def test_who_fetches_samples_and_masks_does_not_matter(monkeypatch: pytest.Monke
     "network", [ConvNet, partial(StridedNet, dropout=0.4), PoolNet], ids=["conv", "strided", "pool"]
 )
 def test_the_batch_last_agrees_with_the_batch_first(network: Any, optimizer: Any) -> None:
-    """With batches of 1 to 4 samples, stride, padding, dropout of maps and units."""
+    """Both layouts agree for batches of 1 to 4 samples, stride, padding, and dropout of maps and units."""
     expected = trained(EngineOptions("workers", 2, batch_last=False), 7, network, optimizer)
     assert_same(trained(EngineOptions("workers", 2, batch_last=True), 3, network, optimizer), expected)
     assert_same(trained(VMAP, 7, network, optimizer), expected)
@@ -141,7 +141,7 @@ def test_the_batch_last_agrees_with_the_batch_first(network: Any, optimizer: Any
 
 @pytest.fixture
 def calls_of_onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes that oneDNN multiplies, while products of all sizes are worth it: m, k, n."""
+    """The shapes (m, k, n) of products that oneDNN computes, while products of all sizes count as worth it."""
     shapes: list[tuple[int, ...]] = []
     call = products._linear()
 
@@ -162,7 +162,7 @@ def calls_of_onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_onednn_agrees_with_blas(
     monkeypatch: pytest.MonkeyPatch, calls_of_onednn: list[tuple[int, ...]], network: Any, optimizer: Any
 ) -> None:
-    """With products of all sizes, whatever they are worth; and only whole batches go there, of 4 samples."""
+    """oneDNN and BLAS train to the same weights, with products of all sizes. oneDNN gets only whole batches of 4."""
     asked: dict[int, bool] = {}
     of_step = products.OneDnnProducts.of_step
 
@@ -189,7 +189,7 @@ def test_onednn_agrees_with_blas(
 @needs_onednn
 @pytest.mark.parametrize("network", [mlp, SmallCNN])
 def test_engines_multiply_by_the_library_of_their_choice(network: Any) -> None:
-    """Through turning and recording, for whole batches and multiples of them."""
+    """An engine multiplies whole batches and multiples of them by its library, also with the batch last."""
     built = convert_dropout(network((1, 16, 16), 4))
     for library in ("blas", "onednn"):
         last = network is SmallCNN
@@ -204,7 +204,7 @@ def test_engines_multiply_by_the_library_of_their_choice(network: Any) -> None:
 
 @needs_onednn
 def test_trials_are_of_the_runs_batch_size(calls_of_onednn: list[tuple[int, ...]]) -> None:
-    """Which would otherwise be partial batches' way of multiplying."""
+    """Trials use the run's batch size: with another one they would time the products of partial batches."""
     data = tiny_data(num_clients=2, schedule={"batch_size": 3, "cohort_width": "auto", "rounds_per_task": 1})
     client = tiny_client(data, mlp, engine=EngineOptions("workers", 1, stack=1, products="onednn"))
     trained: list[int] = []
@@ -222,10 +222,10 @@ def test_trials_are_of_the_runs_batch_size(calls_of_onednn: list[tuple[int, ...]
 def test_recorded_steps_are_the_steps(
     monkeypatch: pytest.MonkeyPatch, network: Any, stream: Any, clip: float | None, library: Any
 ) -> None:
-    """Bit for bit, with dropout, decay and every batch size."""
+    """Recorded steps give the weights of plain steps bit for bit, with dropout, weight decay and every batch size."""
     runs = []
     for worth in (1, 10**9):
-        monkeypatch.setattr(products, "WORTH_ONEDNN", 1)  # else nothing here would be oneDNN's
+        monkeypatch.setattr(products, "WORTH_ONEDNN", 1)  # else oneDNN would compute no product here
         monkeypatch.setattr(recorded, "WORTH_RECORDING", worth)
         made = []
         record = recorded.RecordedSteps._record
@@ -250,7 +250,7 @@ def test_workers_leave_outputs_of_other_tasks_alone(network: Any) -> None:
 @pytest.mark.parametrize("optimizer", [DECAY, ADAM], ids=["decay", "adam"])
 @pytest.mark.parametrize("stack", [2, 7])
 def test_stacks_agree_with_vmap(optimizer: Any, stack: int) -> None:
-    """Clients of 4 to 24 samples share a stack: padded, finished early, with dropout."""
+    """Stacks agree with vmap for clients of 4 to 24 samples: with padding, clients that finish early, and dropout."""
     expected = trained(VMAP, 7, dropping, optimizer)
     assert_same(trained(EngineOptions("workers", 2, stack), 7, dropping, optimizer), expected)
 
@@ -285,7 +285,7 @@ def test_methods_see_gradients_whatever_the_engine(network: Any, make: Callable[
 
 
 class Asks(Method):
-    """Asks for a step's gradients where nothing is recorded for autograd, and compares them with the step's own."""
+    """Requests a step's gradients under ``torch.no_grad`` and compares them with those of the step itself."""
 
     asked = 0
 
@@ -359,7 +359,7 @@ def test_hand_written_gradients_are_autograds(
     outputs: list[int] | None,
     batch_last: bool,
 ) -> None:
-    """Rows of zeros too, where all of a pooling's windows are equal: the first one gets the gradient."""
+    """Hand-written gradients are autograd's, also for pooling windows of equal values, where the first gets all."""
     network, chain = chain_case(make, shape, **options)
     if batch_last:
         turned = BatchLastChain.of_chain(chain)
@@ -402,7 +402,7 @@ def test_the_batch_last_pools_as_torch_does(pooling: nn.Module, units: int, samp
     turned = BatchLastChain.of_chain(chain)
     assert turned is not None
     x, y = torch.randn(samples, 1, 6, 7, dtype=torch.float64), torch.arange(samples) % 6
-    x[:, :, :4] = 0  # equal numbers: the first gets the gradient
+    x[:, :, :4] = 0  # of equal values in a window, the first gets the gradient
     torch.nn.functional.cross_entropy(network(x), y).backward()
     update = Collect()
     turned.step(x.clone(), y, None, None, {n: p.detach() for n, p in network.named_parameters()}, {}, update)  # type: ignore[arg-type]
@@ -426,7 +426,10 @@ def test_the_batch_last_pools_as_torch_does(pooling: nn.Module, units: int, samp
 def test_both_ways_to_an_inputs_gradient_are_autograds(
     convolution: nn.Conv2d, by_rows: bool, once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernel rows added where their patches overlap, and every element of the kernel, which is for all the rest."""
+    """An input's gradient is autograd's, whether whole kernel rows are added or one kernel element after another.
+
+    Rows are added for overlapping patches, single elements in all other cases.
+    """
     torch.manual_seed(0)
     convolution = convolution.double()
     layer = batch_last.Conv2d(layers.Conv2d("conv", convolution))
@@ -455,7 +458,7 @@ def test_chains_that_the_batch_last_cannot_compute() -> None:
 
 
 def test_a_stack_of_clients_is_each_client_by_itself() -> None:
-    """Also with unequal batches, and one client that has none left."""
+    """A stacked step gives each client's own step, also with unequal batches and a client without samples."""
     network, chain = chain_case(MLP, (1, 3, 3), hidden=[8, 5], dropout=0.0)
     assert chain.stackable
     m = 3
@@ -480,7 +483,7 @@ def test_other_networks_are_no_chains(make: Callable[..., Network]) -> None:
 
 
 def test_linear_layers_on_maps_are_no_chains() -> None:
-    """They multiply every row of a map; any engine trains them."""
+    """A linear layer that multiplies every row of a map makes the network no chain. Engines still train it alike."""
 
     class Rows(Network):
         def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
@@ -504,7 +507,7 @@ def test_hooks_and_shared_weights_are_no_chains() -> None:
 
 
 class Probe(Network):
-    """A head on features that are computed without gradients, or in another precision."""
+    """A head on features that are computed in ``context``: without gradients, or in another precision."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, context: Any = torch.no_grad) -> None:
         super().__init__(input_shape, num_outputs)
@@ -535,7 +538,7 @@ def test_layers_without_gradients_stay(engine: EngineOptions) -> None:
 
 
 class Running(Network):
-    """Keeps a running mean in a buffer."""
+    """A network that keeps a running mean in a buffer."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -604,7 +607,7 @@ def test_onednn_convolves_along_one_axis() -> None:
 
 
 class Noisy(Network):
-    """Draws random numbers of its own."""
+    """A network that draws random numbers in its forward pass."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, unless the environment says otherwise."""
+"""The process keeps freed memory, unless environment variables of glibc configure its allocator."""
 
 from __future__ import annotations
 

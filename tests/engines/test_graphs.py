@@ -1,4 +1,4 @@
-"""Steps that are replayed as CUDA graphs are the steps that were captured."""
+"""Steps replayed as CUDA graphs compute what the captured steps computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def test_replays_change_nothing(
     monkeypatch: pytest.MonkeyPatch, width: int, network: Any, methods: Any, optimizer: Any
 ) -> None:
-    """Clients of unequal size: full, partial and masked steps, each captured at its first time."""
+    """Replayed steps train to the weights of plain steps, for clients of unequal size: full, partial and masked steps.
+
+    Each is captured the first time that it is computed.
+    """
     found = []
     for worth in (1, 10**9):
         monkeypatch.setattr(graphs, "WORTH_CAPTURING", worth)
@@ -38,7 +41,7 @@ def test_replays_change_nothing(
 
 
 def test_graphs_read_nothing_that_a_cache_may_drop() -> None:
-    """Replays draw what is drawn without a graph, also when the counters' memory has gone to somebody else."""
+    """Replays draw the numbers drawn without a graph, even after the cached counters were freed and overwritten."""
     weight, keys = torch.ones(2, 64, device="cuda", requires_grad=True), torch.arange(2, device="cuda")
 
     def losses(given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``engine.matmul_precision`` holds in local steps, and nowhere else."""
+"""``engine.matmul_precision`` applies to local steps only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Precision = Literal["highest", "high", "medium"]
 
 
 SEEN: set[tuple[bool, str]] = set()
-"""Of a network's answers: whether in training, and in which precision. Of all its copies."""
+"""(training mode, precision) of the forward passes of a network and all its copies."""
 
 
 class Notes(Network):
@@ -31,11 +31,11 @@ class Notes(Network):
 
     def features(self, x: Tensor) -> Tensor:
         SEEN.add((self.training, torch.get_float32_matmul_precision()))
-        return torch.tanh(self.fc(x.flatten(1)))  # no chain of layers that are written out
+        return torch.tanh(self.fc(x.flatten(1)))  # tanh makes it no chain of layers with a hand-written step
 
 
 class Begins(Method):
-    """Forgets what was noted before the first local step, as the engine was chosen and built."""
+    """Clears SEEN before the first local step, of the passes that chose and built the engine."""
 
     def start_clients(self, cohort: Cohort) -> None:
         if cohort.round == 0:
@@ -72,7 +72,7 @@ def test_references_between_rounds_are_computed_in_full() -> None:
 
 
 class Multiplies(Method):
-    """Notes the precision in which its own products are computed, and those of gradients that it asks for."""
+    """Notes the precision of its own computations, and checks that of gradients that it requests."""
 
     def __init__(self) -> None:
         self.own: set[str] = set()

@@ -1,4 +1,4 @@
-"""Losses of a step as functions of logits, against autograd and sums written out."""
+"""Losses of a step as functions of logits, compared with autograd and with sums over samples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_joined_samples_are_the_steps_own_then_the_added_ones() -> None:
     assert joined.source.tolist() == [[0] * 5 + [2] * 3] * 3
     assert joined.tasks.tolist() == [[1] * 5 + [0] * 3] * 3
     assert joined.mask[1].tolist() == [True, True, False, False, False, True, True, True]
-    # The third client has taken its last step: it does not go on with what was added.
+    # The third client has taken its last step, so its added samples do not count either.
     assert not joined.mask[2].any()
     torch.testing.assert_close(joined.weights[0, :5], torch.full((5,), 0.2, dtype=torch.float64))
     torch.testing.assert_close(joined.weights[1, :2], torch.full((2,), 0.25, dtype=torch.float64))
@@ -75,7 +75,7 @@ def test_the_weighted_cross_entropy_and_its_gradient() -> None:
 
 
 class Doubled(Method):
-    """Weighs the step's own samples double, and wants the added ones' logits near the teacher's."""
+    """Doubles the weights of the step's own samples, and adds the squared distance of added samples to a teacher."""
 
     def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         return torch.where(samples.source == 0, 2 * weights, weights)
@@ -86,7 +86,7 @@ class Doubled(Method):
 
 
 class Silent(Method):
-    """Has no word in the loss."""
+    """A method that does not change the loss."""
 
 
 def test_methods_reweigh_and_add() -> None:
@@ -114,7 +114,7 @@ def test_methods_reweigh_and_add() -> None:
     ids=["two", "twins", "bce"],
 )
 def test_the_loss_of_own_samples_is_replaced_by_one_method_at_most(methods: tuple[Method, Method]) -> None:
-    """Each would add its own, and own samples count twice."""
+    """Two methods that replace the loss of own samples are refused, because own samples would count twice."""
     with pytest.raises(ConfigError, match="at most one method that replaces the loss of a client's own samples"):
         Composition({str(number): method for number, method in enumerate(methods)}).loss_parts()
     Composition({"0": GradientCompensation("ce"), "1": methods[1]}).loss_parts()

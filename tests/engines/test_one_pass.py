@@ -51,7 +51,7 @@ def after_steps(
 
 @pytest.mark.parametrize("name", FUSED)
 def test_steps_are_those_of_the_optimizer_itself(name: str) -> None:
-    """Also along gradients that lie in memory otherwise than their weights, or of which there are none."""
+    """One-pass steps are those of the optimizer, also for gradients with other strides than the weights, or without."""
     draw = torch.Generator().manual_seed(2)
     gradients: list[list[Tensor | None]] = [
         [
@@ -85,7 +85,7 @@ def test_what_is_said_or_cannot_be_is_left(make: Any) -> None:
 
 
 class LaidOutOtherwise(Method):
-    """Gives gradients of matrices other strides, and no other values."""
+    """Gives the gradients of matrices other strides with the same values."""
 
     adjusted = 0
 
@@ -99,7 +99,7 @@ class LaidOutOtherwise(Method):
 
 @pytest.mark.parametrize("callbacks", [[], [OneStepAtATime()]], ids=["blocks", "single steps"])
 def test_a_run_does_not_depend_on_how_gradients_lie_in_memory(callbacks: list[Callback]) -> None:
-    """Local steps compute gradients in the optimizer's closure, and methods change them there."""
+    """Strides that a method gives to gradients do not change a run. Methods do so in the optimizer's closure."""
     otherwise, runs = LaidOutOtherwise(), []
     for methods in ({}, {"otherwise": otherwise}):
         data = tiny_data()

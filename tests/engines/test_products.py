@@ -1,4 +1,4 @@
-"""Matrix products by BLAS and by oneDNN: both are the product, and oneDNN gets the large ones only."""
+"""Matrix products by BLAS and by oneDNN: both are right, and oneDNN computes the large ones only."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_product_is_added_in_place(
     keep: float,
     scale: float,
 ) -> None:
-    """In blocks of rows, the last of which may be smaller; what is not kept may have been anything."""
+    """Products are added in blocks of rows, the last of which may be smaller. With keep = 0, old NaNs do not matter."""
     torch.manual_seed(0)
     monkeypatch.setattr(products, "BLOCK", block)
     m, k, n = size
@@ -74,7 +74,7 @@ def test_a_product_is_added_in_place(
 
 
 class Counting(OneDnnProducts):
-    """Counts calls of oneDNN."""
+    """OneDnnProducts that count their calls of oneDNN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Counting(OneDnnProducts):
 
 @needs_onednn
 def test_small_products_vectors_and_other_types_are_torchs() -> None:
-    """With torch's bits."""
+    """Small products, products with vectors and of float64 are computed by torch, with the same bits."""
     counting, plain = Counting(), Products()
     large = WORTH_ONEDNN // 64 // 16
     h, weight = torch.randn(64, large - 1), torch.randn(16, large - 1)
@@ -113,7 +113,7 @@ def test_small_products_vectors_and_other_types_are_torchs() -> None:
 
 @needs_onednn
 def test_blocks_of_a_product_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """400 rows of 784 are more than a block: two of 200, as oneDNN writes a program for every shape."""
+    """400 rows are cut into two blocks of 200, because oneDNN compiles a program for every shape."""
     counting = Counting()
     shapes: list[tuple[int, ...]] = []
     call = counting._linear
@@ -135,7 +135,7 @@ def test_steps_of_other_than_whole_batches_are_blas() -> None:
 @needs_onednn
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_products_can_be_recorded() -> None:
-    """With the library that the size is worth."""
+    """A recorded product gives the same bits and calls oneDNN, as its size demands."""
     counting = Counting()
     recording = torch.jit.trace(counting.of, (torch.randn(64, 400), torch.randn(400, 300)), check_trace=False)
     left, right = torch.randn(64, 400), torch.randn(400, 300)
@@ -171,7 +171,7 @@ def test_without_onednn_it_is_blas(monkeypatch: pytest.MonkeyPatch, missing: str
 @needs_onednn
 @pytest.mark.parametrize("faster", ["blas", "onednn"])
 def test_the_faster_library_is_measured_once(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
-    """On one math thread; the first call may take as long as it likes."""
+    """The faster library is measured once, on one math thread. The first call of each library does not count."""
     now, multiplied, threads = 0.0, [], torch.get_num_threads()
 
     def linear(self: Products, *_: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""Quadratic penalties: the gradient, and the same thing as part of a step that is taken at once."""
+"""Quadratic penalties as pulls: their gradient, and a pull as part of the engine's own SGD step."""
 
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ def test_a_pull_is_the_gradient_of_its_penalty(strength: str) -> None:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 @pytest.mark.parametrize("strength", [0.7, 15.0])
 def test_a_step_with_it_is_that_of_sgd(weight_decay: float, strength: float) -> None:
-    """Also where it is so strong that a step goes beyond the anchor (learning rate 0.1)."""
+    """A step with a pull is SGD's on the penalised loss, even a strong pull that overshoots the anchor (rate 0.1)."""
     generator = torch.Generator().manual_seed(0)
     w, g, anchor = (torch.randn(2, 3, generator=generator, dtype=torch.float64) for _ in range(3))
     parameter = nn.Parameter(w.clone())
@@ -51,7 +51,7 @@ def test_a_step_with_it_is_that_of_sgd(weight_decay: float, strength: float) -> 
 
 
 class Branches(Network):
-    """No chain of layers: trained by autograd."""
+    """A network that is no chain of layers, so autograd computes its gradients."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -65,7 +65,7 @@ class Branches(Network):
 
 
 class OwnAnchors(Method):
-    """Every client is pulled elsewhere, some of its weights not at all."""
+    """Pulls each client to its own anchors, some weights with strength 0 and ``head.bias`` not at all."""
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         found = {}
@@ -92,7 +92,7 @@ def methods_of(name: str) -> dict[str, Method]:
 def trained(
     engine: EngineOptions, methods: dict[str, Method], network: Any = mlp, optimizer: Any = DECAY
 ) -> tuple[dict[str, Tensor], Client]:
-    """Four clients of different sizes, three at a time, two tasks."""
+    """Train four clients of different sizes on two tasks, in cohorts of three."""
     data = tiny_data(permuted(), schedule={"cohort_width": 3, "batch_size": 4}, partition=Dirichlet(alpha=1.0))
     client = tiny_client(data, network, optimizer, methods, engine)
     return weights(fit(client, data)), client
@@ -141,7 +141,7 @@ def test_recorded_steps_pull_alike(network: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_with_replayed_samples_too() -> None:
-    """Whose step has a loss of its own."""
+    """Engines agree on pulls beside replayed samples, which have another loss."""
 
     def made() -> dict[str, Method]:
         return {"fedprox": FedProx(0.8), "er": ER()}
@@ -154,7 +154,7 @@ def test_with_replayed_samples_too() -> None:
 
 
 class Halve(Method):
-    """Halves every gradient, what others have added included."""
+    """Halves every gradient, including the parts that other methods have added."""
 
     def adjust_gradients(self, cohort: Cohort) -> None:
         for gradient in cohort.gradients.values():
@@ -167,7 +167,7 @@ class Halve(Method):
         (partial(torch.optim.SGD, lr=0.1, momentum=0.9), {}),
         (partial(torch.optim.Adam, lr=0.01), {}),
         (DECAY, {"halve": Halve}),
-        (partial(torch.optim.SGD, lr=0.1, weight_decay=10.0), {}),  # leaves nothing of the weights
+        (partial(torch.optim.SGD, lr=0.1, weight_decay=10.0), {}),  # 1 - lr * decay = 0
     ],
     ids=["momentum", "adam", "another method", "decay to nothing"],
 )

@@ -1,4 +1,4 @@
-"""A trial's result is kept for later runs that ask the same question, and nothing depends on the file it is in."""
+"""The result of a trial is kept for later runs with the same setting. Runs also work without the file that keeps it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many choices each trial was between; all find the same."""
+    """The number of choices of each trial. A fake probe always finds ``FOUND``."""
     asked: list[int] = []
 
     def probe(choices: Any, *_: Any, **__: Any) -> list[Measured]:
@@ -62,7 +62,7 @@ def test_the_second_run_makes_no_trial(cache: Path, trials: list[int]) -> None:
     "other",
     [
         {"network": dropping},
-        {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)},  # no step at once
+        {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)},  # the engine cannot take this optimizer's step
         {"batch_size": 5},
         {"local_epochs": 2},
         {"engine": {"matmul_precision": "medium"}},
@@ -127,7 +127,7 @@ def test_it_can_be_switched_off_and_is_in_the_users_cache_otherwise(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     run()
-    assert not list(tmp_path.iterdir())  # tests have it off
+    assert not list(tmp_path.iterdir())  # the test suite switches the cache off
     monkeypatch.setenv("CFL_CACHE", "")
     run()
     assert (tmp_path / "cfl" / "engines.json").is_file()

@@ -1,4 +1,4 @@
-"""Engines that multiply gradients from the right themselves give what methods do to finished gradients."""
+"""Right factors: an engine that multiplies gradients itself gives the same result as a method that does so."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _unexpected(*_: Any) -> None:
 
 
 class Steps(Callback):
-    """Notes whether the engine takes the optimizer's steps at once, by task."""
+    """Notes by task whether the engine takes SGD's steps itself."""
 
     def __init__(self) -> None:
         self.fused_sgd: dict[int, set[bool]] = {}
@@ -78,7 +78,10 @@ class Steps(Callback):
 
 @pytest.mark.parametrize("network", [mlp, double(mlp)], ids=["hand-written", "by autograd"])
 def test_steps_are_taken_at_once_while_nothing_is_multiplied(network: Any) -> None:
-    """Also by networks for which the engine does not multiply; a penalty beside it is pulled by the engine."""
+    """The engine takes SGD's steps itself during the first task, when GPM multiplies nothing, also beside a penalty.
+
+    This holds for networks with and without a hand-written step.
+    """
     steps, data = Steps(), tiny_data(permuted(2), schedule={"rounds_per_task": 2})
     methods: dict[str, Method] = {"gpm": GPM(threshold=0.9, freeze_affine=False), "prox": FedProx(0.1)}
     fit(tiny_client(data, network, sgd, methods, EngineOptions("workers", 1)), data, callbacks=[steps])
@@ -86,7 +89,7 @@ def test_steps_are_taken_at_once_while_nothing_is_multiplied(network: Any) -> No
 
 
 class Halved(Method):
-    """Wants to see gradients too, so that the engine must not be the one to multiply."""
+    """Changes gradients, so the engine may not multiply them for another method."""
 
     def adjust_gradients(self, cohort: Any) -> None:
         for gradient in cohort.gradients.values():

@@ -1,4 +1,4 @@
-"""Stacked layers against every client's own, and a step of SGD taken by the engine against the optimizer's."""
+"""Stacked layers compared with each client's own layers, and the engine's SGD step with the optimizer's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _drawn(*shape: int) -> Tensor:
 def test_values_and_gradients_are_every_clients_own(
     monkeypatch: pytest.MonkeyPatch, geometry: Any, bias: bool, large: bool
 ) -> None:
-    """Convolution and product of three clients, by loops over clients; gradients lie in memory as the weights do."""
+    """Stacked convolutions and products agree with loops over three clients. Gradients have their weights' strides."""
     if large:
         monkeypatch.setattr(patches, "MOST_PATCH_BYTES", 0)
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def test_weights_that_are_not_mapped_serve_every_client() -> None:
 
 
 def test_a_product_steps_as_soon_as_its_gradient_is_known() -> None:
-    """w - lr (g + decay w), and nothing is left for the optimizer; what is before it gets the gradient before that."""
+    """Backward moves a weight to w - lr (g + decay w) and leaves no gradient. Input gradients use the old weights."""
     x, w, v = _drawn(3, 4, 5), _drawn(3, 6, 5), _drawn(3, 2, 6)
 
     def losses(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def test_a_product_steps_as_soon_as_its_gradient_is_known() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_a_step_of_sgd_at_once_is_the_equation(decay: float) -> None:
-    """w - lr (g + decay w), for gradients in another layout than the weights', and none for who has no gradient."""
+    """The step is w - lr (g + decay w), also for gradients with other strides. Weights without a gradient stay."""
     torch.manual_seed(0)
     ours = [_drawn(3, 4, 5), _drawn(3, 2)]
     before = [weight.detach().clone() for weight in ours]
@@ -137,7 +137,7 @@ def test_a_step_of_sgd_at_once_is_the_equation(decay: float) -> None:
 
 
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch, layers: bool = True) -> Mock:
-    """Let engines take SGD's step at once, and compute stacked layers; returns what notes these steps."""
+    """Let engines take SGD's step themselves and compute stacked layers. Returns the mock that records these steps."""
     build = VmapEngine.__init__
 
     def built(self: VmapEngine, *args: Any) -> None:
@@ -157,7 +157,7 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch, layers: bool = True) -> Mock:
 def test_an_engine_that_steps_at_once_trains_as_the_optimizer(
     monkeypatch: pytest.MonkeyPatch, network: Any, width: int, changing: bool
 ) -> None:
-    """As on CUDA, where both are the rule: stacked layers, and the engine's own step."""
+    """Stacked layers and the engine's own step, which are the rule on CUDA, train to the optimizer's weights."""
 
     def trained() -> dict[str, Tensor]:
         data = unequal(width)
@@ -174,7 +174,7 @@ def test_an_engine_that_steps_at_once_trains_as_the_optimizer(
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_in_mixed_precision_lightning_takes_the_step(monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
-    """It scales losses whose gradients would vanish, and leaves out steps that overflow."""
+    """In mixed precision Lightning takes the step, because it scales losses and skips steps that overflow."""
     steps = as_on_cuda(monkeypatch, layers=False)
     data = unequal(3)
     fit(tiny_client(data, dropping, DECAY, None, EngineOptions("vmap")), data, precision=precision)

@@ -1,4 +1,4 @@
-"""How many clients are trained side by side changes nothing but speed."""
+"""The cohort width, the number of clients trained side by side, changes speed only."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def assert_widths_agree(
 
 
 def test_the_clients_are_unequal() -> None:
-    """What the tests below rely on."""
+    """The clients of the tests below differ in size and in the size of their last batches."""
     data = unequal(3)
     remainders = set()
     for task in data.indices:
@@ -142,5 +142,5 @@ def test_personal_layers(layers: list[str]) -> None:
 
 
 def test_in_float32() -> None:
-    """The precision of real runs: only rounding differs."""
+    """In float32, the precision of real runs, widths differ by rounding only."""
     assert_widths_agree(lambda width: unequal(width, permuted(3)), mlp, MOMENTUM, tolerance=1e-5)

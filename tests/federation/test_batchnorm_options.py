@@ -1,4 +1,4 @@
-"""federated.batchnorm: running statistics that are averaged, kept by each client, or dropped."""
+"""``federated.batchnorm``: running statistics are averaged, kept by each client, or dropped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def data_of(**options: Any) -> FederatedDataModule:
 
 
 class Statistics(Method):
-    """Writes down the running statistics with which each client begins and ends."""
+    """Records the running statistics with which each client begins and ends a round."""
 
     def __init__(self) -> None:
         self.begun: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -78,7 +78,7 @@ def initial_statistics() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_what_is_sent(option: str) -> None:
-    """101 float32 weights; statistics add 2 x (2 + 5) float32 and two int64 counters."""
+    """Messages hold the weights in float32. Averaged statistics add 2 x (2 + 5) float32 and two int64 counters."""
     federation, _, _ = run(option)
     conv, norms, linear, head = 2 * 9 + 2, 2 * (2 + 5), 5 * 8 + 5, 4 * 5 + 4
     message = 4 * (conv + norms + linear + head) + (4 * 2 * (2 + 5) + 8 * 2 if option == "average" else 0)
@@ -177,7 +177,7 @@ def naive_accuracies(
 def test_how_the_global_model_is_evaluated(option: str, eval_batch_size: int) -> None:
     federation, _, models = run(option, eval_batch_size=eval_batch_size)
     network, data = plain_network(data_of(), norm_net, models.before[0]), federation.data
-    # The test can tell: with the other statistics the accuracies are others.
+    # The other statistics give other accuracies, so the test can fail.
     scored = {own: [naive_accuracies(data, network, state, own) for state in models.before] for own in (True, False)}
     assert scored[True] != scored[False]
     expected = scored[option != "average"]

@@ -1,4 +1,4 @@
-"""The channel: exact sums, exact bytes, no NaN, and nothing but sums for the server to read."""
+"""The channel: exact sums and bytes, no NaN in sums, and only sums for the server to read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = {"weight": (3, 4), "kernel": (2, 2, 3, 3), "bias": (5,), "temperature":
 
 
 def messages(clients: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Tensor]:
-    """``[clients, ...]`` per name; the scalar shows that no leading axis but the clients' is needed."""
+    """Random messages, ``[clients, ...]`` for each name. Those of the scalar have the shape ``[clients]``."""
     generator = torch_generator(seed, "messages")
     return {n: torch.randn(clients, *s, generator=generator).to(dtype) for n, s in SHAPES.items()}
 
@@ -30,7 +30,7 @@ def rows(payload: dict[str, Tensor], chosen: list[int]) -> dict[str, Tensor]:
 
 
 def assert_mean(found: dict[str, Tensor], payload: dict[str, Tensor], weights: list[float], digits: float) -> None:
-    """``found`` is the weighted mean, computed client by client in float64."""
+    """Assert that ``found`` is the weighted mean, by a loop over clients in float64."""
     assert set(found) == set(payload)
     for name, values in payload.items():
         expected = torch.zeros(values.shape[1:], dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_the_sum_comes_with_its_weight_and_empties_the_topic() -> None:
 
 
 def test_counts_are_averaged_as_numbers() -> None:
-    """BatchNorm's counter of batches is an integer; summed as such with weights it would be cut."""
+    """Integers, such as BatchNorm's counter of batches, are averaged as real numbers, without truncation."""
     channel = Channel()
     channel.uplink("update", {"batches": torch.tensor([3, 4, 6])}, [1.0, 1.0, 2.5], [0, 1, 2])
     torch.testing.assert_close(channel.mean("update")["batches"].item(), (3 + 4 + 15) / 4.5, rtol=1e-12, atol=0)
@@ -99,7 +99,7 @@ def test_bytes_are_those_of_the_tensors(dtype: torch.dtype, size: int) -> None:
 
 
 def test_a_message_may_be_sent_in_fewer_bytes_than_its_tensors_have() -> None:
-    """Values and places of a few entries, say: the sum is the same, the bytes are those of the wire."""
+    """``wire_bytes`` changes the bytes counted, not the sum, for example if only a few entries are sent."""
     channel, payload = Channel(individual_allowed=True), {"w": torch.eye(3, 10)}
     channel.uplink("sparse", payload, [1.0, 2.0, 4.0], [0, 1, 2], wire_bytes=8)
     channel.uplink("sparse", rows(payload, [1]), [1.0], [5], wire_bytes=9)
@@ -182,7 +182,10 @@ def test_skipping_leaves_a_bad_message_out_of_sum_and_weight(dtype: torch.dtype,
 
 @pytest.mark.parametrize("send", ["uplink", "uplink_individually", "usable"])
 def test_a_bad_message_beside_the_model_leaves_nobody_out(send: str) -> None:
-    """It is recorded by its own name, once, in files of before as well."""
+    """A message other than the update with NaN is recorded once under its topic, and its client's update still counts.
+
+    Checkpoints without such records can be loaded.
+    """
     channel, payload = Channel("skip", individual_allowed=True), messages(2)
     channel.enter_round(task=1, round=3)
     payload["bias"][1] = math.nan
@@ -218,13 +221,13 @@ def test_when_every_message_is_bad_there_is_nothing_to_average() -> None:
     with pytest.raises(BadUpdate, match=r"round 3 \(task 1\).*'update'"):
         channel.mean("update")
     assert channel.skipped == [(3, 1, 0), (3, 1, 5)]
-    # The next round starts afresh.
+    # The next sum does not contain the bad messages.
     channel.uplink("update", rows(messages(2), [0]), [2.0], [0])
     assert_mean(channel.mean("update"), rows(messages(2), [0]), [2.0], 1e-7)
 
 
 def test_large_finite_values_are_not_taken_for_infinity() -> None:
-    """Their plain sum, by which messages are checked quickly, overflows."""
+    """Large finite values are accepted, although their plain sum, which the quick check uses, overflows."""
     channel = Channel("stop")
     payload = {"w": torch.full((1, 8), 3e38), "v": torch.tensor([[-3e38] * 8])}
     channel.uplink("update", payload, [1.0], [0])
@@ -240,7 +243,7 @@ def test_opposite_infinities_are_found() -> None:
 
 
 def tensors_within(owner: object) -> Iterator[Tensor]:
-    """Every tensor that can be reached from ``owner`` through containers and attributes."""
+    """Yield every tensor that can be reached from ``owner`` through containers and attributes."""
     seen, open_ends = set(), [owner]
     while open_ends:
         thing = open_ends.pop()
@@ -254,7 +257,7 @@ def tensors_within(owner: object) -> Iterator[Tensor]:
 
 
 def test_only_sums_are_kept() -> None:
-    """Memory is that of one message, and no single message can be read, however many clients sent one."""
+    """The channel holds as many numbers as one message, for any number of clients, so no message can be read alone."""
     channel, payload = Channel(), messages(40)
     model = sum(values[0].numel() for values in payload.values())
     for first in range(0, 40, 4):
@@ -268,7 +271,7 @@ def test_only_sums_are_kept() -> None:
 
 
 def test_a_message_may_be_reused_by_its_sender() -> None:
-    """The clients' memory is used again by the next cohort; the sum must not look into it."""
+    """A sum does not change when its sender overwrites the message, as the next cohort does."""
     channel, payload = Channel(individual_allowed=True), messages(1)
     sent = {name: values.clone() for name, values in payload.items()}
     channel.uplink("update", payload, [1.0], [0])
@@ -305,7 +308,7 @@ def test_declared_single_messages_arrive_by_client() -> None:
 
 
 def test_messages_of_a_sum_have_the_same_names_and_shapes() -> None:
-    """Else a mean would divide what some have sent by the weight of all."""
+    """Messages of other names or shapes are refused: a mean would divide some clients' sum by the weight of all."""
     channel = Channel()
     channel.uplink("prototypes", {"a": torch.ones(2, 3)}, [1.0, 1.0], [0, 1])
     for other in ({"b": torch.ones(1, 3)}, {"a": torch.ones(1, 3), "b": torch.ones(1)}, {"a": torch.ones(1, 1)}):

@@ -1,4 +1,4 @@
-"""What clients keep between rounds: in memory, in files, and moved from one to the other half-way."""
+"""Tensors that clients keep between rounds: in memory, in files, and moved from memory to files."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from cfl.runtime.errors import DamagedFile
 
 DEFAULT = {"w": torch.zeros(2, 3), "count": torch.tensor(7)}
 ROW = 2 * 3 * 4 + 8
-"""Bytes of one client."""
+"""Bytes of one client's tensors."""
 
 
 @pytest.fixture(params=[None, 0, 2 * ROW], ids=["memory", "disk", "moved"])
 def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
-    """Everything in memory, everything on disk, or as much in memory as two clients need; small blocks of memory."""
+    """A limit of memory: everything in memory, everything on disk, or memory for two clients. Blocks are small."""
     monkeypatch.setattr(row_store, "_BLOCK_BYTES", 50)
     return request.param
 
 
 def stacked(clients: list[int]) -> dict[str, Tensor]:
-    """Values that tell the client: w is full of its id, count is 100 times it."""
+    """Values by which clients can be told apart: w is filled with the client's id, count is 100 times the id."""
     ids = torch.tensor(clients)
     return {"w": ids.float().view(-1, 1, 1).expand(-1, 2, 3).clone(), "count": 100 * ids}
 
@@ -60,7 +60,7 @@ def test_a_client_that_has_nothing_gets_the_default(limit: int | None) -> None:
 
 
 def test_gathered_and_scattered_memory_is_not_shared(limit: int | None) -> None:
-    """Cohorts train in memory that is used again; a client's kept tensors must not follow."""
+    """Kept tensors share no memory with what was written or read, because cohorts reuse their memory."""
     states, given = ClientStates(limit), stacked([5, 2])
     states.scatter("model", [5, 2], given)
     given["w"].fill_(-1)
@@ -79,14 +79,14 @@ def test_scattering_again_replaces_those_clients_only(limit: int | None) -> None
 
 
 def test_a_forgotten_topic_starts_anew(limit: int | None) -> None:
-    """With other tensors too, if wanted; other topics stay, and one that nobody has is forgotten without a word."""
+    """A forgotten topic can start anew, even with other tensors. Other topics stay. Absent topics may be forgotten."""
     states = filled([5, 2], limit)
     states.scatter("other", [5], stacked([5]))
     states.forget("model")
     states.forget("nobody's")
     assert states.holders("model") == []
     assert states.bytes() == ROW
-    assert "model" not in states._changed  # other processes are not told of it either
+    assert "model" not in states._changed  # nor is it sent to other processes
     states.synchronise()
     assert set(states.state_dict()) == {"other"}
     assert states.gather("model", [5], DEFAULT)["count"].tolist() == [7]
@@ -143,7 +143,7 @@ def test_bytes(limit: int | None) -> None:
 
 @pytest.mark.parametrize("again", [None, 0, 2 * ROW])
 def test_a_checkpoint_holds_every_client_and_topic(limit: int | None, again: int | None) -> None:
-    """Whatever limit it is read back under."""
+    """A checkpoint holds every client and topic, and can be loaded under any memory limit."""
     states = filled([5, 2], limit)
     states.scatter("model", [4], stacked([4]))
     states.scatter("buffer", [5], stacked([1]))
@@ -160,7 +160,7 @@ def test_a_checkpoint_holds_every_client_and_topic(limit: int | None, again: int
 
 
 def test_what_is_held_in_memory_is_saved_in_the_order_of_clients() -> None:
-    """So that files of equal states are equal, whoever came first."""
+    """States in memory are saved in the order of clients, so that equal states give equal files."""
     one, other = filled([5, 2, 9], None).state_dict(), filled([9, 5, 2], None).state_dict()
     assert one["model"]["clients"].tolist() == other["model"]["clients"].tolist() == [2, 5, 9]
     assert one["model"]["rows"]["int64"].tolist() == other["model"]["rows"]["int64"].tolist() == [[200], [500], [900]]
@@ -174,7 +174,7 @@ def test_a_restored_state_shares_no_memory_with_what_it_was_restored_from(limit:
     assert restored.gather("model", [5, 2], DEFAULT)["w"].flatten(1).mean(1).tolist() == [5, 2]
 
 
-# Many clients, topics and dtypes, against a dictionary of dictionaries.
+# Many clients, topics and dtypes, compared with a dictionary of dictionaries.
 
 MANY = {
     "float": torch.randn(3, 2),
@@ -190,7 +190,7 @@ MANY_ROW = sum(tensor.nbytes for tensor in MANY.values())
 
 
 def drawn(k: int, seed: int) -> dict[str, Tensor]:
-    """Values for k clients, with infinities and NaN among them."""
+    """Random bytes as values of k clients, with infinities and NaN among them."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for name, tensor in MANY.items():
@@ -286,7 +286,7 @@ def open_files(folder: Path) -> list[str]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Within the context, no file of this process may become larger, as if the disk were full."""
+    """Limit the size of this process's files within the context, as if the disk were full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -307,7 +307,7 @@ def test_a_full_disk_is_an_error_and_nobody_is_said_to_have_more_than_he_has(tmp
 
 
 def test_a_file_that_is_shorter_than_it_should_be_is_an_error(tmp_path: Path) -> None:
-    """Somebody else may cut it."""
+    """Reading beyond the end of a file is an error: another program may have truncated the file."""
     rows = row_store.FileRows(3, torch.float32, tmp_path)
     rows.write(np.arange(4), torch.ones(4, 3))
     rows._file.truncate(40)

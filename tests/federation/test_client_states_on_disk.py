@@ -1,4 +1,4 @@
-"""Runs whose clients keep more than fits into memory: the same numbers, resumable, and little memory."""
+"""Runs whose clients keep more than fits into memory: the same numbers, resumable, with little memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cfl.runtime.errors import ConfigError
 
 HEAD = 4 * 8 + 4
 LIMITS = {"memory": "null", "disk": "0", "moved": str(2.5 * 4 * HEAD / 1e6)}
-"""Of federated.client_state_memory_mb: two clients' heads fit into the last one."""
+"""Values of ``federated.client_state_memory_mb``. Two clients' heads fit into the last one."""
 
 PERSONAL = (
     *("--methods.own", "PersonalLayers", "--methods.own.layers", "['head.*']", "--schedule.rounds_per_task", "4"),
@@ -45,7 +45,7 @@ def limited(limit: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(("layers", "batchnorm"), [(["*"], "average"), (["head.*"], "local")])
 @pytest.mark.parametrize("limit", [0, 0.001])
 def test_where_it_is_kept_changes_no_bit(layers: list[str], batchnorm: str, limit: float) -> None:
-    """Clients that are absent, unequal or left out because of NaN; parameters, statistics and integer counters."""
+    """Keeping tensors on disk changes no bit, also for absent and unequal clients, statistics and integer counters."""
 
     def run(limit: float | None) -> Federation:
         data = tiny_data(
@@ -72,14 +72,14 @@ def test_where_it_is_kept_changes_no_bit(layers: list[str], batchnorm: str, limi
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What an uninterrupted run with everything in memory leaves."""
+    """The results of an uninterrupted run with everything in memory."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert tiny_cli.fit(folder, *PERSONAL, *limited("null")) == 0
     return comparable(folder)
 
 
 def comparable(folder: Path) -> dict[str, Any]:
-    """A run's results with what clients keep by client, in whatever order the file has it."""
+    """A run's results, with clients' tensors in a dictionary by client, because their order in files may differ."""
     found = tiny_cli.results(folder)
     states = ClientStates()
     states.load_state_dict(found["federation"].pop("clients"))
@@ -91,7 +91,10 @@ def comparable(folder: Path) -> dict[str, Any]:
 def test_killed_at_any_moment_and_resumed_equals_uninterrupted(
     tmp_path: Path, limit: str, whole: dict[str, Any]
 ) -> None:
-    """The files die with the process; what a checkpoint holds is of one moment, also if more was written since."""
+    """A killed and resumed run ends as an uninterrupted one.
+
+    The files of clients' tensors are lost with the process, and a checkpoint holds the state of one moment.
+    """
     arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(tmp_path), *PERSONAL, *limited(LIMITS[limit]))
     resume = (*arguments, "--ckpt_path", "last")
     for stage, round in [("closed", 0), ("training", 1), ("writing", 3), ("written", 4), ("closed", 6)]:
@@ -108,7 +111,7 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(
 def test_a_run_may_be_resumed_with_another_limit(
     tmp_path: Path, first: str, then: str, whole: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """How much memory there is is no part of the experiment."""
+    """A run may be resumed with another memory limit, and its results stay the same."""
     with tiny_cli.die_at("training", 3, signal.SIGTERM):
         assert tiny_cli.fit(tmp_path, *PERSONAL, *limited(LIMITS[first])) == 143
     assert tiny_cli.fit(tmp_path, *PERSONAL, *limited(LIMITS[then]), "--ckpt_path", "last") == 0
@@ -120,7 +123,7 @@ def test_a_run_may_be_resumed_with_another_limit(
 
 
 def test_a_checkpoint_may_be_moved_and_read_by_plain_torch(tmp_path: Path, whole: dict[str, Any]) -> None:
-    """It is one file that refers to no other."""
+    """A checkpoint is one file, which plain torch can read and which can be moved."""
     with tiny_cli.die_at("training", 3, signal.SIGTERM):
         assert tiny_cli.fit(tmp_path / "old", *PERSONAL, *limited("0")) == 143
     (tmp_path / "new").mkdir()
@@ -135,7 +138,7 @@ def test_a_checkpoint_may_be_moved_and_read_by_plain_torch(tmp_path: Path, whole
 
 @pytest.mark.parametrize("limit", [0, None])
 def test_checkpoints_of_other_writers_hold_everything_too(limit: int | None, tmp_path: Path) -> None:
-    """Lightning's own way of writing and reading needs more memory, and is otherwise the same."""
+    """Checkpoints written or read by Lightning's own plugin hold the same content."""
 
     def client_of(data: Any) -> Any:
         return tiny_client(data, norm_net, methods={"own": PersonalLayers(["*"])})
@@ -158,7 +161,7 @@ def test_checkpoints_of_other_writers_hold_everything_too(limit: int | None, tmp
 
 
 def test_what_a_run_goes_on_with_does_not_hang_on_the_checkpoint_file(tmp_path: Path) -> None:
-    """Whoever overwrites it in place must not change, or end, a run that was resumed from it."""
+    """Overwriting a checkpoint in place does not change what was loaded from it."""
     content = {"federation": {"round": 3, "methods": {"m": [torch.ones(3)]}}, "state_dict": {"w": torch.ones(2)}}
     torch.save(content, tmp_path / "a")
     loaded = StreamedCheckpoints().load_checkpoint(tmp_path / "a", weights_only=True)
@@ -193,7 +196,7 @@ def test_a_negative_limit_is_refused(value: float) -> None:
 
 
 def rounds_of_one(limit: int | None) -> tuple[dict[str, Any], list[bool]]:
-    """Rounds in which this process's clients are given something, one of them without any; what is known then."""
+    """Scatter values to this process's clients in four rounds. Returns the state, and whether each topic is on disk."""
     rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     if not dist.is_initialized():
         dist.init_process_group("gloo", rank=rank, world_size=size)
@@ -260,9 +263,9 @@ print(trained_with, saved_with, megabytes("RssAnon") - own)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for memory")
 def test_memory_stays_near_the_limit_however_many_clients_keep_something(tmp_path: Path) -> None:
-    """2000 clients with 100 kB each under a limit of 10 MB: 200 MB that are never in memory.
+    """Memory stays near a limit of 10 MB, although 2000 clients keep 100 kB each, 200 MB in all.
 
-    Bound: the limit, four cohorts of 5 MB, and 10 MB for what the allocator keeps.
+    The bound of 40 MB is the limit, four cohorts of 5 MB, and 10 MB that the allocator may keep.
     """
     command = [sys.executable, "-c", BUSY, str(tmp_path), "2000", str(10**7)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

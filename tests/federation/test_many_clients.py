@@ -1,4 +1,4 @@
-"""A hundred thousand clients of which few are sampled: what a round costs follows from those, not from the others."""
+"""A hundred thousand clients, few of them sampled: the cost of a round depends on the sampled clients only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tasks_of(samples: int, classes: int = 10, tasks: int = 2) -> list[Task]:
 
 
 def memory_of(make: Callable[[], Any]) -> tuple[Any, int, int]:
-    """What ``make`` returns, the bytes it holds, and the most that were held on the way."""
+    """The result of ``make``, the bytes held after it, and the most bytes held meanwhile."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -49,7 +49,7 @@ def memory_of(make: Callable[[], Any]) -> tuple[Any, int, int]:
 
 @pytest.mark.parametrize("partition", [IID(), Shards(2), ClassesPerClient(2), Dirichlet(5.0, 1)], ids=lambda p: p.name)
 def test_a_partition_takes_little_more_than_an_index_per_sample(partition: Partition) -> None:
-    """8 bytes per sample; 8 and 4 per client for where its samples start and which share is its own."""
+    """A partition takes 8 bytes for each sample, and for each client 8 (its first sample) + 4 (number of its share)."""
     tasks = tasks_of(SAMPLES)
     members = AllClients().members(POPULATION, 2, seed=0)
     dealt, held, _ = memory_of(lambda: client_indices(tasks, partition, members, POPULATION, 0, True))
@@ -68,7 +68,7 @@ def test_tasks_that_share_one_deal_share_its_memory() -> None:
 
 
 class Watched(Mapping[int, np.ndarray]):
-    """A million clients of ten samples each, made when they are asked for; nobody may ask for all."""
+    """A million clients of ten samples each, created when looked up. Iterating over all clients fails."""
 
     def __init__(self) -> None:
         self.asked: dict[int, int] = {}
@@ -98,7 +98,7 @@ def test_a_round_asks_for_its_own_clients_only() -> None:
 
 
 def test_a_rounds_clients_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loader, orchestrator, record, checkpoint and progress all ask for the running round."""
+    """A round's clients are drawn once, although loader, orchestrator, record, checkpoint and progress use them."""
     drawn: list[int] = []
 
     def counting(seed: int, purpose: str, *indices: int) -> np.random.Generator:
@@ -114,7 +114,7 @@ def test_a_rounds_clients_are_drawn_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_others_do_not_change_what_sampled_clients_do() -> None:
-    """The same clients with the same samples end with the same model, whether there are 6 or 6000."""
+    """The same sampled clients train to the same model, whether there are 6 or 6000 clients."""
     own = {client: np.arange(12 * client, 12 * client + 12) for client in range(6)}
     models = []
     for clients in (6, 6000):
@@ -139,7 +139,7 @@ def test_an_idle_client_among_many_is_found() -> None:
     )
 
 
-# The report.
+# The partition report.
 
 
 def test_the_table_is_written_without_being_held(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_the_table_is_written_without_being_held(tmp_path: Path) -> None:
 
 
 def test_compact_and_plain_mappings_are_reported_alike() -> None:
-    """Also across the borders of what is looked at together, and for members of a shared deal."""
+    """Both kinds of mappings give the same rows, also beyond one block of clients and for tasks dealt as one."""
     tasks = tasks_of(50_000)
     members = RandomShare(0.6).members(9000, 2, seed=0)
     for repartition in (True, False):

@@ -1,4 +1,4 @@
-"""What is kept of test batches: as much as there is room for, by batch and name, until the run goes on elsewhere."""
+"""Tensors kept for test batches: by batch and name, within a memory limit, until the run loads another state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cfl.federation.repeated_tests import RepeatedTests
 
 
 class Counts:
-    """Another tensor of 40 bytes at every call."""
+    """Returns another tensor of 40 bytes at every call, and counts the calls."""
 
     def __init__(self) -> None:
         self.calls = 0

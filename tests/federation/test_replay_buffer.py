@@ -1,4 +1,4 @@
-"""Clients' buffers: what is held, what was kept with it, what is drawn; against a loop over the stream of samples."""
+"""Clients' buffers: the samples held, the values kept with them, and the draws, compared with a loop over samples."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ from cfl.runtime.errors import ConfigError
 
 
 def unequal(stream: Any = None, width: int = 2, **options: Any) -> FederatedDataModule:
-    """Five clients of 3 to 30 samples in batches of 4, three of them in each of four rounds."""
+    """Five clients of 3 to 30 samples in batches of 4, three of them in a round, two rounds for each task."""
     schedule = {"rounds_per_task": 2, "clients_per_round": 3, "batch_size": 4, "cohort_width": width}
     schedule |= options.pop("schedule", {})
     return tiny_data(stream, num_clients=5, partition=UNBALANCED, schedule=schedule, **options)
 
 
 class Keep(Method):
-    """Has buffers kept, and looks at what is drawn if asked to; changes nothing."""
+    """A method that makes clients keep buffers, looks at ``count`` drawn samples in each step, and changes nothing."""
 
     replays_logits = False
 
@@ -76,7 +76,7 @@ class Keep(Method):
         return batch
 
     def look(self, cohort: Cohort, batch: CohortBatch, drawn: Replayed | None, table: dict[str, Tensor]) -> None:
-        """Overridden."""
+        """Check a draw; for subclasses."""
 
 
 def run(
@@ -109,7 +109,7 @@ def test_a_reservoir_holds_every_sample_with_the_same_probability() -> None:
     found = after("reservoir", size, offered, keys, 5)
     statistic = chi_square(torch.bincount(found.flatten(), minlength=offered).double())
     assert abs(statistic - (offered - size)) < 5 * (2 * offered) ** 0.5  # drawn without replacement: a little less
-    # Whoever is held, all slots are as likely for late samples.
+    # Late samples are in all slots equally often.
     late = torch.stack([(found[:, slot] >= size).sum() for slot in range(size)]).double()
     assert chi_square(late) < 25
     assert (found.sort(1).values.diff(dim=1) > 0).all()
@@ -117,7 +117,7 @@ def test_a_reservoir_holds_every_sample_with_the_same_probability() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_sample_by_sample(rule: str) -> None:
-    """Algorithm R, the window and random replacement, however the stream is cut."""
+    """Rules give the slots of a loop over samples, in any division into batches."""
     keys, size, offered = torch.tensor([3, 2**62 + 5, 11]), 4, 37
     expected = []
     for key in keys.tolist():
@@ -139,7 +139,7 @@ def test_rules_sample_by_sample(rule: str) -> None:
 
 
 def test_random_replacement_forgets_old_samples_geometrically() -> None:
-    """A sample is still held after n more with probability ``(1 - 1/M)^n``."""
+    """After n more samples, a sample is still held with probability ``(1 - 1/M)^n``."""
     size, offered, clients = 4, 20, 6000
     found = after("random_replacement", size, offered, torch.arange(clients) * 977 + 1, 4)
     shares = torch.bincount(found.flatten(), minlength=offered) / clients
@@ -149,7 +149,7 @@ def test_random_replacement_forgets_old_samples_geometrically() -> None:
     assert ((shares - expected).abs() < 5 * (expected * (1 - expected) / clients).sqrt() + 1e-9).all()
 
 
-# A run's buffers are those of a loop over its stream.
+# A run's buffers, compared with a loop over its samples.
 
 STREAMS: dict[str, Any] = {
     "domain": partial(unequal),
@@ -187,7 +187,7 @@ def test_rules_in_a_run(rule: Any) -> None:
 
 
 def test_a_sample_is_offered_once_or_in_every_step() -> None:
-    """Seen is the number of different samples, or of all steps' samples; a large buffer holds each once, or more."""
+    """A large buffer holds each sample once, or once for each step in which it was offered."""
     for offered, times in (("once", 1), ("every_step", 4)):  # two rounds of two epochs
         data = unequal(schedule={"local_epochs": 2, "clients_per_round": 1.0})
         federation = run(data, ReplayBuffer(400, offered=offered))  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def test_tasks_trained_for_longer_take_more_of_the_buffer_unless_samples_are_off
 
 
 class Calls(TorchFunctionMode):
-    """Counts calls of torch."""
+    """Counts calls of torch functions."""
 
     count = 0
 
@@ -216,7 +216,7 @@ class Calls(TorchFunctionMode):
 
 
 class Counted(ReplayBuffer):
-    """Notes how many samples it is offered, and for each offer the calls of torch and the lines of Python it takes."""
+    """Notes for each offer the number of samples, of calls of torch, and of executed lines of Python."""
 
     def __init__(self, size: int, **options: Any) -> None:
         super().__init__(size, **options)
@@ -244,7 +244,7 @@ class Counted(ReplayBuffer):
 @pytest.mark.parametrize("offered", ["once", "every_step"])
 @pytest.mark.parametrize("rule", RULES)
 def test_an_offer_takes_no_python_per_sample(rule: Any, offered: Any, augmentation: CropFlip | None) -> None:
-    """As many calls and lines for two clients' batches of 64 as for batches of 4."""
+    """An offer runs as many calls and lines for batches of 64 as for batches of 4."""
     found = []
     for size in (4, 64):
         schedule = {"rounds_per_task": 1, "batch_size": size}
@@ -257,11 +257,11 @@ def test_an_offer_takes_no_python_per_sample(rule: Any, offered: Any, augmentati
     assert min(found[0][1:]) > 10
 
 
-# What is kept with the samples.
+# The values kept with the samples.
 
 
 class Compare(Keep):
-    """Every drawn sample is what a slot of its client holds, once, and comes back as it is stored."""
+    """Checks that draws are distinct slots of the client, and that images, labels and tasks are those of the slots."""
 
     def __init__(self, count: int = 3, **options: Any) -> None:
         super().__init__(count, **options)
@@ -318,7 +318,7 @@ def test_draws_are_uniform_and_without_replacement() -> None:
 
 
 class Augmented(Compare):
-    """Knows from a loop in which step each sample was put in."""
+    """Expects images as the step in which each sample was stored has augmented them."""
 
     def prepare(self, data: FederatedDataModule) -> Augmented:
         self.moments = {
@@ -340,7 +340,7 @@ class Augmented(Compare):
 
 
 class Anew(Augmented):
-    """Expects the images as the present step would change them."""
+    """Expects images as the current step augments them."""
 
     def slot_of(self, table: dict[str, Tensor], row: int, slot: int, task: int, index: int) -> Slot:
         return Slot(task, index, *self.now)
@@ -376,7 +376,7 @@ def test_augmented_images_come_back_as_they_were_put_in_and_raw_ones_anew(keeps:
     "engine", [EngineOptions("vmap"), EngineOptions("workers", 1, 1, False)], ids=["vmap", "workers"]
 )
 def test_logits_are_those_of_the_step_of_insertion_dropout_included(engine: EngineOptions, width: int) -> None:
-    """With learning rate 0 the network never changes; the masks do, from step to step."""
+    """Kept logits are those of the step that stored the sample, with its dropout masks. The learning rate here is 0."""
     data = unequal(split(3, classes=6), width)
     network = partial(MLP, hidden=[8], dropout=0.5)
     still = partial(torch.optim.SGD, lr=0.0)
@@ -398,7 +398,7 @@ def test_logits_are_those_of_the_step_of_insertion_dropout_included(engine: Engi
     assert plain == 0
 
 
-# Nothing depends on who is trained beside whom, on interruptions, or on the engine.
+# Nothing depends on the cohort width, on interruptions, or on the engine.
 
 
 def replaying() -> dict[str, Method]:
@@ -454,7 +454,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_client_that_diverges_keeps_the_buffer_it_had() -> None:
-    """Where bad updates are skipped, its logits are not remembered."""
+    """With ``on_bad_update: skip``, a client with a bad update keeps its earlier buffer, without NaN logits."""
 
     class Diverge(Method):
         def adjust_gradients(self, cohort: Cohort) -> None:
@@ -472,7 +472,7 @@ def test_a_client_that_diverges_keeps_the_buffer_it_had() -> None:
     assert any(task == 1 for task, _ in held(tables[1], 2)), "it goes on in the next round"
     for name, value in table_of(tables[1]).items():
         assert value.isfinite().all(), name
-    # What it was offered in the skipped round is offered again; nobody else notices.
+    # Other clients' buffers are not affected.
     assert held(tables[0], 1) == held(tables[1], 1)
     assert tables[1].finished
 
@@ -481,7 +481,7 @@ def test_a_client_that_diverges_keeps_the_buffer_it_had() -> None:
 
 
 def test_storage_in_bytes() -> None:
-    """16 pixels, label and task of each sample; 4 bytes per output; a bit for each sample that was offered."""
+    """Storage: 16 + 2 bytes of pixels, label and task for each slot, 4 for each logit, a bit for each known sample."""
     data = unequal()
     most = max(sum(len(task[client]) for task in data.indices) for client in range(5))
     known = (most + 7) // 8
@@ -571,7 +571,7 @@ def test_the_command_line_sets_the_buffer(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize(("offered", "later"), [("once", False), ("every_step", True)])
 def test_logits_are_wanted_only_where_a_sample_may_enter(offered: Any, later: bool) -> None:
-    """In a client's first round with its samples, and after a task switch again; always where all are offered."""
+    """Logits are computed in a client's first round of a task, or in all rounds if every step's samples are offered."""
     wanted: dict[int, bool] = {}
 
     class Watch(Keep):

@@ -1,4 +1,4 @@
-"""The reservoir is uniform, drawing is without replacement, and neither depends on who else is there."""
+"""The reservoir is uniform, drawing is without replacement, and neither depends on the other clients of a cohort."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_reservoir_is_uniform_over_all_that_was_offered() -> None:
     held = torch.bincount(table["index"].flatten(), minlength=offered) / clients
     share = size / offered
     assert (held - share).abs().max() < 5 * (share * (1 - share) / clients) ** 0.5
-    # Pairs too: a sample's presence says next to nothing of another's.
+    # Pairs of samples are held together as often as in a uniform draw.
     together = sum(((table["index"] == a).any(1) & (table["index"] == b).any(1)).float().mean() for a, b in PAIRS)
     expected = len(PAIRS) * size * (size - 1) / (offered * (offered - 1))
     assert abs(float(together) - expected) < 0.02
@@ -40,7 +40,7 @@ PAIRS = [(0, 1), (0, 39), (38, 39), (10, 20)]
 
 
 def test_the_reservoir_is_algorithm_r_sample_by_sample() -> None:
-    """However the stream is cut into batches, and whoever's stream is offered beside it."""
+    """The reservoir equals Algorithm R for each sample, in any division into batches, alone or beside other clients."""
     clients, size, offered = 6, 3, 23
     stream = torch.arange(100, 100 + clients * offered).view(clients, offered)
     expected = torch.full((clients, size), -1)
@@ -74,7 +74,7 @@ def test_padding_is_not_offered() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_client_that_has_been_offered_nothing_yet_may_have_nothing_to_offer(rule: Any) -> None:
-    """Absent samples, numbered -1, take any slot or none; the others take the one they take alone."""
+    """Absent samples, numbered -1, do not change the slots of the other samples."""
     keys = torch.tensor([5, 7])
     found = slots(rule, 2, torch.tensor([[-1, -1, -1], [-1, 0, 1]]), keys)
     assert torch.equal(found[1, 1:], slots(rule, 2, torch.tensor([[0, 1]]), keys[1:])[0])

@@ -1,4 +1,4 @@
-"""Rows in memory: how much they take, and where they are."""
+"""Rows in memory: the memory that they take, and their device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cfl.federation.row_store import MemoryRows
 
 
 def test_memory_grows_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never more than twice what is needed, up to a whole block, and rows stay what they are."""
+    """Blocks have at most twice the rows needed, and rows keep their values while memory grows."""
     monkeypatch.setattr(row_store, "_BLOCK_BYTES", 8 * 4 * 10)
     store, written = MemoryRows(10, torch.float32), torch.arange(300.0).view(30, 10)
     for count in range(1, 31):
@@ -32,7 +32,7 @@ def test_many_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_go_to_an_accelerator_and_stay_there() -> None:
-    """The meta device stands for it: values that come from the CPU later do not move all others back."""
+    """Rows written later from the CPU do not move others back from an accelerator. The meta device stands for it."""
     store = MemoryRows(4, torch.float32)
     store.write(np.array([0]), torch.ones(1, 4))
     store.write(np.array([1]), torch.ones(1, 4, device="meta"))

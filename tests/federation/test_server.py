@@ -1,4 +1,4 @@
-"""The server's rule, against numbers worked by hand."""
+"""The server's update rule, compared with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_momentum_by_hand() -> None:
 
 
 def test_transforms_come_last_and_in_order() -> None:
-    """A transform sees what momentum has stored, and what it does is not stored."""
+    """A transform gets the step with momentum, and its changes do not enter the stored momentum."""
     seen: list[list[float]] = []
 
     def record(step: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ def test_a_transform_that_works_in_place_does_not_reach_the_stored_momentum() ->
 
 
 def test_buffers_are_taken_over_as_they_are() -> None:
-    """Neither learning rate nor momentum applies to statistics; counts are rounded to integers."""
+    """Buffers are replaced without learning rate or momentum. Counts are rounded to integers."""
     ours = server(lr=0.1, momentum=0.9)
     mean, batches = ours.buffers["mean"], ours.buffers["batches"]
     ours.apply({}, {"mean": torch.tensor([0.5, -0.5]), "batches": torch.tensor(7.6)})

@@ -1,4 +1,4 @@
-"""What clients keep per task: filed where it belongs, however differently clients have come along."""
+"""Tensors that clients keep for each task, also when clients are at different tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cfl.federation.task_states import TaskStates
 
 
 def rows(*values: float) -> dict[str, Tensor]:
-    """One tensor of two equal values per client."""
+    """A tensor ``x`` of two equal values for each client."""
     return {"x": torch.tensor(values)[:, None].expand(-1, 2)}
 
 
@@ -42,7 +42,7 @@ def test_what_is_filed_is_each_clients_own_of_its_task() -> None:
 
 
 def test_filing_again_replaces() -> None:
-    """As when a client whose first round in a task was of no use begins it once more."""
+    """Filing again replaces a client's tensors, for example if its first round in a task was left out."""
     tasks = TaskStates(ClientStates(), "some")
     tasks.file([5, 6], [1, 1], rows(1.0, 2.0))
     tasks.file([5], [1], rows(9.0))

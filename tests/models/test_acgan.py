@@ -1,4 +1,4 @@
-"""The AC-GAN: any classifier as its critic, images of any size from its generator."""
+"""The AC-GAN: its critic is any classifier, and its generator makes images of any size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cfl.runtime.errors import ConfigError
 
 @pytest.mark.parametrize("classifier", [partial(MLP, dropout=0.0), partial(AlexNet, dropout=0.0)])
 def test_as_a_classifier_it_is_the_classifier(classifier: Any) -> None:
-    """Same logits from the same weights, the head under the name by which tasks' outputs are known."""
+    """Its logits are those of the classifier with the same weights, and the head keeps the name ``head``."""
     torch.manual_seed(0)
     plain = classifier((3, 20, 20), 6)
     network = ACGAN((3, 20, 20), 6, classifier, noise_dim=4, widths=[5])
@@ -124,7 +124,7 @@ def test_stacked_generators_and_critics_equal_separate_ones(options: dict[str, A
 
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
 def test_in_use_an_image_depends_on_its_own_noise_alone(kind: Any) -> None:
-    """In training on all that are generated with it, by which the generator normalises them."""
+    """In use, an image depends on its own noise only. In training, the generator normalises by the whole batch."""
     torch.manual_seed(0)
     network = ACGAN((1, 9, 9), 3, partial(MLP, hidden=[2]), kind, [4, 5], noise_dim=3).double()
     noise, y = torch.randn(8, 3).double(), torch.randint(3, (8,))

@@ -26,7 +26,7 @@ LAYERS = [
     (MaskedBatchNorm2d, nn.BatchNorm2d, (3, 4, 2)),
 ]
 JUNK = [0.0, 1e6, float("nan"), float("inf")]
-# Padding at the end, in between, and none at all; a different one in each step.
+# A mask for each step: padding at the end, in between, or none.
 MASKS = [[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 1, 0, 1]]
 
 
@@ -106,7 +106,7 @@ def test_evaluation(track: bool) -> None:
     mask = torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.bool)
     with batch_mask(ours, mask):
         output = ours(x)
-    # With running statistics a sample's output is its own affair; without, the real batch decides.
+    # With running statistics an output depends on its sample only. Without, it depends on the batch without padding.
     torch.testing.assert_close(output[mask], theirs(x[mask]), **EXACT)
     assert_same_state(ours, theirs)
     if not track:
@@ -154,7 +154,7 @@ def test_one_value_per_channel_has_no_variance() -> None:
     assert torch.equal(output, ours.bias.expand(3, 3))
     (output * torch.randn_like(output)).sum().backward()
     assert torch.equal(x.grad, torch.zeros_like(x))
-    # Alone and without a mask: the same, not an error that depends on how the batch was padded.
+    # A single sample without a mask gives the same output, not an error.
     assert torch.equal(ours(x[1:2]), output[1:2])
     for name, value in before.items():
         assert torch.equal(ours.state_dict()[name], value), name

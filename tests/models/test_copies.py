@@ -1,4 +1,4 @@
-"""Copies of a network for threads: modules of their own, tensors in common."""
+"""Copies of a network for threads: their modules are separate, their tensors shared."""
 
 from __future__ import annotations
 

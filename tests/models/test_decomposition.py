@@ -1,4 +1,4 @@
-"""Decomposed weights are the sum they are said to be, in values and gradients, however they are computed."""
+"""Decomposed weights are the sum of the equation, in values and gradients, alone and stacked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NETWORKS: list[NetworkFactory] = [mlp, ConvNet, StridedNet]
 
 
 def plain_and_decomposed(make: NetworkFactory, **parts: bool) -> tuple[Network, Network]:
-    """The same network twice, float64; one of them with weights of which every part is random."""
+    """The same network twice in float64, plain and with decomposed weights."""
     plain = double(make)(SHAPE, 4)
     network = copy.deepcopy(plain)
     decompose(network, **parts)
@@ -28,7 +28,7 @@ def plain_and_decomposed(make: NetworkFactory, **parts: bool) -> tuple[Network, 
 
 @torch.no_grad()
 def scatter(network: nn.Module, entries: int, seed: int = 0) -> None:
-    """Random values for every part, and a knowledge base of so many entries, the last of which is not to be used."""
+    """Set every part to random values, with a knowledge base of ``entries`` entries, the last of which is not used."""
     generator = torch.Generator().manual_seed(seed)
     for layer in decomposed_layers(network):
         parts = layer.parts
@@ -43,7 +43,7 @@ def scatter(network: nn.Module, entries: int, seed: int = 0) -> None:
 
 
 def equation(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``B sigmoid(m) + A + sum_j alpha_j K_j`` of every layer, unit by unit, without the entries not to be used."""
+    """``B sigmoid(m) + A + sum_j alpha_j K_j`` of every layer, by units, without the last entry (see ``scatter``)."""
     weights = {}
     for layer in decomposed_layers(network):
         base = tensors[layer.base]
@@ -113,7 +113,7 @@ def test_an_entry_not_to_be_used_has_neither_effect_nor_gradient() -> None:
 
 @pytest.mark.parametrize("make", NETWORKS)
 def test_stacked_clients_are_the_single_ones(make: NetworkFactory) -> None:
-    """Under vmap every client has its own parts, and entries that it may use; the knowledge base is the same."""
+    """Under vmap, each client has its own parts and usable entries. The knowledge base is shared."""
     _, network = plain_and_decomposed(make, attends=True)
     scatter(network, 3)
     generator = torch.Generator().manual_seed(1)
@@ -156,7 +156,7 @@ def test_names() -> None:
         ({"attends": True}, {"mask", "adaptive", "attention"}),
         ({"remembers": True}, {"mask", "adaptive", "earlier"}),
     ],
-    ids=["no mask", "no adaptive weights", "attention", "earlier tasks"],  # a set's text is another in every process
+    ids=["no mask", "no adaptive weights", "attention", "earlier tasks"],  # str(set) differs between processes
 )
 def test_parts_that_nobody_asked_for_are_not_there(parts: dict[str, bool], expected: set[str]) -> None:
     _, network = plain_and_decomposed(mlp, **parts)
@@ -170,7 +170,7 @@ def test_parts_that_nobody_asked_for_are_not_there(parts: dict[str, bool], expec
 
 
 def test_the_knowledge_base_is_shared_by_copies_and_no_part_of_the_state() -> None:
-    """Threads compute with copies that are made once; every client would have a copy of a buffer."""
+    """Copies, which threads keep, share the knowledge base. It is no buffer: each client would copy a buffer."""
     _, network = plain_and_decomposed(mlp, attends=True)
     scatter(network, 3)
     other = copy.deepcopy(network)

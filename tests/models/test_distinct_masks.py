@@ -1,4 +1,4 @@
-"""Clients whose autoencoders have masks of their own: whose density is scored, and what it costs to average them."""
+"""MADEs with masks of each client's own: the densities that are scored, and the loss by averaging the models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trained(
 
 
 def naive_nll(network: MADE, model: dict[str, Tensor], client: int, images: Tensor) -> float:
-    """Mean over images of ``-log p``, image by image and variable by variable, of one client's density."""
+    """Mean ``-log p`` over images under one client's density, image by image and variable by variable."""
     degrees = network.degrees(0, client, 0)  # one order, one draw of hidden degrees: those of every step
     (into_hidden,), into_outputs = inner_masks(degrees), output_mask(degrees)
     total = 0.0
@@ -69,7 +69,7 @@ def model_of(federation: Federation) -> dict[str, Tensor]:
 
 
 def test_the_global_model_is_scored_under_every_members_masks() -> None:
-    """The mean over the clients that hold a task; the last one joins with the second."""
+    """A global model's NLL is the mean over clients that hold the task. The last client joins at the second task."""
     data = data_of(participation=Joining(3, 1))
     client, federation = trained(data)
     network: Any = client.network
@@ -78,7 +78,7 @@ def test_the_global_model_is_scored_under_every_members_masks() -> None:
         own = [naive_nll(network, model_of(federation), member, images_of(data, task)) for member in members]
         found = federation.measured.compute()
         assert float(found[1, task]) == pytest.approx(sum(own) / len(own), abs=1e-9)
-        assert max(own) - min(own) > 0.01  # so that it matters whose masks they are
+        assert max(own) - min(own) > 0.01  # so that the test can fail
 
 
 def test_a_matrix_per_client_takes_that_clients_masks() -> None:
@@ -105,7 +105,7 @@ def test_personal_models_answer_under_their_own_masks() -> None:
 
 
 def test_exported_densities_are_a_clients() -> None:
-    """There is no density of all: the mean of logarithms adds up to less than 1."""
+    """Only a client's density can be exported: the mean of the clients' log-densities is no density."""
     client, _ = trained(data_of())
     network: Any = client.network
     x = images_of(data_of(), 0)
@@ -120,7 +120,7 @@ def test_exported_densities_are_a_clients() -> None:
 
 @pytest.mark.parametrize("method", [EWC(1.0), FedCurv(1.0)])
 def test_fisher_information_is_refused(method: Method) -> None:
-    """It would be measured under the masks of client 0."""
+    """Methods with Fisher information are refused, because it would be measured under the masks of client 0."""
     with pytest.raises(ConfigError) as caught:
         trained(data_of(), {"it": method})
     assert caught.value.key == "model.network.synchronised"
@@ -146,7 +146,7 @@ def nll_of(clients: int, rounds: int, synchronised: bool, seed: int) -> float:
 
 
 def test_averaging_over_distinct_masks_degrades() -> None:
-    """The shape of CONFEDMADE's Table 1, on 16 pixels of two overlapping classes."""
-    assert nll_of(1, 2, True, 0) == nll_of(1, 2, False, 0)  # of one client both are the same thing
+    """Averaging over distinct masks has a higher NLL, as in CONFEDMADE's Table 1, here on 16 pixels and two classes."""
+    assert nll_of(1, 2, True, 0) == nll_of(1, 2, False, 0)  # with one client both are the same
     for seed in range(2):
         assert nll_of(8, 12, False, seed) - nll_of(8, 12, True, seed) > 0.1

@@ -1,4 +1,4 @@
-"""Counted dropout: random, unbiased, and a function of (key, row, unit) alone."""
+"""Counted dropout: random, unbiased, and a function of (key, row, unit) only."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_looking_at_a_network_leaves_it_as_it_was() -> None:
 
 @pytest.mark.parametrize("shape", [(5, 6), (1, 6), (2, 3, 4, 5)])
 def test_masks_have_the_shape_of_what_they_drop(shape: tuple[int, ...]) -> None:
-    """Sequences and whatever else is no row of units and no image."""
+    """Masks have the shape of a layer's input, also for sequences and other shapes than rows of units and images."""
 
     class Reshaped(nn.Module):
         def __init__(self) -> None:

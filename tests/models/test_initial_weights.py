@@ -1,4 +1,4 @@
-"""How weights start: TensorFlow's variance scaling, of tensors and of LeNet."""
+"""Initial weights: TensorFlow's variance scaling, for tensors and for LeNet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cfl.runtime.errors import ConfigError
 
 @pytest.mark.parametrize("n", [20, 800])
 def test_variance_scaling_of_a_vector(n: int) -> None:
-    """Mean 0, variance 1 / n, nothing beyond two deviations of the normal distribution that is cut."""
+    """Values have mean 0 and variance 1 / n, and lie within two deviations of the normal distribution that is cut."""
     draws = [variance_scaled(torch.zeros(n), torch.Generator().manual_seed(s)) for s in range(16000 // n)]
     values = torch.cat(draws)
     assert values.mean().item() == pytest.approx(0, abs=4 / math.sqrt(n * len(values)))

@@ -1,4 +1,4 @@
-"""MADE: what an output depends on, that probabilities add up to one, and what is drawn for whom."""
+"""MADE: the variables that outputs depend on, probabilities that add up to one, and the draws for clients and steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VARIABLES = 10
 
 
 def made(variables: int = VARIABLES, seed: int = 0, **options: Any) -> MADE:
-    """In float64, with weights large enough to matter."""
+    """A MADE in float64, with standard normal weights, large enough to matter."""
     torch.manual_seed(seed)
     network = MADE((1, 1, variables), variables, **options).double()
     with torch.no_grad():
@@ -33,7 +33,7 @@ def made(variables: int = VARIABLES, seed: int = 0, **options: Any) -> MADE:
 
 
 def states(variables: int = VARIABLES) -> Tensor:
-    """``[2^D, 1, 1, D]``, every state once."""
+    """All states of the variables, ``[2^D, 1, 1, D]``."""
     return torch.tensor(list(itertools.product([0.0, 1.0], repeat=variables)), dtype=torch.float64)[:, None, None]
 
 
@@ -44,7 +44,7 @@ def steps(network: MADE) -> Iterator[Degrees]:
 
 
 def logits_in_step(network: MADE, degrees: Degrees, x: Tensor) -> Tensor:
-    """As engines compute them: training mode, the draw lent for one pass."""
+    """Logits as engines compute them: in training mode, with the degrees set for one pass."""
     network.train()
     try:
         with dropout_masks(network, {"": degrees.flat()}):
@@ -54,8 +54,8 @@ def logits_in_step(network: MADE, degrees: Degrees, x: Tensor) -> Tensor:
 
 
 def reached(network: MADE, degrees: Degrees) -> list[set[int]]:
-    """Per output, the variables that the masks' definition lets it see, unit by unit."""
-    known = [{d} for d in range(network.variables)]  # of every unit of the layer before
+    """For each output, the variables on which it may depend by the masks' definition, unit by unit."""
+    known = [{d} for d in range(network.variables)]  # the variables that each unit of the layer before depends on
     before = degrees.order.tolist()
     for after in [h.tolist() for h in degrees.hidden]:
         seen = [set().union(*(known[j] for j in range(len(before)) if before[j] <= k)) for k in after]
@@ -69,7 +69,7 @@ def reached(network: MADE, degrees: Degrees) -> list[set[int]]:
 
 
 def dependencies(network: MADE, degrees: Degrees) -> list[set[int]]:
-    """Per output, the variables by which it has a derivative; all weights are positive, so that nothing cancels."""
+    """For each output, the variables with a nonzero derivative. Weights are made positive, so that nothing cancels."""
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.abs_().add_(0.1)
@@ -100,16 +100,16 @@ def named(options: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=named)
 def test_outputs_depend_on_earlier_variables_only(options: dict[str, Any]) -> None:
-    """After every refresh of the masks; and on exactly those that the degrees allow."""
+    """Outputs depend on exactly the earlier variables that the degrees allow, for each draw of the masks."""
     network = made(**options)
     for degrees in [*steps(network), network.evaluation_degrees(0, torch.device("cpu"))]:
         found, place = dependencies(network, degrees), degrees.order.tolist()
         assert sorted(place) == list(range(VARIABLES))
         assert all(place[e] < place[d] for d, seen in enumerate(found) for e in seen)
         assert found == reached(network, degrees)
-        assert sum(map(len, found)) > VARIABLES  # something is seen at all
+        assert sum(map(len, found)) > VARIABLES  # outputs do depend on variables
         if options["direct"]:
-            assert all(len(seen) == place[d] for d, seen in enumerate(found))  # all that is earlier
+            assert all(len(seen) == place[d] for d, seen in enumerate(found))  # all earlier variables
 
 
 def test_without_hidden_layers_all_earlier_variables_are_seen() -> None:
@@ -119,7 +119,7 @@ def test_without_hidden_layers_all_earlier_variables_are_seen() -> None:
 
 
 def test_a_stale_output_mask_breaks_autoregression() -> None:
-    """The defect of CONFEDMADE's code: about half of the outputs can see themselves."""
+    """The defect of CONFEDMADE's code: about half of the outputs depend on their own variable."""
     network = made(100, hidden=[80], order_agnostic=True, stale_output_mask=True)
     fresh = made(100, hidden=[80], order_agnostic=True)
     for degrees in [network.degrees(0, 0, 0), network.evaluation_degrees(0, torch.device("cpu"))]:
@@ -129,7 +129,7 @@ def test_a_stale_output_mask_breaks_autoregression() -> None:
         wrong = sum(place[e] >= place[d] for d, seen in enumerate(found) for e in seen)
         assert 0.2 < wrong / sum(map(len, found)) < 0.5
     assert not any(d in seen for d, seen in enumerate(reached(fresh, fresh.degrees(0, 0, 0))))
-    # What it calls a likelihood is none: an output may look at the answer.
+    # Its probabilities do not add up to 1, because outputs depend on their own variables.
     stale = made(hidden=[12], order_agnostic=True, stale_output_mask=True)
     assert abs(float(stale.log_likelihood(states()).detach().exp().sum()) - 1) > 0.05
     with pytest.raises(ConfigError, match="stale_output_mask"):
@@ -152,14 +152,14 @@ def test_probabilities_of_all_states_add_up_to_one(options: dict[str, Any]) -> N
     network = made(**options)
     log_p = network.log_likelihood(states()).detach()
     assert float(log_p.exp().sum()) == pytest.approx(1, abs=1e-12)
-    assert float(log_p.exp().max()) > 4 / 2**VARIABLES  # no uniform one
-    for degrees in steps(network):  # so in training
+    assert float(log_p.exp().max()) > 4 / 2**VARIABLES  # not uniform
+    for degrees in steps(network):  # in training, too
         log_p = -negative_log_likelihoods(logits_in_step(network, degrees, states()), states())
         assert float(log_p.detach().exp().sum()) == pytest.approx(1, abs=1e-12)
 
 
 def test_likelihood_of_a_density_written_down() -> None:
-    """p(a) = 0.25, p(b | a) = 0.8 or 0.1, p(c | a, b) by a logit of 0.5 - a + 2 b."""
+    """Likelihoods are right for p(a) = 0.25, p(b | a) = 0.8 or 0.1, and p(c | a, b) with the logit 0.5 - a + 2 b."""
 
     def logit(p: float) -> float:
         return math.log(p / (1 - p))
@@ -167,7 +167,7 @@ def test_likelihood_of_a_density_written_down() -> None:
     network = made(3, hidden=[], order="natural")
     with torch.no_grad():
         network.output.bias.copy_(torch.tensor([logit(0.25), logit(0.1), 0.5], dtype=torch.float64))
-        weights = [[9.0, 9, 9], [logit(0.8) - logit(0.1), 9, 9], [-1, 2, 9]]  # nobody sees the nines
+        weights = [[9.0, 9, 9], [logit(0.8) - logit(0.1), 9, 9], [-1, 2, 9]]  # the nines are masked
         network.output.weight.copy_(torch.tensor(weights, dtype=torch.float64))
     for state in itertools.product((0, 1), repeat=3):
         a, b = state[:2]
@@ -179,7 +179,7 @@ def test_likelihood_of_a_density_written_down() -> None:
 
 
 def test_training_reaches_the_entropy() -> None:
-    """No model is better than the distribution itself, and this one is large enough for it."""
+    """The training loss reaches the distribution's entropy, and is never below it."""
     torch.manual_seed(1)
     x = states(4)
     p = torch.rand(16, dtype=torch.float64).square() + 0.01
@@ -241,7 +241,7 @@ def test_samples_follow_the_density(eval_orders: int) -> None:
     ids=named,
 )
 def test_samples_are_those_of_whole_passes(options: dict[str, Any]) -> None:
-    """One pass of the network per variable, of which one output is used."""
+    """Samples are those of a loop with one whole pass for each variable."""
     network = made(**options)
     count, client = 50, 2
     draws = torch.Generator().manual_seed(3)
@@ -260,7 +260,7 @@ def test_samples_are_those_of_whole_passes(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"order_agnostic": True, "num_masks": 2, "eval_orders": 3}], ids=named)
 def test_clients_with_masks_of_their_own_have_densities_of_their_own(options: dict[str, Any]) -> None:
-    """Each adds up to 1; a score of several is the mean of their logarithms, which is no density's."""
+    """Each client's density adds up to 1. The score of several clients is the mean of their log-densities."""
     network = made(hidden=[12], synchronised=False, **options)
     own = [network.log_likelihood(states(), (client,)).detach() for client in (0, 3, 5)]
     for log_p in own:
@@ -298,7 +298,7 @@ def test_hidden_degrees_lie_between_those_below_and_the_last_but_one() -> None:
     assert set(random_hidden([50], 1, 0, "test")[0].tolist()) == {0}
 
 
-# What is drawn for whom
+# Draws for clients and steps
 
 
 def flat(network: MADE, round: int, client: int, step: int) -> list[int]:
@@ -312,14 +312,17 @@ def test_synchronised_masks_are_the_same_for_all_clients(options: dict[str, Any]
         drawn = [flat(alike, round, client, step) for client in range(4)]
         assert drawn == [drawn[0]] * 4
         others = [flat(distinct, round, client, step) for client in range(4)]
-        assert others[0] == drawn[0]  # with one client both are the same thing
+        assert others[0] == drawn[0]  # client 0 has the synchronised draws
         assert len({tuple(other) for other in others}) == 4
     assert bool(StepDraws(alike)) == bool(options)
     assert StepDraws(distinct)
 
 
 def test_clients_may_share_the_first_masks_alone() -> None:
-    """Section 3.2 of CONFEDMADE: orders and hidden units are drawn again on each client, the model is one density."""
+    """With ``start`` (section 3.2 of CONFEDMADE), clients share the first masks only, and evaluation uses these.
+
+    Each client draws its own orders and hidden units in training. The model is still one density.
+    """
     options = {"order_agnostic": True, "num_masks": 3, "mask_seed": 5}
     alike, started = (made(hidden=[12], synchronised=value, **options) for value in (True, "start"))
     drawn = {c: [started.degrees(r, c, s) for r in range(4) for s in range(3)] for c in range(4)}
@@ -333,9 +336,9 @@ def test_clients_may_share_the_first_masks_alone() -> None:
     own = [set(of) - {first} for of in hidden.values()]
     assert len(set().union(*own)) == 4 * 2
     places = {tuple(of[at : at + 3].index(first) for at in range(0, 12, 3)) for of in hidden.values()}
-    assert len(places) == 4  # in its cycle
+    assert len(places) == 4  # each client uses the first masks at other places of its cycles
     for r, s in itertools.product(range(2), range(3)):
-        assert flat(started, r, 0, s) == flat(alike, r, 0, s)  # with one client both are the same thing
+        assert flat(started, r, 0, s) == flat(alike, r, 0, s)  # client 0 has the synchronised draws
     assert not started.differs_by_client
     assert torch.equal(started.log_likelihood(states(), (1, 3)), alike.log_likelihood(states()))
 
@@ -354,7 +357,7 @@ def test_order_agnostic_training_takes_an_order_per_step() -> None:
     assert len({tuple(d.order.tolist()) for d in drawn.values()}) == 12
     assert all(torch.equal(d.order, d.output_order) for d in drawn.values())
     assert len({tuple(d.hidden[0].tolist()) for d in drawn.values()}) == 1
-    assert flat(made(hidden=[12], order_agnostic=True), 2, 1, 3) == drawn[2, 3].flat().tolist()  # nothing is consumed
+    assert flat(made(hidden=[12], order_agnostic=True), 2, 1, 3) == drawn[2, 3].flat().tolist()  # draws keep no state
     places = torch.stack([network.degrees(0, 0, s).order for s in range(2000)]).double()
     assert (places.mean(0) - 4.5).abs().max() < 0.3  # every variable at every place: the deviation is 0.064
 
@@ -366,7 +369,7 @@ def test_connectivity_agnostic_training_takes_the_draws_in_turn() -> None:
     for row in of:
         assert len(set(row[:3])) == 3
         assert row[:3] == row[3:]
-    assert len({row[0] for row in of}) == 3  # rounds of one step see all of them
+    assert len({row[0] for row in of}) == 3  # rounds of one step use all three draws
     assert len({tuple(network.degrees(r, 0, 0).order.tolist()) for r in range(6)}) == 1
 
 
@@ -391,11 +394,11 @@ def test_the_seed_of_masks_follows_from_the_run_or_is_given() -> None:
     assert torch.equal(drawn.output.weight, named.output.weight)
 
 
-# With the rest of the program
+# Decomposition, parameters and options
 
 
 def test_its_weights_can_be_decomposed() -> None:
-    """Base and adaptive weights start as 1/2 and 1/3 of what there was."""
+    """Decomposed weights start as 1/2 (base) + 1/3 (adaptive) of the plain weights."""
     network = made(hidden=[12], direct=True, conditioning=True, order_agnostic=True)
     smaller = made(hidden=[12], direct=True, conditioning=True, order_agnostic=True)
     with torch.no_grad():
@@ -411,7 +414,7 @@ def test_its_weights_can_be_decomposed() -> None:
 
 
 def test_number_of_parameters() -> None:
-    """CONFEDMADE's MNIST network: W, b, V, c, D; conditioning weights are as many as W and V."""
+    """CONFEDMADE's MNIST network has the parameters W, b, V, c, D. Conditioning adds as many weights as W and V."""
     plain = MADE((1, 28, 28), 784, hidden=[500], direct=True)
     assert sum(p.numel() for p in plain.parameters()) == 2 * 784 * 500 + 500 + 784 + 784**2
     more = MADE((1, 28, 28), 784, hidden=[500, 400], conditioning=True)

@@ -1,4 +1,4 @@
-"""Images with the channels last: the same numbers, answers and accuracies."""
+"""Images with the channels last: the same values, outputs and accuracies."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_networks_answer_alike(case) -> None:  # type: ignore[no-untyped-def]
 
 
 class ViewNet(ConvNet):
-    """A forward pass that insists on maps as torch usually holds them."""
+    """A network whose ``view`` fails on maps with the channels last."""
 
     def features(self, x: Tensor) -> Tensor:
         x = torch.relu(self.conv(x))
@@ -40,7 +40,7 @@ class ViewNet(ConvNet):
 
 
 def matrices_of(monkeypatch: pytest.MonkeyPatch, network: type[ConvNet], tried: bool) -> tuple[Tensor, set[bool]]:
-    """Accuracies of a run, and whether images came with the channels last."""
+    """Accuracies of a run, and for its images whether they had the channels last."""
     orders = set()
     real = Scoring.answers
 
@@ -71,5 +71,5 @@ def test_evaluation_has_the_channels_last_where_the_network_can_take_them(monkey
 
 def test_a_network_that_cannot_is_evaluated_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     values, orders = matrices_of(monkeypatch, ViewNet, True)
-    assert False in orders  # the trial's own pass had them last
+    assert False in orders  # the pass that tries channels last adds True
     assert torch.equal(values, matrices_of(monkeypatch, ConvNet, False)[0])

@@ -34,7 +34,7 @@ from cfl.models.vit import PromptPool
 from cfl.runtime.errors import ConfigError
 from cfl.testing import check_network
 
-# (class, options, input shape, outputs): small ones, every class and every option value that changes the computation.
+# (class, options, input shape, outputs): small networks of every class and option value that changes the computation.
 CASES: list[tuple[type[Network], dict[str, Any], tuple[int, int, int], int]] = [
     (MLP, {}, (1, 5, 6), 10),
     (MLP, {"hidden": [7, 9], "dropout": 0.1}, (2, 3, 4), 4),
@@ -64,7 +64,7 @@ IDS = [f"{case[0].__name__}-{index}" for index, case in enumerate(CASES)]
 
 
 def build(case: tuple[type[Network], dict[str, Any], tuple[int, int, int], int], seed: int = 0) -> Network:
-    """A network whose normalisation, if any, is not in its trivial initial state."""
+    """Build a network. BatchNorm layers, if any, get random weights and statistics."""
     torch.manual_seed(seed)
     network_class, options, shape, outputs = case
     network = network_class(shape, outputs, **options)
@@ -145,12 +145,12 @@ def test_contract_of_every_network(case: tuple[type[Network], dict[str, Any], tu
     assert all(
         isinstance(module, (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, PromptPool)) for module in owners
     )
-    # What is given in YAML can be read back.
+    # Options given in YAML are readable as attributes.
     given = {"input_shape": shape, "num_outputs": outputs, **options}
     for name in list(inspect.signature(network_class.__init__).parameters)[1:]:
         value = getattr(network, name)
         assert name == "dropout" or name not in given or value == given[name]
-    # A sample's logits do not depend on its batch, unless the statistics of the batch are asked for.
+    # A sample's logits do not depend on its batch, except with batch statistics.
     if options.get("norm") != "batch_no_stats":
         torch.testing.assert_close(network(x[2:3]), logits[2:3])
 
@@ -172,7 +172,7 @@ def test_stacked_networks_equal_separate_ones(
 ) -> None:
     networks = [build(case, seed).eval() for seed in range(3)]
     for network in networks:
-        if isinstance(network, PromptedViT):  # what is frozen is the same at every client
+        if isinstance(network, PromptedViT):  # clients share the frozen transformer
             network.backbone = networks[0].backbone  # type: ignore[assignment]
     x = images(case, 3, 4)
     parameters, buffers = stack_module_state(networks)  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def test_stacked_networks_equal_separate_ones(
     separate = torch.stack([network(each) for network, each in zip(networks, x, strict=True)])
     torch.testing.assert_close(stacked, separate, rtol=1e-5, atol=1e-5)
     weight = torch.randn(stacked.shape)
-    # An AC-GAN's generator and its judgement of images have no part in the logits, keys of prompts none but by choice.
+    # Logits do not depend on an AC-GAN's generator and realness, and on prompts' keys only by the choice of prompts.
     without = ("generator.", "realness.", "pool.keys")
     classifying = [name for name in parameters if not name.startswith(without)]
     gradients = torch.autograd.grad((stacked * weight).sum(), [parameters[name] for name in classifying])
@@ -323,7 +323,7 @@ def test_resnet_with_batchnorm_equals_torchvisions() -> None:
     theirs.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     theirs.maxpool = nn.Identity()
     ours = build((ResNet18, {"width": 64, "norm": "batch", "pool": 2, "head_bias": True}, (3, 16, 16), 7))
-    # Both register layers in the order in which a block uses them.
+    # Both networks register layers in the same order.
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
     x = torch.randn(4, 3, 16, 16)
     for train in (False, True):

@@ -1,4 +1,4 @@
-"""A network of one's own: the documentation's example, and what is said of those that methods cannot deal with."""
+"""User-written networks: the documentation's example, and the errors about networks that cannot be used."""
 
 from __future__ import annotations
 
@@ -124,21 +124,24 @@ class SameActivation(Net):
 
 @pytest.fixture
 def sharing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module with networks that have something twice."""
+    """A module with networks that use a layer, a weight or an activation twice."""
     (tmp_path / "sharing.py").write_text(SHARING)
     monkeypatch.syspath_prepend(tmp_path)
     return "sharing"
 
 
 def test_a_module_under_two_names_is_refused(sharing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The global model would be left with a client's weights; modules without any may be anywhere."""
+    """A module with weights under two names is refused: the global model would keep a client's weights.
+
+    Modules without weights may be used twice.
+    """
     assert tiny_cli.fit(tmp_path / "run", "--model.network", f"{sharing}.SameModule") == 2
     assert "SameModule, whose module body.0 is body.2 as well' cannot work" in capsys.readouterr().err
     assert tiny_cli.fit(tmp_path / "other", "--model.network", f"{sharing}.SameActivation") == 0
 
 
 def test_layers_may_share_a_weight(sharing: str, tmp_path: Path) -> None:
-    """Which then moves by both gradients, in every engine."""
+    """A weight shared by two layers trains alike in every engine, and stays shared."""
     engines = {"vmap": (), "workers": ("--engine.workers", "2")}
     for kind, options in engines.items():
         own = ("--model.network", f"{sharing}.SameWeight", "--engine.kind", kind, *options)
@@ -193,7 +196,7 @@ class Counting(Net):
 def test_a_network_that_vmap_cannot_compute(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a client computes depends on its own numbers: refused where vmap is asked for, else left to workers."""
+    """A network that branches on its values or changes tensors is refused with vmap. ``auto`` chooses workers."""
     (tmp_path / "branching.py").write_text(BRANCHING)
     monkeypatch.syspath_prepend(tmp_path)
     own = ("--model.network", f"branching.{name}")
@@ -221,7 +224,7 @@ def test_outputs_that_are_not_the_heads(
 
 
 class Free(Network):
-    """Weights of many kinds."""
+    """A network with a bare parameter, a 1d convolution and BatchNorm."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)

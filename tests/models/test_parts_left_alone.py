@@ -1,4 +1,4 @@
-"""What the author of a network has set apart: frozen parameters, modules in evaluation mode, constants."""
+"""Parts of a network that training must leave alone: frozen parameters, modules in evaluation mode, constants."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENGINES = ["vmap", "workers"]
 
 
 class Frozen(Network):
-    """Two layers and the head; the first, and the second's bias, are not to be trained."""
+    """Two layers and the head. The first layer and the second layer's bias are frozen."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -112,10 +112,10 @@ def test_layers_that_nobody_trains_need_no_protection(kind: Any) -> None:
 
 
 def test_freezing_is_training_the_rest() -> None:
-    """A frozen layer is the same as a learning rate of 0 for it, which a hand-written optimizer has."""
+    """Freezing parameters trains the others as an optimizer that skips these parameters does."""
 
     class Selective(torch.optim.SGD):
-        """SGD that leaves three of the parameters, which it knows by their place, alone."""
+        """SGD that skips three of the parameters, found by their positions."""
 
         def step(self, closure: Any = None) -> Any:  # type: ignore[override]
             loss = closure()  # Lightning's, which computes the gradients
@@ -168,7 +168,7 @@ def test_methods_that_replace_frozen_layers_are_refused() -> None:
 
 
 class StillNorm(ConvNet):
-    """Its first BatchNorm keeps the statistics that it came with."""
+    """A network whose first BatchNorm is in evaluation mode, with its own statistics."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs, norm=True)
@@ -178,7 +178,7 @@ class StillNorm(ConvNet):
 
 
 class StillDropout(Network):
-    """A chain whose dropout its author has switched off."""
+    """A chain of layers whose dropout is in evaluation mode."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -223,7 +223,7 @@ def test_dropout_in_evaluation_mode_drops_nothing(engine: Any) -> None:
 
 
 class Constants(Network):
-    """A mask of minus infinities, as attention has it, and large counts."""
+    """A network with constant buffers: a mask with minus infinity, as in attention, and large counts."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, persistent: bool = False) -> None:
         super().__init__(input_shape, num_outputs)
@@ -255,7 +255,7 @@ def test_constants_are_left_alone(batchnorm: str, engine: Any) -> None:
     ids=lambda method: type(method).__name__,
 )
 def test_constants_are_no_sign_of_bad_training(method: Method, batchnorm: str) -> None:
-    """Methods that keep something of clients which have trained well look at what is trained."""
+    """An infinite constant does not count as failed training for methods that keep tensors of clients."""
     data = tiny_data(validation=0.2)
     federation = fit(tiny_client(data, Constants, methods={"some": method}), data, {"batchnorm": batchnorm})
     assert federation.finished
@@ -270,7 +270,7 @@ def test_infinities_in_what_is_exchanged_are_refused() -> None:
 
 
 class Masked(Constants):
-    """Constants alone."""
+    """A network whose only buffer is the mask."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)

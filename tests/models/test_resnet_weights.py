@@ -1,4 +1,4 @@
-"""ResNet-18 whose blocks start from a file of torchvision's."""
+"""ResNet-18 with blocks loaded from a weight file of torchvision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPE = (3, 32, 32)
 
 @pytest.fixture(scope="module")
 def theirs() -> nn.Module:
-    """torchvision's network with weights and running statistics that are not those of its start."""
+    """torchvision's network with random weights and running statistics in its BatchNorm layers."""
     from torchvision.models import resnet18
 
     torch.manual_seed(3)
@@ -46,7 +46,7 @@ def ours(**options: Any) -> ResNet18:
 
 
 def blocks_of(network: Any, x: Tensor) -> Tensor:
-    """torchvision's four stages."""
+    """The output of torchvision's four stages."""
     found: Tensor = network.layer4(network.layer3(network.layer2(network.layer1(x))))
     return found
 

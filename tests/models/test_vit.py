@@ -1,4 +1,4 @@
-"""The prompted transformer against torchvision's and against choices found by trying all."""
+"""The prompted transformer, compared with torchvision's and with the best of all choices of prompts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def theirs(network: PromptedViT) -> Any:
 
 
 def written_out(network: PromptedViT, x: Tensor) -> tuple[Tensor, list[tuple[int, ...]], Tensor]:
-    """Features, choices and the chosen keys' cosines, sample by sample; images of the transformer's size."""
+    """Features, chosen prompts and their keys' cosines, sample by sample, for images of the transformer's size."""
     vit, keys = theirs(network), network.pool.keys.detach()
     features, choices, cosines = [], [], []
     with torch.no_grad():
@@ -50,7 +50,7 @@ def written_out(network: PromptedViT, x: Tensor) -> tuple[Tensor, list[tuple[int
             patches = vit._process_input(image[None])
             tokens = torch.cat([vit.class_token, patches], 1) + vit.encoder.pos_embedding
             prompts = torch.cat([network.pool.prompts[s] for s in best])[None]
-            # Behind the image's tokens, where the network has them before: no order is meant.
+            # Here prompts follow the image's tokens, in the network they precede them: the order does not matter.
             encoded = vit.encoder.ln(vit.encoder.layers(torch.cat([tokens, prompts], 1)))
             features.append(encoded[0, tokens.shape[1] :].mean(0))
     return torch.stack(features), choices, torch.stack(cosines)
@@ -96,7 +96,7 @@ def test_only_chosen_prompts_and_keys_learn_and_the_transformer_never() -> None:
     before = copy.deepcopy(network.backbone.vit.state_dict())
     features, cosines = network.prompted(x)
     network.head(features).square().sum().backward(retain_graph=True)
-    assert network.pool.keys.grad is None  # logits do not depend on keys but by the choice
+    assert network.pool.keys.grad is None  # logits depend on keys only by the choice of prompts
     cosines.sum().backward()
     for gradient in (network.pool.prompts.grad, network.pool.keys.grad):
         assert gradient is not None
@@ -184,7 +184,7 @@ def test_weights_come_from_a_file_of_torchvisions(tmp_path: Path, monkeypatch: p
 
 
 def test_weights_by_their_older_names(tmp_path: Path) -> None:
-    """The published files have been written before torchvision renamed the layers of a block's MLP."""
+    """Files with the older names of an MLP's layers, as torchvision published them, load as well."""
     vit = saved(tmp_path / "vit.pth")
     older = {
         n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v

@@ -1,4 +1,4 @@
-"""The ledger: who pays for which sum, and epsilons against closed forms and naive sums."""
+"""The ledger: the clients about whom sums may reveal something, and epsilons against closed forms and naive sums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOL = (0, 1, 2, 3)
 
 
 def ledger_of(*rounds: tuple[int, Sample, dict[str, Noise], Sequence[str]]) -> Ledger:
-    """A ledger of rounds: task, sample, noise by topic, and the topics that the server reads."""
+    """A ledger of rounds, each given by its task, sample, noise by topic, and the topics that the server reads."""
     ledger = Ledger()
     for number, (task, sample, noise, read) in enumerate(rounds):
         ledger.enter_round(sample, noise)
@@ -87,10 +87,10 @@ def test_a_sample_that_is_used_again_hides_nobody_and_all_of_the_pool_pay() -> N
     sample = Sample((1,), POOL, 0.5)
     (spent,) = spent_by_clients(ledger_of((0, sample, noise, ["update", "more"])).releases)
     assert spent == Spent(1 / 16, {(0.5, 2.0): 1})
-    # Without noise it has been seen as well.
+    # A topic read without noise has used the sample as well.
     (spent,) = spent_by_clients(ledger_of((0, sample, {"more": noise["more"]}, ["update", "more"])).releases)
     assert spent == Spent(1 / 16, {})
-    # A rate of 1 is no sampling; nor do clients hide whose number the noise tells.
+    # A rate of 1 hides nobody, and neither does noise that reveals the number of clients.
     for sampled, kind in (
         (Sample(POOL, POOL, 1.0), Noise(2.0, 1.0)),
         (sample, Noise(2.0, 1.0, "clients")),

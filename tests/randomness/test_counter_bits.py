@@ -1,4 +1,4 @@
-"""Random words are SplitMix64's, wherever and with whomever they are computed."""
+"""Random words are those of SplitMix64, at any place and beside any other keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cfl.randomness.counter_bits import random_words, random_words_at
 
 
 def splitmix64(key: int, count: int) -> list[int]:
-    """Steele, Lea, Flood (2014), in Python's integers."""
+    """The first words of SplitMix64 (Steele, Lea, Flood, 2014), in Python's integers."""
     words, mask = [], (1 << 64) - 1
     for j in range(1, count + 1):
         z = (key + j * 0x9E3779B97F4A7C15) & mask
@@ -26,7 +26,7 @@ def test_words_are_splitmix64(key: int) -> None:
 
 
 def test_published_words() -> None:
-    """The generator's well-known first outputs from seed 1234567."""
+    """The first words from seed 1234567 are the published ones."""
     expected = [
         6457827717110365317,
         3203168211198807973,
@@ -47,7 +47,7 @@ def test_words_at_places_are_those_in_a_row(key: int) -> None:
 
 
 def test_words_at_far_places() -> None:
-    """The product of place and step wraps around, as it should."""
+    """Words at far places are right: the product of place and step wraps around modulo 2^64."""
     place, step, mask = 10**12, 0x9E3779B97F4A7C15, (1 << 64) - 1
     expected = splitmix64((5 + place * step) & mask, 1)
     assert [word % 2**64 for word in random_words_at(5, torch.tensor([place])).tolist()] == expected

@@ -1,4 +1,4 @@
-"""Counted random numbers: their distributions, and that they do not depend on company."""
+"""Counter-based random numbers: their distributions, and that they do not depend on the keys drawn beside them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_normals_are_box_and_mullers_of_the_words() -> None:
 
 
 def test_normals_are_normal() -> None:
-    """Moments within five standard deviations; the distribution function by Kolmogorov and Smirnov."""
+    """Moments are right within five standard deviations, the distribution function by Kolmogorov and Smirnov's test."""
     x = normals(torch.arange(200), 5001).double().flatten()
     n = len(x)
     assert torch.isfinite(x).all()

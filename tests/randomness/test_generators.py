@@ -1,4 +1,4 @@
-"""Counted randomness: no draw depends on how many draws happened before it."""
+"""Keyed randomness: no draw depends on the number of draws before it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     ("network", "hooks"), [(mlp, EVERYWHERE), (with_dropout, BETWEEN_COHORTS)], ids=["plain", "dropout"]
 )
 def test_draws_of_others_change_nothing(network: Any, hooks: list[str]) -> None:
-    """Bitwise; with dropout as long as nobody draws in the middle of a cohort, which its masks are keyed by."""
+    """Draws from global generators by other code change no bit of a run."""
     torch.manual_seed(1)
     undisturbed = run(network)
     torch.manual_seed(2)
@@ -140,7 +140,7 @@ def test_dropout_is_reproducible_and_seeded() -> None:
 
 
 class Updates(Method):
-    """Writes down what every client of every round has learned."""
+    """Records every client's update of the head in every round."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[int, int], Tensor] = {}
@@ -153,7 +153,10 @@ class Updates(Method):
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_every_client_and_round_has_dropout_masks_of_its_own(width: int) -> None:
-    """One step on all samples, so short that nobody moves: only chance can make two clients or rounds differ."""
+    """Clients and rounds have their own dropout masks.
+
+    All clients take one tiny step on the same samples in each round, so that only masks can make updates differ.
+    """
     every = {"partition": IID(), "sequences": FixedTasks([[0]] * 4, split="whole")}
     for network, alike in ((mlp, True), (partial(MLP, hidden=[60], dropout=0.5), False)):
         updates, short = Updates(), partial(torch.optim.SGD, lr=1e-6)
@@ -174,7 +177,7 @@ def test_seeds_of_different_purposes_and_indices_differ() -> None:
 
 
 def test_seeds_are_the_same_on_every_machine_and_in_every_version() -> None:
-    """Another value here means that no earlier result can be reproduced."""
+    """Seeds have fixed values. If these changed, no earlier result could be reproduced."""
     assert seed_for(0, "shuffle", 1, 2, 3) == 3554783015300734127
     assert numpy_generator(0, "shuffle", 1, 2, 3).integers(1000, size=3).tolist() == [433, 636, 879]
     assert torch_generator(0, "shuffle", 1, 2, 3).initial_seed() == 3554783015300734127

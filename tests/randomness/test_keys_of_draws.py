@@ -1,4 +1,4 @@
-"""Every random draw of a client has a key of its own, so that no two of them are alike."""
+"""Every random draw of a client has a key of its own, so that no two draws are the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Keys = Iterable[tuple[int, ...]]
 
 
 class Case(NamedTuple):
-    """Indices of the keys that a run has to use, each once, for draws of one purpose."""
+    """Methods of a run, and the indices of the keys that it has to use, each once, for draws of one purpose."""
 
     methods: Callable[[], dict[str, Method]]
     keys: Keys

@@ -1,4 +1,4 @@
-"""Seeding many generators at once: NumPy's own answers are the reference."""
+"""Seeding many generators at once, compared with NumPy's own seeding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codecs: exact where numbers are multiples of the step, unbiased elsewhere, and nothing cut off."""
+"""Codecs: exact for multiples of the step, unbiased for other numbers, and nothing is clipped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rounding_depends_on_the_client_alone() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("each", [False, True], ids=["one step", "a step for each number"])
 def test_all_devices_get_the_same_integers(dtype: torch.dtype, each: bool) -> None:
-    """What runs on the CPU, in pieces, against what runs elsewhere."""
+    """The CPU's computation, in pieces, gives the integers of the computation of other devices."""
     generator = torch_generator(0, "values")
     values = (torch.randn(3, 40_000, generator=generator) * 1e4).to(dtype)
     values[:, ::3] = values[:, ::3].round()

@@ -1,4 +1,4 @@
-"""Who attends which stage of a sum, and which sums can be recovered."""
+"""The clients that attend each stage of a sum, and the sums that can be recovered."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_who_drops_out_attends_all_stages_before(stage: str) -> None:
     for number, name in enumerate(STAGES):
         there = set(CLIENTS)
         there -= {1, 2} if number >= STAGES.index(stage) else set()
-        there -= {7} if number >= 2 else set()  # its message did not come, for another reason
+        there -= {7} if number >= 2 else set()  # its message is missing for another reason
         assert getattr(found, name) == there
 
 
 def connected(found: Attendance, near: Mapping[int, Collection[int]]) -> bool:
-    """By powers of the matrix of neighbours."""
+    """Return whether masks connect all clients whose messages came, by powers of the matrix of neighbours."""
     came = sorted(found.message)
     masks = np.array([[one == other or other in near[one] for other in came] for one in came], dtype=float)
     return bool((np.linalg.matrix_power(masks, len(came)) > 0).all())
@@ -34,8 +34,11 @@ def connected(found: Attendance, near: Mapping[int, Collection[int]]) -> bool:
 
 @pytest.mark.parametrize("degree", [None, 2, 4, 8])
 def test_a_sum_is_refused_where_a_needed_secret_has_too_few_holders_left(degree: int | None) -> None:
-    """Against the definition, for random dropouts at every stage: of each client whose masks are in the sum, more than
-    half of its neighbours and itself are left, and masks lead from each message to all others."""
+    """A sum is refused exactly if the definition says so, for random dropouts at every stage.
+
+    The definition: of each client whose masks are in the sum, more than half of its neighbours and itself are left, and
+    masks connect all messages.
+    """
     generator, refused = np.random.default_rng(0), 0
     for _ in range(300):
         gone = generator.permutation(12)[: generator.integers(0, 8)].tolist()
@@ -56,7 +59,7 @@ def test_a_sum_is_refused_where_a_needed_secret_has_too_few_holders_left(degree:
 
 
 def test_a_sum_of_groups_that_no_mask_connects_is_refused() -> None:
-    """Clients 0 and 3 of a ring are gone: the server could add up 1 and 2 apart from 4 and 5."""
+    """Without clients 0 and 3 of a ring of six, the server could add up 1 and 2 apart from 4 and 5. This is refused."""
     ring = {client: [(client - 1) % 6, (client + 1) % 6] for client in range(6)}
     check_recoverable(Attendance.of(range(6), (3,), "message", [0, 1, 2, 4, 5]), ring, 0.5, "a sum")
     gone = Attendance.of(range(6), (0, 3), "message", [1, 2, 4, 5])

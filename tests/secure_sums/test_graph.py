@@ -1,4 +1,4 @@
-"""Neighbours: regular, mutual, connected, and drawn."""
+"""Neighbours: as many for each client, mutual, connected, and drawn at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The channel's sums of integers: those of the protocol, within their stated error, whoever computes them."""
+"""The channel's sums of integers: modelled sums are the protocol's, and both are within their stated error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sent(made: Channel, groups: list[list[int]], payload: dict[str, Tensor]) -> 
 @both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_weighted_sum_is_within_its_stated_error(dtype: torch.dtype, secure: bool) -> None:
-    """Off by less than a step for each message, from the sum in float64; weights and integers are exact."""
+    """The error is below a step for each message, and the sum of weights is exact. Integers have a step of 64 here."""
     made, payload = channel(secure), messages(dtype)
     sums, weight = sent(made, [CLIENTS], payload)
     assert weight == sum(WEIGHTS)
@@ -77,7 +77,7 @@ def test_who_drops_out_is_not_in_the_sum(secure: bool) -> None:
     alone = channel(secure)
     alone.ask([0, 1, 3, 5])
     expected, weight = sent(alone, [[0, 1, 3, 5]], payload)
-    payload["weight"][2] = torch.nan  # nobody sees it
+    payload["weight"][2] = torch.nan  # of a client that drops out
     made = channel(secure, (2, 4))
     found = sent(made, [CLIENTS], payload)
     assert found[1] == weight == 1 + 17 + 60 + 64
@@ -156,7 +156,7 @@ def test_too_few_messages_are_refused_and_no_message_is_none(secure: bool) -> No
 
 @both
 def test_bytes_are_those_of_all_messages(secure: bool) -> None:
-    """By hand: 6 clients, all neighbours, 19 numbers of 4 bytes with the weight."""
+    """Bytes are those computed by hand for 6 clients, all neighbours, and 20 numbers of 4 bytes with the weight."""
     made = channel(secure)
     sent(made, [CLIENTS], messages())
     frame, near, numbers = 16 + 1 + 4 + 64, 5, 12 + 5 + 1 + 1 + 1

@@ -1,4 +1,4 @@
-"""The protocol: exact sums under dropouts, masked messages that tell nothing, and parties that break the rules."""
+"""The protocol: exact sums under dropouts, masked messages that reveal nothing, and parties that break the rules."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_sum_and_the_bytes_are_exact(stage: str, degree: int | None, modulus
 
 
 def test_a_client_may_drop_out_without_being_foreseen() -> None:
-    """It was expected, and its message does not come."""
+    """The sum is exact without a client that was expected to send, but did not."""
     run, sent = protocol(), vectors()
     for client in CLIENTS[:-1]:
         run.add(client, sent[client])
@@ -78,7 +78,7 @@ def test_a_client_may_drop_out_without_being_foreseen() -> None:
 
 @pytest.mark.parametrize("stage", ["message", "check", "unmasking"])
 def test_below_the_threshold_there_is_no_sum(stage: str) -> None:
-    """Five of eight holders are needed. The model refuses the same."""
+    """Without five of eight holders there is no sum, neither by the protocol nor by its model."""
     enough, too_few = (2, 3, 5), (2, 3, 5, 7)
     graph = neighbours_of(CLIENTS, None, numpy_generator(0, "test"))
     for gone, recovered in ((enough, True), (too_few, False)):
@@ -103,12 +103,12 @@ def test_a_sum_of_one_message_is_refused() -> None:
         run.total("a sum")
 
 
-# What the server sees.
+# What the server can learn.
 
 
 @pytest.mark.parametrize("modulus", [32, 64])
 def test_a_mask_is_the_key_stream_of_aes_in_counter_mode(modulus: int) -> None:
-    """Whole blocks of the cipher, in counter mode by hand: the counter is a number of 16 bytes."""
+    """Masks are the blocks of AES in counter mode, computed by hand: the counter is a number of 16 bytes."""
     key, count = bytes(range(32)), 2 * 2**14 + 60
     total = np.zeros(count, dtype=f"u{modulus // 8}")
     add_mask(total, key, modulus, 1)
@@ -120,7 +120,7 @@ def test_a_mask_is_the_key_stream_of_aes_in_counter_mode(modulus: int) -> None:
 
 
 def test_a_masked_message_is_uniform() -> None:
-    """All bytes of one client's message of zeros are equally frequent, and the same vector never looks the same."""
+    """A masked vector of zeros has all bytes equally often, and masks differ between two sums."""
     count = 2**15
     zeros = np.zeros(count, dtype="u4")
     seen = []
@@ -139,7 +139,7 @@ def test_a_masked_message_is_uniform() -> None:
 
 
 def test_a_clients_own_mask_hides_a_message_that_comes_late() -> None:
-    """The server has recovered the client's masking key already, and can take off the masks it shares with others."""
+    """A client's own mask hides its late message from a server that already recovered the client's masking key."""
     run = protocol()
     client, others = run.clients[7], [c for c in CLIENTS if c != 7]
     message = client.message(run._shares[7], np.zeros(COUNT, dtype="u4"))
@@ -150,7 +150,7 @@ def test_a_clients_own_mask_hides_a_message_that_comes_late() -> None:
     left = seen - shared
     assert left.any()
     add_mask(left, tag(as_bytes(client._seed), client._session), 32, -1)
-    assert not left.any()  # with the seed, too, nothing is hidden
+    assert not left.any()  # with the seed the server could read the message
 
 
 # A server that asks for too much.
@@ -171,7 +171,7 @@ def test_a_server_that_asks_for_both_secrets_is_refused() -> None:
     both = asked + listed({7: OF_KEY})
     with pytest.raises(SumRefused, match="client 7 is in it twice"):
         run.clients[2].unmasking(tags, both)
-    with pytest.raises(SumRefused, match="a second time"):  # and answers nothing after that
+    with pytest.raises(SumRefused, match="a second time"):  # the client answers no further request
         run.clients[2].unmasking(tags, asked)
 
 
@@ -193,7 +193,10 @@ def test_a_server_that_asks_again_is_refused() -> None:
 
 
 def test_a_server_that_tells_clients_different_lists_is_refused() -> None:
-    """So it cannot get shares of a client's key from some and of its mask's seed from others."""
+    """Clients refuse a server that sends them different lists of messages.
+
+    Otherwise it could get shares of a client's key from some clients and of its mask's seed from others.
+    """
     run, sent = protocol(), vectors()
     send_all(run, sent)
     whole = run.server.came()
@@ -217,7 +220,7 @@ def test_a_server_that_leaves_a_client_alone_is_refused() -> None:
         run.clients[5].message(b"", vectors()[5])
 
 
-# Messages that are not what they have to be.
+# Wrong messages.
 
 
 def test_replayed_messages_are_refused() -> None:
@@ -253,7 +256,7 @@ def test_truncated_and_forged_messages_are_refused(change: str) -> None:
         run.server.receive_message(CHANGES[change](message))
     assert not run.server._total.any()
     send_all(run, sent, (2,))
-    run.server.receive_message(message)  # the right one is still taken
+    run.server.receive_message(message)  # the genuine message is still accepted
     assert run.total("a sum").tolist() == by_hand(sent, CLIENTS, 32)
 
 
@@ -296,7 +299,7 @@ def test_shares_of_a_wrong_key_are_refused() -> None:
 
 @pytest.mark.parametrize("degree", [None, 4])
 def test_the_benchmark_counts_what_the_protocol_sends(degree: int | None) -> None:
-    """The bytes that its sums of ten clients send are those that are computed without the protocol."""
+    """The benchmark's bytes for sums of ten clients are those computed without the protocol."""
     whole = row(10, degree, 20_000)
     attendance = Attendance.of(range(10), range(1), "message", range(10))
     neighbours = neighbours_of(range(10), degree, np.random.default_rng(0))
@@ -304,4 +307,4 @@ def test_the_benchmark_counts_what_the_protocol_sends(degree: int | None) -> Non
     assert (whole["kB up"], whole["kB down"]) == pytest.approx((up / 1e4, down / 1e4))
     assert whole["neighbours"] == (degree or 9)
     assert whole["message kB"] == 80
-    assert whole["kB up"] > 0.9 * 80  # nine of ten send one
+    assert whole["kB up"] > 0.9 * 80  # nine of ten clients send a message

@@ -1,4 +1,4 @@
-"""Whole runs under secure sums: the model's bits are the protocol's, plain sums are near, refusals come first."""
+"""Whole runs with secure sums: modelled sums give the protocol's bits, plain sums nearly so, refusals come early."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METHODS: dict[str, Callable[[], dict[str, Method]]] = {
 def ran(
     method: str, aggregation: str, share: float = 0.0, stage: str = "message", **federated: Any
 ) -> tuple[list[bytes], Federation]:
-    """The bits of the models after each round, and the federation: twelve clients, ten in a round."""
+    """Run twelve clients, ten in a round. Returns the bits of the model after each round, and the federation."""
     schedule = {
         "rounds_per_task": 2,
         "clients_per_round": 10,
@@ -78,7 +78,7 @@ def test_who_drops_out_after_the_message_is_in_the_sum() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_a_model_is_within_the_stated_error_of_the_plain_one(share: float) -> None:
-    """After the first round: at most a step for each message, by the sum of their weights, and float32's rounding."""
+    """After the first round, the model's error is less than a step, plus rounding in float32."""
     data = tiny_data(num_clients=12, schedule={"clients_per_round": 10, "client_dropout": share})
     models = {}
     for aggregation in ("plain", "modelled"):
@@ -99,7 +99,7 @@ def test_neighbours_change_bytes_alone() -> None:
     assert federation.channel.total_uplink_bytes < everyone[1].channel.total_uplink_bytes
 
 
-# The federation's contracts.
+# Width, processes and resuming.
 
 WITH_SUMS = {
     "data": {"schedule": {"client_dropout": 0.3, "clients_per_round": 5}, "num_clients": 6},
@@ -136,7 +136,11 @@ def test_resumed_equals_uninterrupted(aggregation: str, tmp_path: Path) -> None:
 
 
 def test_who_dropped_out_keeps_what_it_had() -> None:
-    """SCAFFOLD's variates: those that dropped out of the first round have none; the server's is the others' mean."""
+    """A client that drops out keeps its state.
+
+    Clients that dropped out of both rounds have no variate of SCAFFOLD. The server's variate is the sum of the clients'
+    variates over the number of all clients.
+    """
     data = tiny_data(num_clients=10, schedule={"client_dropout": 0.3, "rounds_per_task": 1})
     federation = fit(tiny_client(data, methods=METHODS["SCAFFOLD"]()), data)
     first, second = (federation.schedule.dropouts(round) for round in (0, 1))
@@ -178,7 +182,10 @@ def test_sums_of_a_method_without_a_mean_model_are_checked() -> None:
 
 
 def test_an_extra_sum_that_cannot_be_formed_is_refused_when_it_is_read() -> None:
-    """Six of nine clients are left in each round, which is enough. FOT asks all 14 after a task: nine are too few."""
+    """FOT's sum over all 14 clients after a task is refused: nine are left, but ten are needed.
+
+    In rounds, six of nine clients are left, which is enough.
+    """
     schedule = {"clients_per_round": 9, "client_dropout": 0.33, "rounds_per_task": 1}
     data = tiny_data(num_clients=14, schedule=schedule)
     client = tiny_client(data, methods={"fot": FOT(threshold=0.9, gpse_clients="all")})
@@ -211,7 +218,7 @@ def test_the_library_is_named_where_it_is_missing() -> None:
 
 
 class Curious(Method):
-    """Wants to see single messages."""
+    """A method that reads individual messages."""
 
     individual_uplinks = True
 

@@ -1,4 +1,4 @@
-"""Secret sharing: any shares that suffice recover the secret, and fewer fit every secret."""
+"""Secret sharing: any sufficient number of shares recovers the secret, and fewer shares fit every secret."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_all_subsets_that_suffice_recover_it(secret: int) -> None:
         shares = dict(zip(places, split(secret, places, needed), strict=True))
         for chosen in combinations(places, needed):
             assert recover({place: shares[place] for place in chosen}) == secret
-        assert recover(shares) == secret  # more do no harm
+        assert recover(shares) == secret  # from more shares than needed
 
 
 def test_one_share_too_few_fits_every_secret() -> None:
-    """For each secret there is a polynomial through the known shares: its value at a further place."""
+    """For each secret, a polynomial through the known shares has it as its value at 0."""
     places = [1, 2, 3]
     known = dict(zip(places, split(42, places, 3), strict=True))
     del known[3]

@@ -1,4 +1,4 @@
-"""Local steps that are taken several in one go: the same bits as single ones, and who prevents it."""
+"""Blocks of local steps: they give the same bits as single steps, and some callbacks and options prevent them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def length(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def run(
     width: int, network: Any, engine: EngineOptions, methods: Any = None, optimizer: Any = DECAY, **data: Any
 ) -> Any:
-    """Two rounds of seven unequal clients: weights, what clients keep, each round's loss."""
+    """Train seven unequal clients for two rounds of each task. Returns weights, clients' tensors, each round's loss."""
     options = {"local_epochs": 2, "rounds_per_task": 2, **data}
     module, watch = unequal(width, options.pop("stream", None), **options), Watches()
     client = tiny_client(module, network, optimizer, methods() if methods else None, engine)
@@ -82,7 +82,7 @@ def run(
 
 
 def assert_equal(found: Any, expected: Any) -> None:
-    """To the bit."""
+    """Compare two results of ``run`` bit for bit."""
     for name, value in expected[0].items():
         assert torch.equal(found[0][name], value), name
     assert found[1].keys() == expected[1].keys()
@@ -112,7 +112,7 @@ METHODS: dict[str, Callable[[], dict[str, Method]]] = {
 
 
 def test_a_stacked_client_is_collected_directly_after_its_last_step(length: Callable[[int], None]) -> None:
-    """Weight decay and pulls go on moving its row while its neighbours train."""
+    """A client of a stack is collected after its last step, before decay and pulls move its row any further."""
     found = []
     for steps in (1, 1000):
         length(steps)
@@ -125,7 +125,7 @@ def test_a_stacked_client_is_collected_directly_after_its_last_step(length: Call
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_see_the_same_steps(length: Callable[[int], None], name: str) -> None:
-    """Whatever they have a part in: samples, gradients, pulls, how many steps a client took."""
+    """Blocks change no result of methods that use samples, gradients, pulls or a client's number of steps."""
     runs = []
     for steps in (1, 2, 1000):
         length(steps)
@@ -143,7 +143,7 @@ def test_a_rounds_loss_does_not_depend_on_who_works_beside_whom(length: Callable
 
 
 def kinds(client: Client, data: Any, callbacks: Any = (), **options: Any) -> set[type]:
-    """Of what Lightning was given in the second round."""
+    """The types of the batches that Lightning got in the second round."""
     seen: set[type] = set()
     complete = data.on_after_batch_transfer
 
@@ -182,7 +182,7 @@ def test_rounds_come_in_blocks_unless_somebody_has_a_part_in_single_steps() -> N
 
 
 class Idle(Client):
-    """Takes the gradients away before every step."""
+    """A client that removes the gradients before every step."""
 
     seen = 0
 
@@ -221,7 +221,7 @@ def test_a_block_takes_about_a_second() -> None:
 
 
 class Lonely(Network):
-    """Fails when it is trained on one sample alone."""
+    """A network that fails on a batch of one sample."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -245,7 +245,7 @@ def test_a_failure_names_its_step(length: Callable[[int], None], steps: int) -> 
 
 @pytest.mark.parametrize("kind", ["vmap", "workers"])
 def test_a_steps_samples_are_let_go_before_the_next_ones_are_fetched(length: Callable[[int], None], kind: Any) -> None:
-    """A block would hold a whole epoch's images otherwise."""
+    """A step's samples are freed before later steps fetch theirs. Otherwise a block would hold an epoch's images."""
     length(1000)
     data = tiny_data(schedule={"batch_size": 2, "rounds_per_task": 1})
     gather, fetched, most = data.gather, list[Any](), 0

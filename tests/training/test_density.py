@@ -1,4 +1,4 @@
-"""Density estimation: local training against plain loops, likelihoods after tasks, and what is refused."""
+"""Density estimation: local training compared with plain loops, likelihoods after tasks, and refused settings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ FULL: dict[str, Any] = {
 
 
 def data_of(width: int = 3, tasks: int = 2, **options: Any) -> FederatedDataModule:
-    """Unequal clients, batches that are not full."""
+    """A data module of unequal clients, with batches that are not full."""
     settings: dict[str, Any] = {
         "scenario": "density",
         "num_clients": 5,
@@ -103,7 +103,7 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tol
 
 
 def naive_rounds(data: FederatedDataModule, start: dict[str, Tensor], network: MADE) -> dict[str, Tensor]:
-    """Federated averaging by ordinary loops; every step with its degrees, and ``-log p`` written out."""
+    """Federated averaging by plain loops, with the degrees of each step and ``-log p`` written out."""
     model = start
     for number in range(data.num_rounds):
         plan, ended = data.rounds.round(number), []
@@ -129,7 +129,7 @@ def naive_rounds(data: FederatedDataModule, start: dict[str, Tensor], network: M
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("synchronised", [True, False, "start"])
 def test_it_is_the_plain_loop(engine: str, width: int, synchronised: bool | str) -> None:
-    """For each width and engine, also where clients have masks of their own."""
+    """A run is the plain loop for each width and engine, also if clients have their own masks."""
     data = data_of(width, schedule={"local_epochs": 2})
     rounds = Rounds()
     federation = trained(data, engine=engine, callbacks=[rounds], synchronised=synchronised)
@@ -141,7 +141,7 @@ def test_it_is_the_plain_loop(engine: str, width: int, synchronised: bool | str)
 
 
 def test_masks_matter() -> None:
-    """Clients that do not share their masks end elsewhere, and so does another seed of the masks."""
+    """Clients with their own masks train to another model, and so does another seed of the masks."""
     found = [weights(trained(data_of(), **options)) for options in ({}, {"synchronised": False}, {"mask_seed": 1})]
     for other in found[1:]:
         assert max(float((other[n] - found[0][n]).abs().max()) for n in other) > 1e-3
@@ -149,7 +149,7 @@ def test_masks_matter() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_resumed_run_goes_on_bit_for_bit(engine: str, tmp_path: Path) -> None:
-    """From within a task, and from its end."""
+    """A run resumed within a task or at a task's end has the results of a straight run, bit for bit."""
     saved = [SaveAfter(number, tmp_path / f"{number}.ckpt") for number in (0, 1, 2)]
     whole = trained(data_of(), {"ewc": EWC(5.0)}, engine, callbacks=[*saved])
     for number in (0, 1, 2):
@@ -162,7 +162,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(engine: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unhurried_probe")
 def test_the_engine_may_be_found_by_trial() -> None:
-    """With the loss that is trained: all ways are open, and any leads to about the same."""
+    """``auto`` tries both engines for a density, and the one it chooses trains to nearly the same model."""
     data = data_of(schedule={"cohort_width": "auto"})
     client = tiny_client(data, double(partial(MADE, **FULL)), ADAM, None, EngineOptions("auto"))
     found = fit(client, data)
@@ -172,7 +172,7 @@ def test_the_engine_may_be_found_by_trial() -> None:
 
 
 def test_loss_is_the_negative_log_likelihood() -> None:
-    """What is reported as training loss: nats per sample, here before the weights have moved."""
+    """The training loss is in nats for each sample. Here the learning rate is too small to move the weights."""
     data = data_of(tasks=1, num_clients=1, partition=None, schedule={"clients_per_round": 1.0, "rounds_per_task": 1})
     lr0 = partial(torch.optim.SGD, lr=1e-30)
     client = tiny_client(data, double(partial(MADE, hidden=[5])), lr0)
@@ -185,11 +185,11 @@ def test_loss_is_the_negative_log_likelihood() -> None:
     assert client.mean_loss == pytest.approx(16 * math.log(2), rel=0.1)
 
 
-# After tasks
+# Evaluation after tasks
 
 
 def nll_of(federation: Federation, images: Tensor) -> float:
-    """Mean over samples by the ensemble written out."""
+    """The mean NLL over samples of the ensemble of orders, written out."""
     network: Any = federation.network
     p = torch.zeros(len(images), dtype=torch.float64)
     for number in range(network.eval_orders):
@@ -227,7 +227,7 @@ def test_clients_with_models_of_their_own_are_measured_each() -> None:
 
 
 def test_clients_with_tasks_of_their_own() -> None:
-    """A Latin square: one model, measured in every client's own order."""
+    """Clients with tasks in their own order: one model, measured by each client in the client's order."""
     stream = ClassSplit(Binarised(source()), 4)
     square = FixedTasks([[0, 1, 2], [1, 2, 3], [2, 3, 0]])
     data = data_of(stream=stream, num_clients=3, sequences=square, partition=None, schedule={"clients_per_round": 1.0})
@@ -287,7 +287,7 @@ def test_figures_worked_by_hand() -> None:
 
 
 def test_forgetting_of_what_has_improved_is_none() -> None:
-    """Every task counts by itself, and the best value may be one from before a task was learned."""
+    """Forgetting of a task that has improved is 0. A task's best value may be from before the task was learned."""
     improved = torch.tensor([[70.0, 55, 95], [85, 60, 88], [60, 58, 50]])
     assert float(nll_forgetting(improved)) == pytest.approx((0 + 3) / 2)
     partly = improved.clone()
@@ -299,7 +299,7 @@ def test_forgetting_of_what_has_improved_is_none() -> None:
 
 
 def test_clients_are_averaged_last() -> None:
-    """A client that was never evaluated has no part in the mean."""
+    """Figures are means over clients. A client that was never evaluated does not count."""
     other = WORKED + 10
     nobody = torch.full((3, 3), math.nan, dtype=torch.float64)
     summary = filled(torch.stack([WORKED, nobody, other]), 3).summary()
@@ -363,7 +363,7 @@ def test_a_client_belongs_to_clients() -> None:
 )
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_fisher_against_a_loop(options: dict[str, Any], reduction: Any) -> None:
-    """Squared gradients of every sample's ``-log p``, by autograd, one after another."""
+    """The Fisher information is that of a loop over samples: squared gradients of each sample's ``-log p``."""
     torch.manual_seed(0)
     network = MADE((1, 2, 5), 10, **{"hidden": [8], **options}).double()
     x = torch.randint(2, (9, 1, 2, 5)).double()
@@ -433,7 +433,7 @@ def test_methods_change_something_and_nothing_where_they_are_neutral(name: str) 
 
 
 def test_ewc_pulls_by_the_density_s_fisher() -> None:
-    """Its penalty in the second task, from the model and the samples of the first."""
+    """EWC's curvature is the Fisher information of the first task's model on the first task's samples."""
     data = data_of(num_clients=2, schedule={"clients_per_round": 1.0})
     rounds, method = Rounds(), EWC(50.0)
     federation = trained(data, {"ewc": method}, callbacks=[rounds])
@@ -451,7 +451,7 @@ def test_ewc_pulls_by_the_density_s_fisher() -> None:
 
 
 def test_agem_replays_by_likelihood() -> None:
-    """A gradient on other samples is that of their likelihood, with the step's own masks."""
+    """``Cohort.gradients_on`` gives the gradient of the likelihood, with the masks of the step."""
     seen: list[tuple[dict[str, Tensor], dict[str, Tensor], Tensor, int]] = []
 
     class Looks(Method):
@@ -491,7 +491,7 @@ def test_a_classifier_estimates_no_density() -> None:
 
 
 def test_made_does_not_classify() -> None:
-    """Also where there happen to be as many classes as variables."""
+    """MADE is refused as a classifier, even if there are as many classes as variables."""
     with pytest.raises(ConfigError) as caught:
         tiny_client(data_of(scenario="domain"), partial(MADE, hidden=[5]))
     assert caught.value.key == "model.network"
@@ -534,7 +534,7 @@ def test_there_is_no_accuracy_to_reach() -> None:
     assert caught.value.key == "targets.accuracies"
 
 
-# What a run leaves
+# The files of a run
 
 
 def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -569,7 +569,7 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_pictures_of_likelihoods() -> None:
-    """The scale follows the values, bright is what is low."""
+    """The colour scale follows the values, and low values are bright."""
 
     def brightness(value: float) -> int:
         background = cell_colours(value, True, colour_scale(NLL, [WORKED]))[0]

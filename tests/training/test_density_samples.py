@@ -1,4 +1,4 @@
-"""Pictures of what a density has learned: of which model, by which draws, in which files."""
+"""Pictures of samples of a trained density: the model that they are of, the random draws, and the files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def drawn_by_hand(client: Client, count: int, *indices: int, whose: int = 0) -> 
 
 
 def test_samples_of_a_global_model() -> None:
-    """As the network draws them, by a generator of (seed, task); empty places fill the last row."""
+    """Pictures show the network's samples, drawn by a generator of (seed, task). Empty places fill the last row."""
     client = trained()
     found = draw_images(client, 10)
     assert found is not None
@@ -92,7 +92,7 @@ def test_personal_models_have_a_row_each(synchronised: bool) -> None:
 
 
 def test_decomposed_weights_are_put_together() -> None:
-    """With the weights with which a client answers whoever names no task."""
+    """Decomposed weights are put together to those that the client uses if no task is given."""
     client = trained({"it": CONFEDMADE()}, clients=CLIENTS_AT_MOST + 2)
     found = draw_images(client, 40)
     assert found is not None
@@ -119,7 +119,7 @@ def test_classifiers_and_no_samples_draw_nothing() -> None:
 
 
 def test_the_picture_shows_the_pixels() -> None:
-    """Every image's every pixel at its place, white for 1; nothing where there is no sample."""
+    """The picture has every pixel of every image at its place, white for 1, and grey where there is no sample."""
     torch.manual_seed(0)
     images = (torch.rand(2, 3, 1, 14, 14) > 0.5).float()
     images[1, 2] = torch.nan
@@ -139,7 +139,7 @@ def test_the_picture_shows_the_pixels() -> None:
         sample_grid(images, "t", ["a"])
 
 
-# The run folder and what is made of it.
+# The run folder, comparisons and loggers.
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_a_page_has_room_for_some(folder: Path) -> None:
 
 
 def test_tensorboard_shows_it(tmp_path: Path) -> None:
-    """At the run's end, as large as the file."""
+    """TensorBoard gets the picture at the run's end, in the size of the file."""
     board = Path(__file__).parents[2] / "configs" / "loggers" / "tensorboard.yaml"
     folder = tmp_path / "run"
     assert tiny_cli.fit(folder, *DENSITY, "--run.samples=4", "--config", str(board), pictures=True) == 0

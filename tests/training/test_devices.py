@@ -1,4 +1,4 @@
-"""State that is made or read before Lightning moves the network to an accelerator; the meta device stands for it."""
+"""State created or loaded before Lightning moves the network to an accelerator. The meta device stands for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cfl.methods.context import Context
 
 
 def test_fots_bases_follow_the_network() -> None:
-    """A checkpoint is read first, and projecting with a basis left behind would stop the resumed run."""
+    """FOT's bases follow the network's device, although a resumed run reads its checkpoint before the network moves."""
     data, fot = tiny_data(), FOT(threshold=0.8)
     federation = fit(tiny_client(data, mlp, sgd, {"fot": fot}), data)
     resumed = FOT(threshold=0.8)
@@ -30,7 +30,7 @@ def test_the_servers_momentum_follows_the_update() -> None:
 
 
 def test_what_clients_keep_follows_the_network() -> None:
-    """Initial values are copied before the move; evaluation needs them next to the images."""
+    """Clients' initial values, copied before the network moves, are then on its device, where evaluation needs them."""
     data = tiny_data()
     client = tiny_client(data, mlp, sgd, {"personal": PersonalLayers(["head.*"])})
     federation = fit(client, data)

@@ -1,4 +1,4 @@
-"""Methods on an accelerator that the tests pretend to have (``support/fake_device.py``)."""
+"""Methods on a fake accelerator (``support/fake_device.py``)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(fake_device.missing() is not None, reason=str(fake_device.missing()))
 
 WAITS = {"GLFC": "gradient_inversion.py"}
-"""Where a method may wait more often with more local steps. GLFC's L-BFGS asks the loss after each of its own steps,
-and how many it takes follows from the model."""
+"""By method, the file in which more local steps may add waits for the device. GLFC's L-BFGS reads the loss after each
+of its own steps, and their number depends on the model."""
 
 
 @cache
 def found_of(cases: str) -> dict[str, dict[str, Any]]:
-    """What ``support.fake_runs`` finds, in a process of its own: the device cannot be taken back."""
+    """The findings of ``support.fake_runs``, in a separate process, because a fake device cannot be unregistered."""
     folders = (ROOT, *(ROOT / "tests" / folder for folder in ("", "methods", "training")))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "support.fake_runs", "--json", "--cases", cases]
@@ -54,7 +54,7 @@ def test_every_method_does_the_same_on_a_device_and_waits_for_it_in_no_local_ste
 
 
 def faults(found: dict[str, Any], may_wait: str | None = None) -> list[str]:
-    """What is wrong, in words."""
+    """Descriptions of all faults in one case's findings."""
     where = (("each step", found["more_waits"]), ("each step of a resumed run", found["more_resumed"]))
     waits = [f"{what} waits: {at}" for what, of in where for at in of if may_wait is None or may_wait not in at]
     return [each for each in (found["failed"], found["differs"], found["resumed"], *waits) if each]
@@ -121,7 +121,7 @@ SETTINGS = {
         rounds=4,
     ),
 }
-"""Of data, networks and methods, in which local steps do what they do in no case of the methods."""
+"""Settings of data, networks and methods with local steps that no case of the methods has."""
 CASES = {
     **SETTINGS,
     "randomness": MethodCase(partial(DER, batch_size=4), network=dropping, data={"augmentation": CropFlip()}),

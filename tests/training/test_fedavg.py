@@ -1,4 +1,4 @@
-"""Whole runs against federated averaging written as a plain loop."""
+"""Whole runs compared with federated averaging written as a plain loop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_same_run(
     trainer: dict[str, Any] | None = None,
     **naive: Any,
 ) -> None:
-    """The engine's final global model is the plain loop's."""
+    """Assert that a run and the plain loop end with the same global model."""
     client = tiny_client(data, make, optimizer)
     network = plain_network(data, make, client.network.state_dict())
     expected, _ = federated_averaging(network, data, optimizer, **naive)
@@ -59,7 +59,7 @@ def assert_same_run(
 
 
 def unequal_data(stream: Stream | None = None, **options: Any) -> FederatedDataModule:
-    """Two tasks x three rounds, three of five clients of 3 to 30 samples, two local epochs, partial batches."""
+    """Two tasks of three rounds with three of five clients of 3 to 30 samples, two local epochs, partial batches."""
     schedule = {"clients_per_round": 3, "local_epochs": 2, "cohort_width": 2}
     return tiny_data(stream, num_clients=5, partition=UNEQUAL, schedule=schedule, **options)
 
@@ -75,7 +75,7 @@ def test_a_run_is_federated_averaging(optimizer: Any, weighting: str) -> None:
 
 
 def test_in_float32_as_well() -> None:
-    """The precision of real runs: nothing but rounding differs."""
+    """In float32, the precision of real runs, only rounding differs."""
     assert_same_run(unequal_data(), mlp, SGD, tolerance=1e-5)
 
 
@@ -95,7 +95,10 @@ def test_the_servers_learning_rate_and_momentum(lr: float, momentum: float) -> N
 def test_outputs_of_a_client_that_drops_out_are_not_moved_by_momentum(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if it had not been sampled: two clients have outputs of their own, and one drops out of the second round."""
+    """Momentum does not move the outputs of a client that drops out, as if the client had not been sampled.
+
+    Two clients have outputs of their own, and one of them drops out of the second round.
+    """
     monkeypatch.setattr(BoundSchedule, "dropouts", lambda self, number: frozenset([1] if number == 1 else []))
     schedule = {"clients_per_round": 2, "cohort_width": width, "client_dropout": 0.5}
     data = tiny_data(split(2), num_clients=2, sequences=FixedTasks([[0], [1]]), scenario="task", schedule=schedule)
@@ -120,7 +123,7 @@ def test_batchnorm_statistics_are_averaged_like_weights() -> None:
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 def test_every_client_clips_its_own_gradient(algorithm: str) -> None:
-    """The norm is that of one client's whole gradient, not of a layer's, nor of the clients trained side by side."""
+    """Clipping uses the norm of one client's whole gradient, not of a layer's or of a whole cohort's."""
     threshold = 1.5 if algorithm == "norm" else 0.02
     clip = getattr(torch.nn.utils, f"clip_grad_{algorithm}_")
     clipped = []
@@ -139,7 +142,7 @@ def test_every_client_clips_its_own_gradient(algorithm: str) -> None:
 
 
 class Scaled(MLP):
-    """With a parameter that has no dimension at all."""
+    """An MLP with a parameter without dimensions."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs, hidden=[8], dropout=0.0)
@@ -161,7 +164,7 @@ def test_a_parameter_without_dimensions() -> None:
     [("task", "all"), ("class", "all"), ("class", "seen"), ("class", "own"), ("domain", "all")],
 )
 def test_outputs_of_other_tasks(scenario: Any, class_loss: str) -> None:
-    """Weight decay, momentum and Adam's averages must not reach outputs outside the loss."""
+    """Runs agree with a plain loop in which weight decay, momentum and Adam do not change outputs outside the loss."""
     for optimizer in (SGD, ADAM):
         assert_same_run(unequal_data(split(), scenario=scenario, class_loss=class_loss), double(mlp), optimizer)
 

@@ -50,7 +50,7 @@ def test_the_run_ends_with_the_round_and_the_methods(
 
 
 def test_a_large_model_is_finite() -> None:
-    """The sum of its float32 values overflows."""
+    """A finite model is accepted, even if the sum of its float32 values overflows."""
 
     class Large(Method):
         def end_round(self, plan: RoundPlan) -> None:
@@ -64,7 +64,7 @@ def test_a_large_model_is_finite() -> None:
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("on_bad_update", ["stop", "skip"])
 def test_finite_updates_with_an_infinite_sum_end_the_run(width: int, on_bad_update: str) -> None:
-    """No client is to blame, so none can be left out; the same for clients that are summed one by one."""
+    """An infinite sum of finite updates ends the run, for any width: no client could be skipped to avoid it."""
     schedule = {"rounds_per_task": 1, "batch_size": 100, "cohort_width": width}
     data = tiny_data(permuted(1), schedule=schedule)
     client = tiny_client(data, mlp, partial(torch.optim.SGD, lr=1e38))

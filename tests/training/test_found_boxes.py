@@ -1,4 +1,4 @@
-"""What a detector finds, in the files of a run, in loggers and in comparisons."""
+"""The boxes that a detector finds, in the files of a run, in loggers and in comparisons."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_test_images_have_their_boxes_and_those_found() -> None:
 
 
 class Normed(TinyYOLO):
-    """With running statistics."""
+    """A TinyYOLO behind a BatchNorm layer, which has running statistics."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs, width=2)
@@ -154,7 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_tells_each_town_after_every_round(folder: Path) -> None:
-    """In its table of rounds, from which the papers' figures are drawn, and at its end."""
+    """``rounds.csv``, the source of papers' figures, has each town's mAP after each round. The summary has the last."""
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     result, summary = read_result(folder), tiny_cli.summary(folder)
@@ -181,7 +181,10 @@ def test_frames_with_boxes_are_in_the_folder_the_logger_and_the_page(folder: Pat
 
 
 def test_predict_finds_boxes_in_files(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of the model's answers to the files, scaled as the run's own; nothing is found in an image of none."""
+    """``cfl predict`` writes the boxes of the model's outputs for files scaled like the run's images.
+
+    Without ``--top``, it finds nothing in these images, because five rounds do not make the model sure of a box.
+    """
     frames = [folder.parents[1] / "frames" / f"A{k}.jpg" for k in (0, 1)]
     ask = ["predict", "--ckpt_path", str(folder), *map(str, frames), "--task", "0"]
     with tiny_cli.shortened(["validate"]):
@@ -200,7 +203,7 @@ def test_predict_finds_boxes_in_files(folder: Path, tmp_path: Path, capsys: pyte
         told = [float(row[name]) for name in ("left", "top", "right", "bottom", "score")]
         assert told == pytest.approx([*corners, score], abs=1e-4)
     with tiny_cli.shortened(["validate"]):
-        assert main(ask) == 0  # five rounds do not make it sure of anything
+        assert main(ask) == 0  # after five rounds no box has a high score
         assert main([word for word in ask if word not in ("--task", "0")]) == 2
     said = capsys.readouterr()
     assert said.out.count("nothing") == 2

@@ -1,4 +1,4 @@
-"""What there is one of: the round's counter, methods and buffers are the federation's."""
+"""The federation alone owns the round counter, the methods and the buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cfl.training.client import Client
 
 
 class Counts(Callback):
-    """Notes the round by the data, the federation and Lightning, in every step."""
+    """Notes in every step the round's number by the data module, the federation and Lightning."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, int]] = []
@@ -27,7 +27,7 @@ class Counts(Callback):
 
 
 def test_the_data_follow_the_federations_counter() -> None:
-    """Also that of another federation on the same data."""
+    """The data module follows the federation's round counter, also that of a second federation on the same data."""
     data, counts = tiny_data(), Counts()
     assert data.next_round == 0
     first = fit(tiny_client(data), data, callbacks=[counts])

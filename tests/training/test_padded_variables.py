@@ -1,4 +1,4 @@
-"""What columns of zeros add to a likelihood: a cost that training drives to 0, and nothing else."""
+"""Padded variables, which are always 0, add to the NLL a term that training drives to 0, and change nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REAL, ALL = 8, 14
 
 
 def nats(network: Any, x: Tensor) -> Tensor:
-    """``[D]``: mean over samples of what each variable costs."""
+    """``[D]``: the NLL of each variable in nats, mean over samples."""
     logits = network.logits(x, network.evaluation_degrees(0, x.device))
     p = torch.where(x.flatten(1) == 1, logits.sigmoid(), 1 - logits.sigmoid())
     return -p.log().mean(0).detach()
@@ -29,7 +29,7 @@ def nats(network: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("order", ["natural", "random"])
 def test_other_variables_know_nothing_of_them(order: Any) -> None:
-    """A zero adds nothing to any unit: real variables cost the same whatever the weights from padded ones are."""
+    """The NLL of real variables does not depend on the weights from padded variables, which are always 0."""
     torch.manual_seed(0)
     network: Any = MADE((1, 1, ALL), ALL, hidden=[20], direct=True, order=order).double()
     x = (torch.rand(50, 1, 1, ALL, dtype=torch.float64) > 0.5).double()
@@ -44,9 +44,10 @@ def test_other_variables_know_nothing_of_them(order: Any) -> None:
 
 
 def test_without_training_each_costs_a_bit_and_the_cost_falls_as_one_over_the_steps() -> None:
-    """Of a bias alone, by gradient descent: with ``p(1) = 1 / (1 + e^u)``, ``e^u + u`` grows by the rate in every step.
+    """The NLL of a variable that is always 0, learned by a bias alone, falls as one over the steps of gradient descent.
 
-    So after t steps of rate r a variable costs ``log(1 + e^-u)``, below ``1 / (r t - log(r t))``.
+    With ``p(1) = 1 / (1 + e^u)``, ``e^u + u`` grows by the rate in every step. After t steps of rate r the NLL is
+    ``log(1 + e^-u)``, below ``1 / (r t - log(r t))``.
     """
     rate, steps = 0.5, 400
     bias = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -68,7 +69,7 @@ def test_without_training_each_costs_a_bit_and_the_cost_falls_as_one_over_the_st
 
 
 def test_training_drives_their_cost_to_nothing(tmp_path: Path) -> None:
-    """In a federated run, while real variables cost about what they cost without padding."""
+    """A federated run drives the NLL of padded variables to 0. Real variables have nearly their NLL without padding."""
     noise = np.random.default_rng(0)
     common = noise.integers(0, 2, (400, 1))
     rows = (common ^ (noise.random((400, REAL)) < 0.2)).astype(np.uint8)

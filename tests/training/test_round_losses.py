@@ -1,4 +1,4 @@
-"""The mean of a round's losses, read at any time."""
+"""The mean of a round's losses so far, which can be read at any time."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def test_the_mean_is_that_of_all_finite_losses_so_far() -> None:
             losses.add(torch.tensor(step), cast(Any, SimpleNamespace(padded=False)))
             values += [value for value in step if math.isfinite(value)]
             assert losses.mean == pytest.approx(sum(values) / len(values))
-            assert losses.mean == pytest.approx(sum(values) / len(values))  # known by now
+            assert losses.mean == pytest.approx(sum(values) / len(values))  # from the cache

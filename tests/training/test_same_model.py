@@ -1,4 +1,4 @@
-"""Processes whose models differ are found, also where their norms agree."""
+"""Processes whose models differ are found, even if the norms of the models agree."""
 
 from __future__ import annotations
 

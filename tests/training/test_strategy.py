@@ -1,4 +1,4 @@
-"""Several processes that share the clients end with the numbers of one."""
+"""Several processes that share the clients end with the numbers of a single process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ from cfl.training.client import Client
 
 
 class Scales(Method):
-    """Sends single messages, and keeps on every client how far it has moved so far."""
+    """Sends individual messages, and keeps on every client the distance that it has moved so far."""
 
     individual_uplinks = True
 
@@ -97,7 +97,7 @@ class Scales(Method):
     def end_round(self, plan: RoundPlan) -> None:
         scales = self.context.channel.collect_individually("scale")
         assert list(scales) == list(plan.clients)
-        for client in scales:  # whoever trained it, its state is here
+        for client in scales:  # every process has the state of all clients, whichever process trained them
             assert self.context.clients.get("moved", client) is not None
         self.heard.append({client: message["norm"].item() for client, message in scales.items()})
 
@@ -106,7 +106,7 @@ class Scales(Method):
 
 
 class Counts(Method):
-    """Counts local steps; one without clients would be none."""
+    """Counts local steps, and asserts that each has gradients, that is, clients."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -304,7 +304,7 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
 
 
 class Witness(Callback):
-    """What this process has trained and evaluated, and what it knows after every round."""
+    """Records what this process trains and evaluates, and its loss and model after every round."""
 
     def __init__(self) -> None:
         self.trained: list[tuple[int, int]] = []
@@ -345,9 +345,9 @@ def train(
     engine: EngineOptions | None = None,
     in_blocks: bool = False,
 ) -> dict[str, Any]:
-    """Run a variant as one of ``size`` processes; what this process knows at the end.
+    """Run a variant as one of ``size`` processes. Returns this process's results.
 
-    Steps are watched, hence single ones, unless they come ``in_blocks``.
+    A ``Witness`` watches the run, which makes steps single ones, unless ``in_blocks``.
     """
     network, methods, of_data, federated = VARIANTS[variant]
     options: dict[str, Any] = copy.deepcopy(of_data)
@@ -386,7 +386,7 @@ _alone: dict[tuple[str, bool], dict[str, Any]] = {}
 
 def alone(variant: str, as_double: bool = True) -> dict[str, Any]:
     if (variant, as_double) not in _alone:
-        # With as many math threads as each of the crew's processes: float32 convolutions may round by their number.
+        # With one math thread, as each process of the crew: rounding of float32 convolutions depends on their number.
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -420,7 +420,7 @@ def test_two_processes_are_the_same_as_one(crew: Crew, variant: str) -> None:
 @pytest.mark.parametrize("engine", [None, EngineOptions("auto")], ids=["fixed", "auto"])
 @pytest.mark.parametrize("variant", ["unequal clients", "ewc", "workers"])
 def test_processes_have_as_many_blocks_and_the_same_numbers(three: Crew, variant: str, engine: Any) -> None:
-    """Whatever each has measured in a trial."""
+    """All processes have the same numbers and as many blocks, even if their trials measured different times."""
     one = alone(variant)
     for result in three.run(train, variant, len(three.pipes), True, None, engine, True):
         tiny_cli.assert_same(result["weights"], one["weights"], 1e-8)
@@ -433,7 +433,7 @@ def test_three_processes_are_the_same_as_one(three: Crew, variant: str) -> None:
 
 
 def test_one_process_may_have_the_strategy_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as ``alone``; else the strategy takes all cores
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in ``alone``; else the strategy uses all cores
     crew = Crew(1)
     (result,) = crew.run(train, "fot all", 1, True, several(1))
     tiny_cli.assert_same(result["state"], alone("fot all")["state"], 0.0)
@@ -442,7 +442,7 @@ def test_one_process_may_have_the_strategy_too(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("variant", ["unequal clients", "personal", "one client per round"])
 def test_the_work_is_shared_out(three: Crew, variant: str) -> None:
-    """Every client of a round is trained once, by one process, and so is every test sample evaluated."""
+    """Every client of a round is trained by exactly one process, and every test sample is evaluated by one."""
     one, results = alone(variant), three.run(train, variant, len(three.pipes))
     trained = sorted(entry for result in results for entry in result["witness"]["trained"])
     assert trained == [(r, client) for r, clients in enumerate(one["plans"]) for client in clients]
@@ -452,7 +452,7 @@ def test_the_work_is_shared_out(three: Crew, variant: str) -> None:
         assert len(busy) == min(len(clients), len(results))
     steps = [result["witness"]["steps"] for result in results]
     assert all(own == steps[0] for own in steps), "every process takes part in every step of Lightning's"
-    if variant == "personal":  # there, the clients are shared out: see the totals in the matrices' state
+    if variant == "personal":  # its evaluation shares out clients: the totals in the matrices' state test that
         return
     evaluated = [set(result["witness"]["evaluated"]) for result in results]
     samples = sorted(batch for own in evaluated for batch in own if batch[1] < batch[2])
@@ -472,7 +472,7 @@ def test_in_float32_all_processes_hold_the_same_bits(crew: Crew) -> None:
 
 
 def messages(batch_size: int, size: int) -> int:
-    """How many messages a run takes."""
+    """The number of messages between processes in a run."""
     calls = []
     with ExitStack() as stack:
         for name in ("all_reduce", "broadcast", "all_gather", "all_gather_object", "broadcast_object_list", "barrier"):
@@ -485,7 +485,7 @@ def messages(batch_size: int, size: int) -> int:
 
 
 def unequal_processes(threads: Sequence[int]) -> str:
-    """An engine whose choice is open where there are math threads to choose among, and settled elsewhere."""
+    """Return the engine chosen in processes of which one has a choice of math threads and the other has none."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads[int(os.environ["LOCAL_RANK"])])
     try:
@@ -504,10 +504,10 @@ def test_processes_with_unequal_threads_agree_on_an_engine(crew: Crew, threads: 
 
 
 def chosen_width(size: int) -> int:
-    """How many clients an engine is built for whose width is open, in a round of eight."""
+    """The cohort width chosen for a round of eight clients, if the width is open."""
     data = tiny_data(permuted(2), num_clients=8, schedule={"cohort_width": "auto", "rounds_per_task": 1})
     client = tiny_client(data, engine=EngineOptions("workers", 1, stack=8))
-    fit(client, data, **(several(size) if size > 1 else {}))  # alone, this process must not become one of several
+    fit(client, data, **(several(size) if size > 1 else {}))  # the test's own process must not join a group
     assert client.engine_choice is not None
     return client.engine_choice.width
 
@@ -519,14 +519,14 @@ def test_no_process_makes_room_for_the_clients_of_others(crew: Crew) -> None:
 
 
 def test_nothing_is_exchanged_during_local_training(crew: Crew) -> None:
-    """Lightning would broadcast before every training step whether there was a signal."""
+    """The number of messages does not depend on the number of steps. Lightning alone would broadcast in every step."""
     few, many = (set(crew.run(messages, batch_size, len(crew.pipes))) for batch_size in (20, 2))
     assert few == many
     assert min(few) > 6
 
 
 class SlowSource(Synthetic):
-    """One process needs a while to bring the files; the others could not read them before."""
+    """A source whose files process 0 writes after a while. The others fail if they read before."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(4, [1, 4, 4], 80, 40)
@@ -563,7 +563,7 @@ def test_data_that_cannot_be_had_are_an_error_in_all() -> None:
 
 
 class Lonely(Method):
-    """Moves the global model by what only this process knows."""
+    """Moves the global model by the process's rank, so that processes differ."""
 
     def end_round(self, plan: RoundPlan) -> None:
         with torch.no_grad():
@@ -571,7 +571,7 @@ class Lonely(Method):
 
 
 class Mirrored(Method):
-    """Turns the sign of a tensor in one process; its norm is the same."""
+    """Changes the sign of a tensor in process 1, which keeps its norm."""
 
     def end_round(self, plan: RoundPlan) -> None:
         with torch.no_grad():
@@ -579,7 +579,7 @@ class Mirrored(Method):
 
 
 class Loud(Method):
-    """An extra round in which every process lets all clients send."""
+    """An extra round in which every process sends for all clients."""
 
     def end_task(self, plan: RoundPlan) -> None:
         for client in plan.clients:

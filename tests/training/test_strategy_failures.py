@@ -1,4 +1,4 @@
-"""When one process fails, all end at once, and the first says why."""
+"""When one process fails, all processes end soon, and the first one reports the cause."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from cfl.runtime.distributed import rank
 from cfl.training.strategy import ClientParallel
 
 SOON = 45.0
-"""Seconds: below the time-out of 60 s that a process would wait for one that says nothing, on a busy machine, too."""
+"""Seconds in which processes must end, even on a busy machine. It is below the 60 s that they wait for a silent one."""
 
 
 class Trouble(Method):
-    """Something happens in process 1, in the named hook of round 1."""
+    """Calls ``happens`` in process 1, in the named hook of round 1."""
 
     def __init__(self, hook: str, happens: Callable[[], Any]) -> None:
         self.hook, self.happens = hook, happens
@@ -49,7 +49,7 @@ class Trouble(Method):
 
 
 class Slow(Method):
-    """In round 1 process 1 fails in its first step, and the first process adds a letter to a file with every step."""
+    """In round 1, process 1 fails in its first step, and process 0 adds a letter to a file in every step."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -64,7 +64,7 @@ class Slow(Method):
 
 
 class Full(Callback):
-    """The first process fails where it alone has something to do."""
+    """The first process fails in a hook in which it alone does something."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
@@ -93,11 +93,11 @@ def run(method: Method | None, callback: Callback | None, timeout: float) -> Non
 def outcomes(
     method: Method | None, callback: Callback | None = None, timeout: float = 60.0
 ) -> tuple[Failed, Failed, float]:
-    """What happens to both processes, and how long it takes."""
+    """The failures of processes 0 and 1, and the seconds until both have ended."""
     crew = Crew(2)
     started = time.monotonic()
     crew.start(run, method, callback, timeout)
-    # A process that has failed ends in real life; here its end is what the other would wait for.
+    # Outside of tests a failed process ends. Here the crew keeps it alive, so it is killed.
     second = crew.outcome(1)
     crew.processes[1].kill()
     first = crew.outcome(0)
@@ -127,7 +127,7 @@ def test_an_error_in_one_process_ends_both(hook: str) -> None:
 
 
 def test_a_process_that_computes_hears_of_it_before_the_round_is_over(tmp_path: Path) -> None:
-    """The first process has two clients of 25 steps, one after the other."""
+    """A computing process learns of a failure before its round ends, which has two clients of 25 steps each."""
     file = tmp_path / "steps"
     first, _, _ = outcomes(Slow(file))
     assert first.kind == "ProcessFailed"
@@ -166,16 +166,16 @@ def test_a_process_that_hangs_is_given_up() -> None:
     assert 3.0 <= seconds < SOON + 3.0
 
 
-# Processes that are stopped, not dead.
+# Processes that are stopped but alive.
 
 
 def stop_oneself() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(0.5)  # for the others to notice that it is back
+    time.sleep(0.5)  # so that the others notice that it runs again
 
 
 class Stops(Trouble):
-    """One process stops itself at the end of round 1."""
+    """Stops the given process at the end of round 1."""
 
     def __init__(self, process: int) -> None:
         super().__init__("end_round", stop_oneself)
@@ -187,7 +187,7 @@ class Stops(Trouble):
 
 
 def told(method: Method, timeout: float) -> str:
-    """What a process says on standard error in a run with short times."""
+    """Run with short heartbeat times. Returns the lines about processes on standard error."""
     heartbeat.BEAT, heartbeat.SILENT = 0.05, 0.5
     with redirect_stderr(io.StringIO()) as said:
         run(method, None, timeout)
@@ -196,7 +196,7 @@ def told(method: Method, timeout: float) -> str:
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_stopped_process_is_named_and_waited_for(process: int) -> None:
-    """Also if it is the one through which the others talk."""
+    """A stopped process is named and waited for, also process 0, through which the others communicate."""
     crew = Crew(2)
     crew.start(told, Stops(process), 60.0)
     wait_until_stopped(crew.processes[process].pid)
