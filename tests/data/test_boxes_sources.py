@@ -14,6 +14,7 @@ from PIL import Image
 
 from cfl.data.sources import CocoBoxes, RecordedFrames, VocBoxes
 from cfl.data.sources.boxes import DetectionSource
+from cfl.data.streams import Sequence
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.testing import check_source
 
@@ -78,10 +79,9 @@ def voc(folder: Path) -> VocBoxes:
         (folder / kind).mkdir(parents=True)
     for k, boxes in enumerate(BOXES):
         objects = "".join(
-            f"<object><name>{name}</name><bndbox>"
-            + "".join(f"<{side}>{at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
-            + "</bndbox></object>"
-            for name, *box in boxes
+            f"<object><name>{name}</name><bndbox>"  # pixels count from 1, and the last one belongs to the box
+            f"<xmin>{left + 1}</xmin><ymin>{top + 1}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>"
+            for name, left, top, right, bottom in boxes
         )
         text = f"<annotation><filename>T_{k}.jpg</filename>{objects}</annotation>"
         (folder / "Annotations" / f"T_{k}.xml").write_text(text)
@@ -154,6 +154,10 @@ def changed(file: Path, old: str, new: str) -> None:
         (coco, "train.json", '"bbox": [10, 6, 20, 30]', '"bbox": [10, 6, -20, 30]', "is no box"),
         (coco, "train.json", '"image_id": 0', '"image_id": 77', "there is no image 77"),
         (coco, "train.json", '"images": [', '"pictures": [', "there is no images"),
+        (coco, "train.json", '"id": 1,', '"id": 0,', "there are two of image 0"),
+        (coco, "train.json", '"id": 3,', '"id": 7,', "there are two of category 7"),
+        (coco, "train.json", '"bbox": [10,', f'"bbox": [1{"0" * 400},', "are no four numbers"),
+        (coco, "train.json", '"bbox": [10, 6, 20, 30]', '"bbox": "1234"', "are no four numbers"),
         (coco, "train.json", "{", "", "cannot be read"),
         (coco, "train.json", "T_0.jpg", "/etc/passwd", "is no name of a file below"),
         (voc, "Annotations/T_0.xml", "<annotation>", "<!DOCTYPE a><annotation>", "declares entities"),
@@ -169,6 +173,44 @@ def test_damaged_files_are_named(make: Any, file: str, old: str, new: str, said:
         source.load(tmp_path)
 
 
+def test_content_that_is_wrong_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    source = recorded(tmp_path / "set")
+    changed(tmp_path / "set" / "boxes.csv", ",10,6,30,36", ",10,6,x,36")
+    with pytest.raises(DataFilesMissing, match=r"^[^(]*boxes\.csv, line \d+: .* are no four numbers$"):
+        source.load(tmp_path)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_classes_without_a_box_are_named(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are refused if no training image has a box, e.g. because a name is mistyped."""
+    source = make(tmp_path / "set")
+    source.load(tmp_path)
+    assert "set: no training image has a box of vehicle" not in caplog.text
+    assert "set: no test image has a box of vehicle of at least a pixel" in caplog.text
+    source.class_names = ("bike", "tram")
+    caplog.clear()
+    source.load(tmp_path)
+    assert (
+        "no training image has a box of tram of at least a pixel at [3, 20, 40]; there are boxes of bike" in caplog.text
+    )
+    source.class_names = ("Bike", "tram")
+    with pytest.raises(ConfigError, match=r"source\.classes = \['Bike', 'tram'\] .* boxes of bike, lamp, vehicle$"):
+        source.load(tmp_path)
+
+
+def test_boxes_of_one_run_have_one_shape_and_one_order_of_classes(tmp_path: Path) -> None:
+    """Boxes would not move with the images that ``Sequence`` pads."""
+    known = recorded(tmp_path / "set")
+    for shape, classes, said in (
+        ([3, 20, 44], CLASSES, "boxes with the same shape"),
+        (SHAPE, CLASSES[::-1], "boxes with the same classes in the same order"),
+    ):
+        other = RecordedFrames(known.path, shape, classes)
+        with pytest.raises(ConfigError, match=rf"data\.stream\.sources = .*{said}"):
+            Sequence([known, other])
+    assert Sequence([known, RecordedFrames(known.path, SHAPE, CLASSES)]).num_tasks == 2
+
+
 def test_options_that_cannot_work() -> None:
     for options, key in (
         ({"shape": [2, 8, 8]}, "shape"),
@@ -178,6 +220,7 @@ def test_options_that_cannot_work() -> None:
         ({"block": 0}, "block"),
         ({"test_every": 1}, "test_every"),
         ({"towns": []}, "towns"),
+        ({"towns": ["A", "A"]}, "towns"),
     ):
         with pytest.raises(ConfigError, match=f"data.stream.source.{key}"):
             RecordedFrames(**{"path": "x", "shape": [3, 8, 8], "classes": ["a"], **options})

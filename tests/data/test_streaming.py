@@ -176,9 +176,20 @@ def town(folder: Path, name: str, count: int, drivers: list[int] | None, every: 
     lines = ["frame,town,number,class,xmin,ymin,xmax,ymax"]
     for k in range(count):
         Image.new("RGB", (4, 4)).save(frames / f"{name}{k}.jpg")
-        lines.append(f"{name}{k},{name},{every * k + (1000 if k > 2 else 0)},,,,,")
+        lines.append(f"{name}{k},{name},{every * k + (1000 if k > 2 else 0)},x,0,0,4,4")
     (folder / name / "boxes.csv").write_text("\n".join(lines))
     return RecordedFrames(str(folder / name), [3, 4, 4], ["x"], block=2, drivers=drivers)
+
+
+def test_a_driver_without_frames_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.partition = 'no samples' .*every client samples; client 1 has none"):
+        tiny_data(
+            Sequence([town(tmp_path, "A", 24, [0, 2])]),
+            exposure="streaming",
+            partition=Natural(),
+            num_clients=3,
+            schedule={"rounds_per_task": 2},
+        ).setup("fit")
 
 
 def test_frames_last_until_the_next_and_stretches_of_a_town_go_to_their_drivers(tmp_path: Path) -> None:

@@ -153,6 +153,21 @@ def test_a_perfect_grid_is_found_again() -> None:
     assert bool((found[:, [1, 3]] <= 48).all())
 
 
+def test_many_objects_are_found_although_every_predictor_of_their_cells_finds_them() -> None:
+    shape = (1, 160, 160)
+    maps = torch.full((1, boxes.PER_CELL, 6, 10, 10), -20.0)
+    maps[:, :, :2] = 0.0  # the centre of the cell
+    maps[:, :, 2:4] = math.log(10 / 16)
+    maps[:, 0, 4], maps[:, 1, 4], maps[:, 2, 4] = 3.0, 2.0, 1.0
+    found = boxes.detections(maps.flatten(1), shape)[0]
+    assert found.shape == (boxes.FOUND, 6)
+    assert bool((found[:, 0] == 0).all())
+    centres = (found[:, 1:3] + found[:, 3:5]) / 2
+    assert sorted(map(tuple, centres.tolist())) == sorted(
+        (16.0 * x + 8, 16.0 * y + 8) for x, y in product(range(10), repeat=2)
+    )
+
+
 def test_anchors_are_the_clusters_of_sizes() -> None:
     sizes = torch.tensor([[4.0, 6], [20, 20], [90, 50]])
     jitter = 1 + 0.02 * torch.rand(60, 2, generator=torch.Generator().manual_seed(0))

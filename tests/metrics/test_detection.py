@@ -20,7 +20,7 @@ from cfl.methods import DER, GPM, Method
 from cfl.metrics.detection import DetectionMatrix, mean_average_precisions
 from cfl.metrics.measure import called
 from cfl.models import TinyYOLO
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import BadUpdate, ConfigError
 from cfl.testing import check_source
 from cfl.testing.tiny_data import permuted, squares, tiny_data
 
@@ -48,6 +48,28 @@ def test_precisions_by_hand() -> None:
     assert mean_average_precisions([(found(0.9), ONE)]) == pytest.approx((0.5, 0.5))  # one of two classes is found
     assert mean_average_precisions([(found(), ONE)]) == (0.0, 0.0)
     assert all(math.isnan(value) for value in mean_average_precisions([(found(0.9), ONE[:0])]))
+
+
+def test_thresholds_are_those_of_coco() -> None:
+    """Recalls and overlaps that equal a threshold reach it: 0.6 is one of 101 recalls and one of ten overlaps."""
+    box = torch.tensor([[0.0, 0, 0, 10, 10]])
+    seen = torch.cat([box, torch.ones(1, 1)], 1)
+    _, at_half = mean_average_precisions([(seen if number < 6 else seen[:0], box) for number in range(10)])
+    assert at_half == pytest.approx(61 / 101, abs=1e-6)
+    part = seen.clone()
+    part[0, 4] = 6.0
+    mean, _ = mean_average_precisions([(part, box)])
+    assert mean == pytest.approx(3 / 10, abs=1e-6)
+
+
+def test_detections_that_are_not_finite_end_the_run() -> None:
+    """COCO's evaluation would count boxes of NaN as found."""
+    matrix, box = DetectionMatrix(1), torch.tensor([[[0.0, 0, 0, 10, 10]]])
+    for bad in (math.nan, math.inf):
+        strange = torch.cat([box, torch.ones(1, 1, 1)], 2)
+        strange[0, 0, 3] = bad
+        with pytest.raises(BadUpdate, match="a box or score"):
+            matrix.update(0, 0, strange, box)
 
 
 def test_rows_are_computed_when_they_are_added_up() -> None:

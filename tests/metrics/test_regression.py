@@ -201,6 +201,18 @@ def test_files_of_numbers_that_cannot_be(tmp_path: Path, arrays: dict[str, np.nd
         Features(stored(tmp_path, **arrays), dimensions=5, numbers=True).load(tmp_path)
 
 
+def test_numbers_that_float32_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    numbers = 1.7e9 + np.arange(96.0)
+    many = {"train_labels": np.stack([numbers, numbers], 1)}
+    with pytest.raises(
+        DataFilesMissing, match=r"train_labels differ too little for their size .*Expected: .*numbers, \[N"
+    ):
+        Features(stored(tmp_path, **many), dimensions=5, numbers=True).load(tmp_path)
+    for fine in (numbers - 1.7e9, np.full(96, 0.1), 1e6 + np.arange(96.0)):
+        many = {"train_labels": np.stack([fine, fine], 1)}
+        Features(stored(tmp_path, **many), dimensions=5, numbers=True).load(tmp_path)
+
+
 def test_images_with_numbers_are_read_as_well(tmp_path: Path) -> None:
     images = {f"{part}_images": np.zeros((4, 3, 3), np.uint8) for part in ("train", "test")}
     labels = {f"{part}_labels": np.arange(4) / 2 for part in ("train", "test")}

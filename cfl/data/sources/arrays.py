@@ -59,8 +59,9 @@ IMAGES = Layout(
 )
 
 
-def _damaged(path: Path, reason: object, layout: Layout) -> DataFilesMissing:
-    return DataFilesMissing(f"{path} cannot be used: {reason}. Expected: {layout.about}.")
+def _damaged(path: Path, reason: object, layout: Layout, numbers: bool = False) -> DataFilesMissing:
+    about = layout.about.replace("integers from 0, [N]", "numbers, [N] or [N, D]") if numbers else layout.about
+    return DataFilesMissing(f"{path} cannot be used: {reason}. Expected: {about}.")
 
 
 def _claims(file: NpzFile, layout: Layout, numbers: bool = False) -> dict[str, Claim]:
@@ -101,7 +102,7 @@ def stored_shape(path: Path, layout: Layout, numbers: bool = False) -> tuple[int
         with opened_npz(path) as file:
             return _claims(file, layout, numbers)[f"train_{layout.kind}"].shape
     except ValueError as error:
-        raise _damaged(path, error, layout) from error
+        raise _damaged(path, error, layout, numbers) from error
 
 
 def npz_num_classes(path: Path, layout: Layout, numbers: bool = False) -> int:
@@ -117,7 +118,7 @@ def npz_num_classes(path: Path, layout: Layout, numbers: bool = False) -> int:
                 return _width(found["train_labels"].shape)
             train, test = (checked_labels(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS)
     except ValueError as error:
-        raise _damaged(path, error, layout) from error
+        raise _damaged(path, error, layout, numbers) from error
     return _counted(path, train, test, layout)
 
 
@@ -153,7 +154,7 @@ def read_arrays(
             clients = _client_numbers(file.read(CLIENTS), len(labels["train"])) if CLIENTS in file.keys else None
             samples = [convert(file.read(f"{part}_{layout.kind}")) for part in _PARTS]
     except ValueError as error:
-        raise _damaged(path, error, layout) from error
+        raise _damaged(path, error, layout, numbers) from error
     train, test = (torch.from_numpy(labels[part]) for part in _PARTS)
     return ImageSet(samples[0], train, clients), ImageSet(samples[1], test)
 

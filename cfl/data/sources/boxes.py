@@ -43,8 +43,8 @@ class DetectionSource(StandardSource):
     """A data set of images with boxes. Subclasses define :meth:`records`.
 
     Images are scaled to ``shape``, and boxes with them. Boxes are cut at the borders of their images. Boxes of other
-    classes, and boxes that are then less than a pixel wide or high, are left out. Each class needs a box in a training
-    image; a class without one in a test image is named in a warning. Images are stored as bytes.
+    classes, and boxes that are then less than a pixel wide or high, are left out. Classes without a box in the
+    training or test images are named in a warning. Images are stored as bytes.
 
     Args:
         shape: ``[C, H, W]`` of the network's input, C 1 or 3.
@@ -56,7 +56,7 @@ class DetectionSource(StandardSource):
         max_test: likewise for the test set.
 
     Raises:
-        ConfigError: an option that cannot work.
+        ConfigError: an option that cannot work; when the files are read, no training image has a box.
     """
 
     targets = "boxes"
@@ -128,17 +128,16 @@ class DetectionSource(StandardSource):
         )
 
     def _check_classes(self, part: str, records: Sequence[Record], labels: Tensor) -> None:
-        """Refuse a class without a box in the training images, and warn of one without a box in the test images."""
+        """Warn of classes without a box, and refuse training images without any box."""
         lacking = [name for number, name in enumerate(self.class_names) if not bool((labels[..., 0] == number).any())]
         if not lacking:
             return
-        known = sorted({name for record in records for name, *_ in record.boxes})
-        thin = f" that is a pixel wide and high when scaled to {list(self.shape)}" if lacking[0] in known else ""
-        if part != "training":
-            _log.warning("%s: no %s image has a box of %s%s", self.name, part, ", ".join(lacking), thin)
-            return
-        valid = f"classes with a box in a training image{thin}" if thin else f"some of {', '.join(known) or 'none'}"
-        raise ConfigError(f"{KEY}.classes", lacking[0], valid)
+        known = ", ".join(sorted({name for record in records for name, *_ in record.boxes})) or "no class"
+        if part == "training" and len(lacking) == self.num_classes:
+            valid = f"classes with a box of at least a pixel at {list(self.shape)}; the training images have boxes of"
+            raise ConfigError(f"{KEY}.classes", list(self.class_names), f"{valid} {known}")
+        said = "%s: no %s image has a box of %s of at least a pixel at %s; there are boxes of %s"
+        _log.warning(said, self.name, part, ", ".join(lacking), list(self.shape), known)
 
     def _scaled(self, record: Record, width: int, height: int) -> Tensor:
         """The boxes of a record in pixels of ``shape``, ``[n, 5]``, the largest first."""

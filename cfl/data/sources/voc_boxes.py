@@ -14,8 +14,8 @@ class VocBoxes(DetectionSource):
     """Images in the folders of Pascal VOC, with an XML file of boxes for each image.
 
     The folder holds ``JPEGImages``, ``Annotations/<name>.xml`` and ``ImageSets/Main/<set>.txt`` with a name in every
-    line. An annotation names its image (``filename``) and has an ``object`` for every box, with ``name`` and ``bndbox``.
-    Its ``xmin``, ``ymin``, ``xmax`` and ``ymax`` are the first and last pixels of the box, which count from 1.
+    line. An annotation names its image (``filename``) and has an ``object`` with ``name`` and ``bndbox`` for every box.
+    The ``xmin``, ``ymin``, ``xmax`` and ``ymax`` of a box are its first and last pixels, which count from 1.
 
     Args:
         path: of the folder, relative to the data root or absolute.
