@@ -196,6 +196,9 @@ def test_moving_a_batch_keeps_everything() -> None:
     assert torch.equal(moved.index, batch.index)
     assert torch.equal(moved.mask, batch.mask)
     assert (moved.clients, moved.closes, moved.step) == (batch.clients, batch.closes, batch.step)
+    away = batch.to("meta")
+    assert (away.index.device.type, away.mask.device.type) == ("meta", "meta")
+    assert (away.clients, away.closes, away.step) == (batch.clients, batch.closes, batch.step)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import copy
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -428,6 +429,8 @@ def test_compiled_steps_are_the_same_steps() -> None:
     data = tiny_data(schedule={"rounds_per_task": 1, "cohort_width": 2})
     expected = weights(fit(tiny_client(data), data))
     data = tiny_data(schedule={"rounds_per_task": 1, "cohort_width": 2})
-    found = weights(fit(tiny_client(data, mlp, engine=EngineOptions("vmap", compile="default")), data))
+    with mock.patch("torch.compile", wraps=torch.compile) as compiling:
+        found = weights(fit(tiny_client(data, mlp, engine=EngineOptions("vmap", compile="default")), data))
+    assert compiling.called
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)

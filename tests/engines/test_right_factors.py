@@ -88,19 +88,23 @@ def test_steps_are_taken_at_once_while_nothing_is_multiplied(network: Any) -> No
     assert steps.fused_sgd == {0: {True}, 1: {False}}
 
 
-class Halved(Method):
-    """Changes gradients, so the engine may not multiply them for another method."""
+class Shifted(Method):
+    """Adds a constant to gradients, which a projection before and after it changes differently."""
 
     def adjust_gradients(self, cohort: Any) -> None:
         for gradient in cohort.gradients.values():
-            gradient.mul_(0.5)
+            gradient.add_(0.01)
 
 
 def test_beside_another_method_that_changes_gradients_the_order_of_methods_holds() -> None:
-    found = []
-    for engine in (EngineOptions("vmap"), EngineOptions("workers", workers=2)):
+    def trained(engine: EngineOptions, methods: dict[str, Method]) -> dict[str, Tensor]:
         data = tiny_data(permuted(2), schedule={"rounds_per_task": 2})
-        methods: dict[str, Method] = {"gpm": GPM(threshold=0.9), "halved": Halved()}
-        found.append(weights(fit(tiny_client(data, mlp, sgd, methods, engine), data)))
-    for key, tensor in found[0].items():
-        torch.testing.assert_close(tensor, found[1][key], rtol=0, atol=2e-5)
+        return weights(fit(tiny_client(data, mlp, sgd, methods, engine), data))
+
+    vmap, workers = EngineOptions("vmap"), EngineOptions("workers", workers=2)
+    expected = trained(vmap, {"gpm": GPM(threshold=0.9), "shifted": Shifted()})
+    found = trained(workers, {"gpm": GPM(threshold=0.9), "shifted": Shifted()})
+    for key, tensor in expected.items():
+        torch.testing.assert_close(tensor, found[key], rtol=0, atol=2e-5)
+    reverse = trained(workers, {"shifted": Shifted(), "gpm": GPM(threshold=0.9)})
+    assert max(float((reverse[key] - tensor).abs().max()) for key, tensor in expected.items()) > 1e-3

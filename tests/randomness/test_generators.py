@@ -133,7 +133,7 @@ def test_data_that_have_served_one_run_serve_another() -> None:
     assert_equal(weights(fit(tiny_client(data), data)), first)
 
 
-def test_dropout_is_reproducible_and_seeded() -> None:
+def test_dropout_changes_a_run_and_is_reproducible() -> None:
     first = run(with_dropout)
     assert_equal(run(with_dropout), first)
     assert not torch.equal(run(mlp)["head.weight"], first["head.weight"])

@@ -43,31 +43,6 @@ def test_other_variables_know_nothing_of_them(order: Any) -> None:
     assert float(before[REAL:].min()) > 0
 
 
-def test_without_training_each_costs_a_bit_and_the_cost_falls_as_one_over_the_steps() -> None:
-    """The NLL of a variable that is always 0, learned by a bias alone, falls as one over the steps of gradient descent.
-
-    With ``p(1) = 1 / (1 + e^u)``, ``e^u + u`` grows by the rate in every step. After t steps of rate r the NLL is
-    ``log(1 + e^-u)``, below ``1 / (r t - log(r t))``.
-    """
-    rate, steps = 0.5, 400
-    bias = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.SGD([bias], rate)
-    cost = []
-    for _ in range(steps + 1):
-        loss = torch.nn.functional.softplus(bias)  # -log p(0)
-        cost.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert cost[0] == pytest.approx(math.log(2))
-    low, high = 0.0, 50.0
-    for _ in range(100):  # u by bisection
-        u = (low + high) / 2
-        low, high = (u, high) if math.exp(u) + u < 1 + rate * steps else (low, u)
-    assert cost[-1] == pytest.approx(math.log1p(math.exp(-u)), rel=0.02)
-    assert cost[-1] < 1 / (rate * steps - math.log(rate * steps))
-
-
 def test_training_drives_their_cost_to_nothing(tmp_path: Path) -> None:
     """A federated run drives the NLL of padded variables to 0. Real variables have nearly their NLL without padding."""
     noise = np.random.default_rng(0)
