@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import tiny, tiny_cli
@@ -16,6 +17,8 @@ from cfl.data.augmentation import Augmentation, CropFlip, augmentation_words
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.round_loader import RoundLoader
+from cfl.data.sources import Features
+from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
 from cfl.runtime.errors import ConfigError
 
@@ -285,3 +288,11 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert tiny_cli.fit(tmp_path / "b", "--data.augmentation", "CropFlip", "--data.augmentation.padding", "-2") == 2
     assert "data.augmentation.padding = -2 cannot work" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
+
+
+def test_rows_of_numbers_are_not_augmented(tmp_path: Path) -> None:
+    rows = {f"{part}_features": torch.rand(40, 6).numpy() for part in ("train", "test")}
+    labels = {f"{part}_labels": (torch.arange(40) % 2).numpy() for part in ("train", "test")}
+    np.savez(tmp_path / "rows.npz", **rows, **labels)
+    with pytest.raises(ConfigError, match=r"data\.augmentation = 'CropFlip' .*null: samples are rows of numbers"):
+        tiny.tiny_data(Permuted(Features(str(tmp_path / "rows.npz")), 2), augmentation=CropFlip())

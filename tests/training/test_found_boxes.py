@@ -208,3 +208,26 @@ def test_predict_finds_boxes_in_files(folder: Path, tmp_path: Path, capsys: pyte
     said = capsys.readouterr()
     assert said.out.count("nothing") == 2
     assert "--task" in said.err
+
+
+def test_predict_refuses_outputs_that_are_not_finite(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finite = TinyYOLO.forward
+    monkeypatch.setattr(TinyYOLO, "forward", lambda self, x: finite(self, x) * torch.nan)
+    frame = str(folder.parents[1] / "frames" / "A0.jpg")
+    with tiny_cli.shortened(["validate"]):
+        assert main(["predict", "--ckpt_path", str(folder), frame, "--task", "0", "--top", "3"]) == 2
+    assert f"FILE = '{frame}' cannot work; valid: images as in training" in capsys.readouterr().err
+
+
+def test_no_image_is_drawn_twice() -> None:
+    data = tiny_data(squares(2), num_clients=3, schedule={"rounds_per_task": 1})
+    client = tiny_client(data, partial(TinyYOLO, width=2), partial(torch.optim.Adam, lr=0.01), None)
+    fit(client, data)
+    for task in data.evaluated:
+        task.test.labels[2:, :, 0] = -1  # two images with boxes are left
+    drawn = draw_boxes(client, 6)
+    assert drawn is not None
+    assert drawn.images.shape[:2] == (2, 3)
+    assert drawn.images.isnan().all(-1).all(-1).all(-1).tolist() == [[False, False, True]] * 2
