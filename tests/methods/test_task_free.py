@@ -541,8 +541,8 @@ def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: 
         places.starts = places.starts + size  # in the same order, at the next task's places
         data.handles = Shifted(handles, size)  # every sample keeps its handle
 
-        def scrambled_at(*given: Any) -> tuple[Tensor, Tensor, TaskHandles]:
-            x, y, of = samples_at(*given)
+        def scrambled_at(*given: Any, **options: Any) -> tuple[Tensor, Tensor, TaskHandles]:
+            x, y, of = samples_at(*given, **options)
             return x, y, TaskHandles((unwrap_tasks(of) + 1) % 3)
 
         # Images are still fetched by the right task.
