@@ -6,8 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from cfl.runtime.errors import ConfigError
+
+_FUSED = (torch.float32, torch.float64)
+"""Types of parameters with which torch's fused update on CPUs is right; with half precision it is not."""
 
 
 def step_in_one_pass(optimizer: Optimizer) -> None:
@@ -33,10 +38,25 @@ def _may_be_fused(group: dict[str, Any]) -> bool:
         and group["fused"] is None
         and not group["foreach"]
         and all(
-            p.device.type == "cpu" and p.is_floating_point() and torch.empty_like(p).stride() == p.stride()
+            p.device.type == "cpu" and p.dtype in _FUSED and torch.empty_like(p).stride() == p.stride()
             for p in group["params"]
         )
     )
+
+
+def check_shape(parameter: Tensor, gradient: Tensor | None) -> None:
+    """Refuse a gradient of another shape than its parameter.
+
+    Autograd computes one if the network has kept an activation of an earlier cohort, with another number of clients.
+    Torch's fused updates would read beyond its end.
+
+    Raises:
+        ConfigError: the shapes differ.
+    """
+    if gradient is not None and gradient.shape != parameter.shape:
+        valid = "one that keeps no activation between steps (self.x = h): gradients of another cohort come back with it"
+        value = f"a network whose gradient is {list(gradient.shape)}, not {list(parameter.shape)}"
+        raise ConfigError("model.network", value, valid)
 
 
 @torch.no_grad()
@@ -47,7 +67,11 @@ def lay_gradients_out(parameters: Iterable[nn.Parameter]) -> None:
 
     Args:
         parameters: with the gradients of the step to be taken; those without one are left.
+
+    Raises:
+        ConfigError: as :func:`check_shape`.
     """
     for p in parameters:
+        check_shape(p, p.grad)
         if p.grad is not None and p.grad.stride() != p.stride():
             p.grad = torch.empty_like(p).copy_(p.grad)

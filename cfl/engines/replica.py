@@ -33,6 +33,7 @@ class Replica:
         ]
         self._slots = [(names[id(held[local])], held, local) for held, local in places if held[local] is not None]
         self.unused: set[str] = set()
+        self.used: set[str] = set()
 
     def step(
         self,
@@ -58,5 +59,6 @@ class Replica:
                 if leaf.grad is None:
                     self.unused.add(name)
                 else:
+                    self.used.add(name)
                     update.gradient(name, leaf.grad)
         return loss.detach()

@@ -20,6 +20,7 @@ from cfl.engines.chain import Chain
 from cfl.engines.cohort import Cohort
 from cfl.engines.graphs import Graphs
 from cfl.engines.objective import Objective
+from cfl.engines.one_pass import check_shape
 from cfl.engines.stacked_layers import StackedLayers
 from cfl.engines.updates import sgd_step
 from cfl.models.batchnorm import batch_mask
@@ -111,7 +112,10 @@ class VmapEngine(Engine):
         """Return the losses, after the optimizer's step if that is left to the engine."""
         if context.fused_sgd is None:
             return losses
-        sgd_step(parameters, torch.autograd.grad(losses.sum(), parameters, allow_unused=True), *context.fused_sgd)
+        gradients = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            check_shape(parameter, gradient)
+        sgd_step(parameters, gradients, *context.fused_sgd)
         return losses.detach()
 
     def _of_inputs(self, cohort: Cohort, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -29,6 +29,7 @@ from cfl.engines.right_factors import ClientFactor, RightFactor
 from cfl.engines.threads import Threads
 from cfl.models.dropout import DropoutMasks
 from cfl.models.step_draws import StepDraws
+from cfl.runtime.errors import EngineCannot
 
 FETCHED_TOGETHER = 2**18
 """Pixels, or words of random bits, up to which a cohort's samples are fetched in one go; 2**18 pixels are 1 MiB."""
@@ -131,6 +132,7 @@ class WorkerEngine(Engine):
         """Before a step that leaves gradients, set those of the ``idle`` rows, clients without samples, to zero."""
         for replica in self._replicas:
             replica.unused.clear()  # parameters that one step does not use may be used in the next
+            replica.used.clear()
         for row in idle:
             for gradient in self._rows.gradients.of(row, 1).values():
                 gradient.zero_()
@@ -253,10 +255,19 @@ class WorkerEngine(Engine):
         return self._recorded.step(samples, outputs, step.context.fused_sgd, weights, example, times, pulls=pulls)
 
     def backward(self, total: Tensor, cohort: Cohort) -> None:
-        """Put the gradients on the parameters; autograd adds those of terms that methods added to the losses."""
+        """Put the gradients on the parameters; autograd adds those of terms that methods added to the losses.
+
+        Raises:
+            EngineCannot: some clients of the step use a parameter and others do not.
+        """
         if self._rows.keeps:
             k = len(cohort.clients)
             unused = set().union(*(replica.unused for replica in self._replicas))
+            by_some = unused & set().union(*(replica.used for replica in self._replicas))
+            if by_some:  # momentum and decay would also move the weights of clients that do not use them
+                value = f"a network of which some clients of a step use {min(by_some)} and others do not"
+                valid = "schedule.cohort_width 1 with it, or SGD without momentum and weight decay"
+                raise EngineCannot("model.network", value, valid)
             for name, parameter in cohort.parameters.items():
                 parameter.grad = None if name in unused else self._rows.gradients.tensors[name][:k]
         if total.requires_grad:

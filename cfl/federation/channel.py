@@ -29,7 +29,8 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
     sums = {}
     for name, rows in payload.items():
         factor = moved(torch.tensor(weights, dtype=torch.float32), rows.device)
-        values = rows if rows.is_floating_point() else rows.double()  # float32 is exact for integers up to 2^24 only
+        exact = rows.is_floating_point() or rows.is_complex()
+        values = rows if exact else rows.double()  # float32 is exact for integers up to 2^24 only
         if 0.0 in weights:
             values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
         sums[name] = torch.tensordot(factor.to(values.dtype), values, dims=1)

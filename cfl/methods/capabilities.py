@@ -57,7 +57,10 @@ class PersonalModel(Protocol):
 
 
 class TestedOtherwise(Protocol):
-    """Tests a model that differs from the one after local training (APD prunes it)."""
+    """Lets LearningRateDecay validate another model than the one after local training (APD prunes it).
+
+    Tests of such a model need :class:`PersonalModel` or :class:`TaskModel`.
+    """
 
     def as_tested(self, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model that the client uses for images of its current task; ``model`` is not to be changed."""
@@ -304,11 +307,13 @@ def has(method: object, *any_of: Any) -> bool:
 
     Members are looked up by name, in the method and its class; properties of the method are not evaluated.
     """
+    return any(all(has_member(method, name) for name in members(capability)) for capability in any_of)
+
+
+def has_member(method: object, name: str) -> bool:
+    """Whether a method, or a class of methods, has a member that is not switched off by None."""
     kind = method if isinstance(method, type) else method.__class__
-    own = () if isinstance(method, type) else vars(method)
-    return any(
-        all(m in own or getattr(kind, m, None) is not None for m in members(capability)) for capability in any_of
-    )
+    return (not isinstance(method, type) and name in vars(method)) or getattr(kind, name, None) is not None
 
 
 def crosses_tasks(method: object) -> bool:

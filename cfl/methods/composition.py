@@ -271,7 +271,9 @@ class Composition(MethodComposition):
             self._pulls[method] = method.pulls(cohort)
             _check_pulls(type(method).__name__, self._pulls[method], cohort)
         for method in self.with_capability(RightMultiplication).values():
-            self._factors[method] = method.right_factors(self.shown(method))
+            cohort = self.shown(method)
+            self._factors[method] = method.right_factors(cohort)
+            _check_factors(method.key, self._factors[method], cohort)
 
     @property
     def collects(self) -> bool:
@@ -284,23 +286,48 @@ class Composition(MethodComposition):
             method.finish_clients(self.shown(method), positions)
 
     def step_factors(self) -> list[Tensor | None]:
-        """Each method's factors of the clients' learning rates."""
-        return [m.step_factors(self.shown(m)) for m in self.with_capability(LearningRateFactors).values()]
+        """Each method's factors of the clients' learning rates.
+
+        Raises:
+            ValueError: factors are neither None nor one number for every client.
+        """
+        found = []
+        for method in self.with_capability(LearningRateFactors).values():
+            cohort = self.shown(method)
+            factors = method.step_factors(cohort)
+            if factors is not None and (not isinstance(factors, Tensor) or factors.shape != (len(cohort.clients),)):
+                raise ValueError(f"{method.key}.step_factors gives {factors!r:.60}, no tensor [{len(cohort.clients)}]")
+            found.append(factors)
+        return found
 
     def frozen_parameters(self) -> frozenset[str]:
-        """Names of the parameters that are frozen for the cohort."""
-        of_all = [m.frozen_parameters(self.shown(m)) for m in self.with_capability(FrozenParameters).values()]
-        return frozenset().union(*of_all)
+        """Names of the parameters that are frozen for the cohort.
+
+        Raises:
+            ValueError: a method names no parameter of the network.
+        """
+        every: frozenset[str] = frozenset()
+        for method in self.with_capability(FrozenParameters).values():
+            cohort = self.shown(method)
+            names = method.frozen_parameters(cohort)
+            if names is None or isinstance(names, str) or not set(names) <= set(cohort.parameters):
+                raise ValueError(f"{method.key}.frozen_parameters gives {names!r:.60}, no names of parameters")
+            every |= frozenset(names)
+        return every
 
     # A local step.
 
     def extend_batch(self, batch: CohortBatch) -> CohortBatch:
-        """The step with the samples and extras that methods add."""
+        """The step with the samples and extras that methods add.
+
+        Raises:
+            TypeError: a method returns no step.
+        """
         for method in self.with_capability(BatchExtension).values():
-            if method.task_free:
-                batch = method.extend_batch(self.shown(method), batch.without_tasks()).with_tasks(batch)
-            else:
-                batch = method.extend_batch(self.shown(method), batch)
+            found = method.extend_batch(self.shown(method), batch.without_tasks() if method.task_free else batch)
+            if not isinstance(found, CohortBatch):
+                raise TypeError(f"{method.key}.extend_batch gives {type(found).__name__}, not a CohortBatch")
+            batch = found.with_tasks(batch) if method.task_free else found
         return batch
 
     def penalties(self, losses: Tensor) -> Tensor:
@@ -424,6 +451,19 @@ class Composition(MethodComposition):
         """Restore :meth:`state_dict`."""
         for name, method in self.items():
             method.load_state_dict(state[name])
+
+
+def _check_factors(who: str, factors: Mapping[str, RightFactor], cohort: Cohort) -> None:
+    """Refuse factors of other things than parameters, which some engines would leave out without an error.
+
+    Raises:
+        TypeError: naming the method, if they are no factors.
+        ValueError: naming the method and the parameter.
+    """
+    if not isinstance(factors, Mapping) or not all(isinstance(one, RightFactor) for one in factors.values()):
+        raise TypeError(f"{who}.right_factors gives no mapping of names to RightFactor, but {factors!r:.60}")
+    if unknown := sorted(set(factors).difference(cohort.parameters)):
+        raise ValueError(f"{who}.right_factors names {unknown[0]}, no parameter of the network")
 
 
 def _check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:

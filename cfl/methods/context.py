@@ -213,8 +213,8 @@ class Context:
         return self._data.client_batches(task, client, batch_size, device)
 
     def indices(self, task: int, client: int) -> np.ndarray:
-        """``[n]`` indices of a client's training samples of a task, for :meth:`gather`."""
-        return self._data.indices[task][client]
+        """``[n]`` indices of a client's training samples of a task, for :meth:`gather`; empty if it has none."""
+        return self._data.indices[task].get(client, np.zeros(0, dtype=np.int64))
 
     def gather(self, task: int, index: Tensor) -> tuple[Tensor, Tensor]:
         """``[..., C, H, W]`` inputs and ``[...]`` outputs of :meth:`indices` ``[...]``."""

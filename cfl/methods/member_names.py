@@ -1,4 +1,4 @@
-"""Refuses methods whose members cannot be called as they are: misspelt, with other parameters, or overwritten."""
+"""Refuses methods whose members cannot be called as they are: misspelt, incomplete, hidden, or overwritten."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def check_members(methods: Mapping[str, Method]) -> None:
     """
     _check_names(methods)
     for key, method in methods.items():
+        _check_declarations(key, method)
         kind = type(method)
         if kind.task_free is True and not capabilities.has(method, capabilities.FoundTasks):
             for name in ("begin_task", "end_task"):
@@ -62,6 +63,31 @@ def check_members(methods: Mapping[str, Method]) -> None:
             if option in SET_BY_SETUP and option in vars(method):
                 valid = f"another name in {kind.__name__}, whose self.{option} setup overwrites"
                 raise ConfigError(f"methods.{key}.{option}", vars(method)[option], valid)
+
+
+def _check_declarations(key: str, method: Method) -> None:
+    """Refuse halves of capabilities, functions hidden by attributes, and class attributes with other values."""
+    kind = type(method)
+    for protocol in _protocols():
+        wanted = capabilities.members(protocol)
+        lacking = [name for name in wanted if not capabilities.has_member(method, name)]
+        if any(hasattr(kind, name) for name in lacking):
+            continue  # switched off by None
+        if lacking and len(lacking) < len(wanted):
+            there = next(name for name in wanted if name not in lacking)
+            valid = f"{lacking[0]} beside it: without, it is never called"
+            raise ConfigError(f"methods.{key}", f"{kind.__name__}.{there}", valid)
+    for name in sorted(set(_declared()) & set(vars(method))):
+        if not callable(vars(method)[name]):
+            valid = f"another name for this attribute: self.{name} is called as a function"
+            raise ConfigError(f"methods.{key}", f"{kind.__name__}.{name} = {vars(method)[name]!r:.40}", valid)
+    if "state" in vars(method):
+        raise ConfigError(f"methods.{key}", "self.state", f"state as an attribute of the class {kind.__name__}")
+    if method.optimizers is not None and not isinstance(method.optimizers, frozenset | set):
+        valid = "null or a frozenset of names of optimizers"
+        raise ConfigError(f"methods.{key}", f"{kind.__name__}.optimizers = {method.optimizers!r:.40}", valid)
+    if method.kind not in ("add", "project", "look"):
+        raise ConfigError(f"methods.{key}", f"{kind.__name__}.kind = {method.kind!r:.40}", "add, project or look")
 
 
 def _takes(own: Callable[..., Any], declared: Callable[..., Any]) -> bool:

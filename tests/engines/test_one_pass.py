@@ -13,9 +13,13 @@ from support.tiny import double, fit, mlp, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
+from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.engines.one_pass import lay_gradients_out, step_in_one_pass
+from cfl.federation.channel import weighted_sums
 from cfl.methods import Method
+from cfl.models import MLP
+from cfl.runtime.errors import ConfigError, EngineCannot
 from cfl.testing.tiny_runs import OneStepAtATime
 
 FUSED: dict[str, Callable[..., Optimizer]] = {
@@ -108,3 +112,54 @@ def test_a_run_does_not_depend_on_how_gradients_lie_in_memory(callbacks: list[Ca
     assert otherwise.adjusted
     for name, value in runs[0].items():
         torch.testing.assert_close(runs[1][name], value, rtol=0, atol=1e-12)
+
+
+def test_a_gradient_of_another_number_of_clients_is_refused() -> None:
+    """Autograd makes one if a network keeps an activation; a fused update would read beyond its end."""
+    parameter = nn.Parameter(torch.zeros(1, 6))
+    parameter.grad = torch.zeros(1, 6)
+    lay_gradients_out([parameter])
+    parameter.data = torch.zeros(3, 6)
+    with pytest.raises(ConfigError, match=r"model\.network = .* gradient is \[1, 6\], not \[3, 6\]' .*no activation"):
+        lay_gradients_out([parameter])
+
+
+class Chooses(MLP):
+    """A network of which a sample's value says which layer is used."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def features(self, x: Tensor) -> Tensor:
+        found = super().features(x)
+        return (self.one if float(x.flatten()[0]) > 0 else self.other)(found)
+
+
+def test_parameters_that_some_clients_of_a_step_use_are_refused_with_momentum() -> None:
+    """Engine ``auto`` takes one that can, with the result of one client at a time."""
+
+    def choosing(shape: tuple[int, int, int], outputs: int) -> nn.Module:
+        return Chooses(shape, outputs, hidden=[6])
+
+    def trained(engine: EngineOptions, width: Any) -> dict[str, Tensor]:
+        data = tiny_data(num_clients=4, schedule={"clients_per_round": 4, "cohort_width": width})
+        return weights(fit(tiny_client(data, double(choosing), partial(Adam, lr=0.02), {}, engine), data))
+
+    with pytest.raises(EngineCannot, match=r"some clients of a step use (one|other)\.bias"):
+        trained(EngineOptions("workers", 1, 1), 4)
+    expected = trained(EngineOptions("workers", 1, 1), 1)
+    for name, value in trained(EngineOptions("auto"), "auto").items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-9)
+
+
+def test_half_precision_keeps_torchs_default() -> None:
+    for dtype, fused in ((torch.float32, True), (torch.bfloat16, None), (torch.float16, None)):
+        optimizer = SGD([nn.Parameter(torch.zeros(20, dtype=dtype))], 0.1)
+        step_in_one_pass(optimizer)
+        assert optimizer.param_groups[0]["fused"] is fused
+
+
+def test_sums_of_complex_messages_are_complex() -> None:
+    rows = torch.tensor([[1 + 2j], [3 - 1j]])
+    assert weighted_sums({"w": rows}, [1.0, 2.0])["w"].tolist() == [7 + 0j]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
 from cfl.methods import AGEM, FedAGEM, Method
 from cfl.methods import capabilities as all_capabilities
+from cfl.methods.base import Report, report_of
 from cfl.methods.capabilities import has, leaves_other_gradients
 from cfl.methods.combinations import check_optimizer
 from cfl.methods.composition import Composition
@@ -357,3 +359,73 @@ def test_a_misspelt_scenario_is_the_methods_fault() -> None:
     valid = "class, density, detection, domain, regression, task"
     with pytest.raises(ConfigError, match=rf"methods\.mine = 'Mine\.scenarios with tsk'.*names among {valid}"):
         fit(tiny_client(data := tiny_data(), methods={"mine": kind()}), data)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"bounded_updates": lambda self, updates: updates}, r"Mine\.bounded_updates' .*protected_mean beside it"),
+        ({"end_found_task": lambda self, plan, rounds: None}, r"Mine\.end_found_task' .*follow_found_tasks beside it"),
+        ({"optimizers": "AdamW"}, r"Mine\.optimizers = 'AdamW'.*a frozenset of names"),
+        ({"kind": "projekt"}, r"Mine\.kind = 'projekt'.*add, project or look"),
+    ],
+)
+def test_members_that_would_do_nothing_are_refused(members: dict[str, Any], said: str) -> None:
+    data, method = tiny_data(), type("Mine", (Method,), members)()
+    adam = partial(torch.optim.Adam, lr=0.01)
+    with pytest.raises(ConfigError, match=said):
+        fit(tiny_client(data, mlp, adam, {"mine": method}), data)
+
+
+@pytest.mark.parametrize("name", ["penalty", "report", "recall", "setup", "state"])
+def test_an_attribute_that_hides_what_is_called_or_saved_is_refused(name: str) -> None:
+    data, method = tiny_data(), Method()
+    setattr(method, name, ("n",) if name == "state" else 0.1)
+    said = r"self\.state' .*of the class" if name == "state" else rf"Method\.{name} = 0\.1' .*called as a function"
+    with pytest.raises(ConfigError, match=said):
+        fit(tiny_client(data, methods={"mine": method}), data)
+
+
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), EngineOptions("workers", 1)])
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"right_factors": lambda self, cohort: None}, "right_factors gives no mapping of names to RightFactor"),
+        ({"right_factors": lambda self, cohort: {"w": torch.eye(2)}}, "right_factors gives no mapping"),
+        (
+            {"right_factors": lambda self, cohort: {"w": RightFactor(torch.eye(2)[None])}},
+            "right_factors names w, no parameter",
+        ),
+        ({"step_factors": lambda self, cohort: 0.5}, r"step_factors gives 0\.5, no tensor \["),
+        ({"step_factors": lambda self, cohort: torch.ones(9)}, r"step_factors gives tensor.*, no tensor \["),
+        ({"frozen_parameters": lambda self, cohort: "head.weight"}, "frozen_parameters gives 'head.weight', no names"),
+        ({"frozen_parameters": lambda self, cohort: ["heads.weight"]}, "frozen_parameters gives .*no names of param"),
+        ({"frozen_parameters": lambda self, cohort: None}, "frozen_parameters gives None, no names of parameters"),
+        ({"extend_batch": lambda self, cohort, batch: None}, "extend_batch gives NoneType, not a CohortBatch"),
+    ],
+)
+def test_returned_values_of_another_kind_name_method_and_function(
+    members: dict[str, Any], said: str, engine: EngineOptions
+) -> None:
+    data = tiny_data()
+    method = type("Mine", (Method,), members)()
+    with pytest.raises(Exception, match=rf"methods\.mine\.{said}"):
+        fit(tiny_client(data, mlp, sgd, {"mine": method}, engine), data)
+
+
+def test_a_report_holds_plain_values_and_rows_of_the_same_columns() -> None:
+    """Torch's and NumPy's single numbers count as plain."""
+
+    class Reports(Method):
+        def __init__(self, report: Report) -> None:
+            self.made = report
+
+        def report(self) -> Report:
+            return self.made
+
+    fine = report_of("mine", Reports(Report({"a": torch.tensor(2.0), "b": [1, "x"]}, [{"c": 1}, {"c": 2}])))
+    assert (fine.figures, fine.rows) == ({"a": 2.0, "b": [1, "x"]}, [{"c": 1}, {"c": 2}])
+    with pytest.raises(TypeError, match=r"methods\.mine: report's figure a is a Tensor, which is no plain value"):
+        report_of("mine", Reports(Report({"a": torch.ones(3)})))
+    with pytest.raises(TypeError, match=r"methods\.mine: report's rows differ in the columns d"):
+        report_of("mine", Reports(Report({}, [{"c": 1}, {"c": 2, "d": 3}])))
