@@ -123,15 +123,19 @@ def test_a_methods_rows_of_clients_are_averaged(method: type[Method]) -> None:
 
 
 class Rows(Method):
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+
     def report(self) -> Report:
-        return Report({}, [{"x": 1.0}, {"round": 1, "x": 2.0}])
+        return Report({}, [self.row])
 
 
 def test_rows_of_no_task_and_no_round_are_figures_of_none() -> None:
-    federation = fit(tiny_client(data := tiny_data(), methods={"mine": Rows()}), data)
+    methods: dict[str, Method] = {"mine": Rows({"x": 1.0}), "timed": Rows({"round": 1, "x": 2.0})}
+    federation = fit(tiny_client(data := tiny_data(), methods=methods), data)
     first, second = (evaluation_figures(federation, task) for task in (0, 1))
-    assert first["mine/x"] == 2.0
-    assert not any(name.startswith("mine/") for name in second)
+    assert first["timed/x"] == 2.0
+    assert not any(name.startswith(("mine/", "timed/")) for name in (*second, *(first.keys() - {"timed/x"})))
 
 
 def test_a_logger_without_a_place_of_its_own_writes_into_the_run_folder(
