@@ -136,7 +136,7 @@ class SumOptions:
                 continue
             came = frozenset(asked) - frozenset(lost(round))
             attendance = Attendance.of(asked, schedule.dropouts(round), schedule.settings.dropout_stage, came)
-            what = f"round {round} has no secure sum of its updates"
+            what = f"round {round} has no secure sum of its messages"
             try:
                 check_recoverable(attendance, integers.graph(round, attendance), self.share_threshold, what)
             except SumRefused as refused:

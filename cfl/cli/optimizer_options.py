@@ -32,7 +32,7 @@ _OFF = {
 
 
 def kept_rate(given: Sequence[Given], defaults: Iterable[Given], path: str, lr: Any) -> str | None:
-    """A sentence if the learning rate was set in a file for another optimizer than the one that is used; else None.
+    """Return a sentence if a file set the learning rate for another optimizer than the one that is used; else None.
 
     Args:
         given: the options that were given, in order.
@@ -52,9 +52,9 @@ def kept_rate(given: Sequence[Given], defaults: Iterable[Given], path: str, lr: 
         return None
     found = named_class(path)
     own = inspect.signature(found).parameters.get("lr") if found is not None else None
-    if own is None or own.default == lr:
+    if own is None or own.default == lr or not isinstance(lr, int | float):
         return None
-    usual = "" if own.default is own.empty else f" instead of {own.default:g}"
+    usual = f" instead of {own.default:g}" if isinstance(own.default, int | float) else ""
     return f"{KEY}.lr is {lr:g}{usual}, as {file} sets it for {whose}; set {KEY}.lr behind {KEY}={used}"
 
 

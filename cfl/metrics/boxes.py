@@ -129,11 +129,10 @@ def suppressed(boxes: Tensor, scores: Tensor, classes: Tensor, above: float) -> 
         classes: ``[N, n]`` int64.
         above: overlap, as intersection over union, above which the worse box is left out.
     """
-    gone = torch.zeros_like(scores, dtype=torch.bool)
-    for better in range(boxes.shape[1] - 1):
+    gone, places = torch.zeros_like(scores, dtype=torch.bool), torch.arange(boxes.shape[1], device=boxes.device)
+    for better in range(boxes.shape[1] - 1):  # not all pairs at once, which would take n times the memory
         one = slice(better, better + 1)
-        behind = torch.arange(boxes.shape[1], device=boxes.device) > better
-        rivals = (iou(boxes[:, one], boxes).squeeze(1) > above) & (classes[:, one] == classes) & behind
+        rivals = (iou(boxes[:, one], boxes).squeeze(1) > above) & (classes[:, one] == classes) & (places > better)
         gone = gone | (rivals & ~gone[:, one])
     return gone
 

@@ -12,6 +12,8 @@ import yaml
 from support import tiny_cli
 
 import cfl
+from cfl.cli import optimizer_options
+from cfl.cli.given import Given
 from cfl.cli.header import announce
 from cfl.cli.main import main
 from cfl.reporting.experiment import benchmark_name, method_name
@@ -161,3 +163,20 @@ def test_a_learning_rate_meant_for_another_optimizer_is_named(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("model.optimizer.lr ")]
     assert len(lines) == (said is not None)
     assert said is None or said in lines[0]
+
+
+@pytest.mark.parametrize(("default", "said"), [(0.5, " instead of 0.5,"), (None, "is 0.2, as"), (0.2, None)])
+def test_a_learning_rate_is_named_whatever_the_optimizers_own_is(
+    default: float | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mine(lr: float | None = default) -> None:
+        pass
+
+    monkeypatch.setattr(optimizer_options, "named_class", lambda path: mine)
+    defaults = [
+        Given("model.optimizer", "torch.optim.SGD", "default.yaml"),
+        Given("model.optimizer.lr", 0.2, "default.yaml"),
+    ]
+    found = optimizer_options.kept_rate([Given("model.optimizer", "my.Mine")], defaults, "my.Mine", 0.2)
+    assert (found is None) == (said is None)
+    assert said is None or said in str(found)
