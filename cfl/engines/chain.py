@@ -49,10 +49,7 @@ class Chain:
         as functions. They follow one after another, and each weight is used once. The network must have no buffers and
         no hooks, and compute nothing without gradients or in another precision.
         """
-        if any(True for _ in network.buffers()) or any(
-            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-            for m in network.modules()
-        ):
+        if any(True for _ in network.buffers()) or _has_hooks(network):
             return None
         try:
             # A copy is traced, because a forward pass may change its module.
@@ -176,6 +173,13 @@ def cross_entropy_with_gradient(
     share = mask / mask.sum(-1, keepdim=True).clamp(min=1)
     share = share.to(logits.dtype)
     return (losses * share).sum(-1), gradient.mul_(share.unsqueeze(-1))
+
+
+def _has_hooks(network: nn.Module) -> bool:
+    return any(p._backward_hooks for p in network.parameters()) or any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+        for m in network.modules()
+    )
 
 
 class _Tracer(fx.Tracer):

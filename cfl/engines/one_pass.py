@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ def step_in_one_pass(optimizer: Optimizer) -> None:
 
     Torch's default on CPUs makes one pass over memory per operation, about ten for Adam. The fused update makes one
     pass, and is the same up to rounding. Torch has it for SGD, Adam, AdamW and Adagrad. Other optimizers, and
-    parameters on other devices, keep torch's default. Before each step, call :func:`lay_gradients_out`.
+    parameters on other devices, keep torch's default. Before each step, call :func:`prepare_step`.
 
     Args:
         optimizer: before its first step.
@@ -60,18 +59,37 @@ def check_shape(parameter: Tensor, gradient: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def lay_gradients_out(parameters: Iterable[nn.Parameter]) -> None:
-    """Give every gradient the strides of its parameter, which torch's fused updates expect and do not check.
+def prepare_step(optimizer: Optimizer) -> None:
+    """Meet what torch's fused updates expect of gradients and of the optimizer's state, and do not check.
+
+    Every gradient gets the strides of its parameter. With SGD and momentum, a parameter whose first gradient comes
+    later than that of others gets a momentum buffer.
 
     Hooks of the optimizer cannot do this, because they run before the closure that computes the gradients.
 
     Args:
-        parameters: with the gradients of the step to be taken; those without one are left.
+        optimizer: with the gradients of the step to be taken.
 
     Raises:
         ConfigError: as :func:`check_shape`.
     """
-    for p in parameters:
-        check_shape(p, p.grad)
-        if p.grad is not None and p.grad.stride() != p.stride():
-            p.grad = torch.empty_like(p).copy_(p.grad)
+    for group in optimizer.param_groups:
+        parameters = [p for p in group["params"] if p.grad is not None]
+        for p in parameters:
+            check_shape(p, p.grad)
+            if p.grad.stride() != p.stride():
+                p.grad = torch.empty_like(p).copy_(p.grad)
+        if group.get("fused") and group.get("momentum"):
+            late = [p for p in parameters if optimizer.state[p].get("momentum_buffer") is None]
+            if len(late) < len(parameters):
+                for p in late:
+                    optimizer.state[p]["momentum_buffer"] = _before_first_gradient(p, group)
+
+
+def _before_first_gradient(p: nn.Parameter, group: dict[str, Any]) -> Tensor:
+    """The buffer b with which the fused update ``b <- momentum b + (1 - dampening) g`` gives g, as torch starts it."""
+    if not group["dampening"]:
+        return torch.zeros_like(p)
+    assert p.grad is not None
+    gradient = (-p.grad if group["maximize"] else p.grad).add(p, alpha=group["weight_decay"])
+    return torch.empty_like(p).copy_(gradient * (group["dampening"] / group["momentum"]))

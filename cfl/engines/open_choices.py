@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from cfl.engines.against_autograd import AgainstAutograd
 from cfl.engines.base import EngineKind, EngineOptions
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.engines.choice import EngineChoice
+from cfl.engines.hidden_state import check_hidden_state
 from cfl.engines.products import available, faster, worth_onednn
 from cfl.engines.trial_pass import draws_random_numbers, patch_bytes, weighted_layers
 from cfl.models.base import num_parameters
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, EngineCannot
 from cfl.runtime.memory import require_memory
+
+_log = logging.getLogger(__name__)
 
 MEMORY_ON_CPU = 128 * 2**20
 """Bytes that :data:`COPIES` of a cohort's weights may take when the user has not set the width."""
@@ -42,6 +48,7 @@ def candidates(
     precision: str,
     batch_size: int,
     by_hand: bool = True,
+    samples: Callable[[], Tensor] | None = None,
 ) -> list[EngineChoice]:
     """The choices that a user's settings leave open, the most promising first; one if nothing is open.
 
@@ -54,23 +61,55 @@ def candidates(
         precision: the Trainer's.
         batch_size: samples per local step.
         by_hand: whether the loss allows hand-written steps, see :class:`~cfl.engines.workers.WorkerEngine`.
+        samples: returns ``[3, C, H, W]`` samples, on which a network of a user's own is compared with plain autograd.
+            Without it nothing is compared.
 
     Raises:
         ConfigError: ``engine.kind`` is workers but they cannot work; ``engine.stack``, ``engine.batch_last`` or
-            ``engine.products`` does not suit the network; ``model.network`` cannot take the data's images; or
-            ``schedule.cohort_width`` clients do not fit into memory.
+            ``engine.products`` does not suit the network; ``model.network`` cannot take the data's images, or keeps
+            state of its own; or ``schedule.cohort_width`` clients do not fit into memory.
+        EngineCannot: only ``vmap`` is left, and cannot compute ``schedule.cohort_width`` clients of this network.
     """
     device = next(network.parameters()).device
     draws = draws_random_numbers(network, input_shape)  # refuses a network that cannot be trained, whatever the engine
+    is_open = _Open(options, width, most_clients, network, input_shape, batch_size, by_hand)
+    compared = None
+    if samples is not None and Chain.of(network) is None and not _is_shipped(network):
+        x = samples()
+        check_hidden_state(network, x)
+        compared = None if draws else AgainstAutograd(network, x)
     refused = _why_no_workers(draws, device, precision, options)
+    if refused is None and options.kind != "vmap" and compared is not None:
+        refused = compared.on_a_copy()
     if options.kind == "workers" and refused is not None:
         raise ConfigError("engine.kind", "workers", f"vmap or auto: {refused}")
-    is_open = _Open(options, width, most_clients, network, input_shape, batch_size, by_hand)
     found, slower = is_open.workers() if options.kind != "vmap" and refused is None else ([], [])
     small = num_parameters(network) <= SMALL
     if options.kind == "vmap" or not found or (options.kind == "auto" and (small or is_open.chain is None)):
-        found = [*found, *(EngineChoice("vmap", k) for k in is_open.widths("vmap", 16, 1, 4, 64, 256))]
+        widths = is_open.widths("vmap", 16, 1, 4, 64, 256)
+        if compared is not None and max(widths) > 1 and (reason := compared.under_vmap()) is not None:
+            widths = _one_at_a_time(network, widths, reason, others=bool(found))
+        found = [*found, *(EngineChoice("vmap", k) for k in widths)]
     return list(dict.fromkeys(found + slower))
+
+
+def _is_shipped(network: nn.Module) -> bool:
+    """Whether the network is one of this package, whose tests compare it with plain autograd."""
+    return type(network).__module__.startswith("cfl.models.")
+
+
+def _one_at_a_time(network: nn.Module, widths: list[int], reason: str, others: bool) -> list[int]:
+    """The widths for ``vmap`` if it cannot compute several clients of a network together.
+
+    Raises:
+        EngineCannot: there are none, and no ``others`` than ``vmap`` are open.
+    """
+    name = type(network).__name__
+    if 1 not in widths and not others:
+        valid = f"schedule.cohort_width: 1, engine.kind: workers where they work, or a network for vmap ({reason})"
+        raise EngineCannot("model.network", name, valid)
+    _log.warning("vmap does not compute several clients of %s together: %s", name, reason)
+    return [k for k in widths if k == 1]
 
 
 class _Open:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cfl.data.cohort_dealing import local_steps
@@ -20,6 +20,7 @@ from cfl.engines.base import EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
+from cfl.engines.one_pass import prepare_step
 from cfl.engines.probe import Trial
 from cfl.runtime.precision import matmul_precision
 
@@ -103,6 +104,7 @@ class Trials:
                 losses = engine.losses(cohort, batch, context)
                 optimizer.zero_grad()
                 engine.backward(losses.sum(), cohort)
+                prepare_step(optimizer)
                 optimizer.step()
 
         def trial(steps: int) -> float:
@@ -116,6 +118,12 @@ class Trials:
             return (time.perf_counter() - started) / steps * choice.width / len(clients)
 
         return trial
+
+    def samples(self, count: int) -> Tensor:
+        """``[count, C, H, W]`` samples of the round's largest client, of the network's type and on its device."""
+        some = next(self.network.parameters())
+        x, _ = self._block((self._largest[0],), some.device).step(0).stacked_samples(0, 1)
+        return x[0, torch.arange(count, device=x.device) % x.shape[1]].to(some.dtype)
 
     def _block(self, clients: tuple[int, ...], device: torch.device) -> CohortBlock:
         data = self.data

@@ -191,3 +191,7 @@ class Measure(ABC):
         if not isinstance(head, nn.Linear) or head.out_features != outputs:
             found = f"{type(network).__name__}, whose head is {'missing' if head is None else head}"
             raise ConfigError("model.network", found, f"a network with self.head = nn.Linear(..., {outputs})")
+        for name, parameter in network.named_parameters(remove_duplicate=False):
+            if parameter is head.weight and name != "head.weight":
+                found = f"{type(network).__name__}, whose head.weight is {name} as well"
+                raise ConfigError("model.network", found, "a head with a weight of its own, whose rows are the outputs")

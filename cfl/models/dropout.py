@@ -196,6 +196,9 @@ def _mask_shapes(
             if name in shapes:
                 used = f"dropout layer {name}, used more than once in a forward pass"
                 raise ConfigError("model.network", used, "a dropout layer of its own for each use")
+            if len(inputs[0]) != 1:
+                used = f"dropout layer {name}, whose input of one sample is {list(inputs[0].shape)}"
+                raise ConfigError("model.network", used, "inputs with the batch first (batch_first=True)")
             one = tuple(inputs[0].shape[1:])
             shapes[name] = (one[0], *[1] * (len(one) - 1)) if whole_maps else one
 

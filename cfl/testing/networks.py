@@ -7,8 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
-from torch.nn.functional import cross_entropy
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
@@ -16,14 +14,19 @@ from cfl.data.schedule import Schedule
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
+from cfl.engines.against_autograd import SAMPLES, AgainstAutograd
+from cfl.engines.hidden_state import check_hidden_state
+from cfl.engines.trial_pass import draws_random_numbers
 from cfl.models import Network
 from cfl.models.base import require_head, require_one_name_each
 from cfl.models.batchnorm import batch_mask, convert_batchnorm, unmaskable_layers
+from cfl.models.dropout import convert_dropout
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import difference
 from cfl.testing.method_case import told
 from cfl.testing.tiny_networks import NetworkFactory, double
 from cfl.testing.tiny_runs import fit, tiny_client, weights
+from cfl.training.global_network import frozen_parameters
 
 _SAMPLES = 5
 _TOLERANCE = 1e-8
@@ -40,8 +43,9 @@ def check_network(make: NetworkFactory, input_shape: tuple[int, int, int] = (1, 
     - ``names``: no module with weights has two names;
     - ``samples``: in evaluation mode a sample's logits do not depend on the others of its batch;
     - ``normalisation``: batch statistics leave out padded samples;
-    - ``stacked``: parameters stacked over clients under ``torch.func.vmap`` give the logits, gradients and running
-      statistics that single networks give;
+    - ``state``: outputs depend on parameters, buffers and torch's random numbers alone;
+    - ``stacked``: parameters stacked over clients under ``torch.func.vmap`` give the gradients and running statistics
+      of plain autograd, also with padding;
     - ``engines``: it trains to the same weights by ``vmap`` and ``workers``, and at any cohort width.
 
     Args:
@@ -62,14 +66,14 @@ def check_network(make: NetworkFactory, input_shape: tuple[int, int, int] = (1, 
         raise AssertionError(f"names: {told(error)}") from error
     _check_samples(who, network, x)
     _check_normalisation(who, make, network, x)
-    _check_stacked(who, [_made(make, input_shape, num_outputs, seed) for seed in range(3)], x)
+    _check_against_autograd(who, _made(make, input_shape, num_outputs), x)
     _check_engines(who, make, input_shape, num_outputs)
 
 
-def _made(make: NetworkFactory, input_shape: tuple[int, int, int], num_outputs: int, seed: int = 0) -> Network:
+def _made(make: NetworkFactory, input_shape: tuple[int, int, int], num_outputs: int) -> Network:
     """A network in float64 whose normalisation is not in its trivial initial state."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         network = double(make)(input_shape, num_outputs)
         with torch.no_grad():
             for module in network.modules():
@@ -142,46 +146,21 @@ def _still(network: nn.Module) -> None:
             module.eval()
 
 
-def _check_stacked(who: str, networks: list[Network], x: Tensor) -> None:
-    for network in networks:
-        _still(network.train())
-    parameters, buffers = stack_module_state(networks)
-    xs = torch.stack([x + step for step in range(len(networks))])
-
-    def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
-        logits: Tensor = functional_call(networks[0], (parameters, buffers), (x,))
-        return logits
-
+def _check_against_autograd(who: str, network: Network, x: Tensor) -> None:
+    network = convert_dropout(convert_batchnorm(network)).train()
     try:
-        stacked = vmap(one, randomness="different")(parameters, buffers, xs)
-    except Exception as error:
-        raise AssertionError(
-            f"stacked: torch.func.vmap cannot compute {who} with parameters stacked over clients: {told(error)}; "
-            "without it there is engine.kind workers, one client after another"
-        ) from error
-    single = torch.stack([network(each) for network, each in zip(networks, xs, strict=True)])
-    found, expected = {"the logits": stacked.detach()}, {"the logits": single.detach()}
-    names = [name for name, value in parameters.items() if value.requires_grad]
-    if not names:
-        raise AssertionError(f"stacked: no parameter of {who} requires a gradient")
-    labels = torch.arange(len(x)) % single.shape[-1]
-    gradients = torch.autograd.grad(_loss(stacked, labels), [parameters[n] for n in names], allow_unused=True)
-    _loss(single, labels).backward()
-    for name, gradient in zip(names, gradients, strict=True):
-        of_each = [network.get_parameter(name).grad for network in networks]
-        if gradient is not None and all(grad is not None for grad in of_each):
-            found[f"the gradient of {name}"] = gradient
-            expected[f"the gradient of {name}"] = torch.stack([grad for grad in of_each if grad is not None])
-    for name, buffer in buffers.items():
-        found[name], expected[name] = buffer, torch.stack([network.get_buffer(name) for network in networks])
-    differs = difference(found, expected, _TOLERANCE)
+        frozen_parameters(network)  # refuses a network without others
+        check_hidden_state(network, x)
+    except ConfigError as error:
+        raise AssertionError(f"state: {told(error)}") from error
+    if draws_random_numbers(network, network.input_shape):
+        return
+    differs = AgainstAutograd(network, x[:SAMPLES]).under_vmap()
     if differs:
-        raise AssertionError(f"stacked: {who} under torch.func.vmap is not what single networks compute: {differs}")
-
-
-def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum over networks of the cross-entropies of logits ``[K, B, O]`` with labels ``[B]``."""
-    return torch.stack([cross_entropy(each, labels) for each in logits]).sum()
+        raise AssertionError(
+            f"stacked: torch.func.vmap does not compute {who} with parameters stacked over clients: {differs}; without "
+            "it there is engine.kind workers, one client after another"
+        )
 
 
 def _check_engines(who: str, make: NetworkFactory, input_shape: tuple[int, int, int], num_outputs: int) -> None:

@@ -208,7 +208,7 @@ class Client(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Let methods change the clients' gradients."""
-        cast(LocalWork, self.work).adjust_gradients()
+        cast(LocalWork, self.work).adjust_gradients(optimizer)
 
     def configure_gradient_clipping(
         self,

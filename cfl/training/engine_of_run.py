@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cfl.engines import remembered
+from cfl.engines.against_autograd import SAMPLES
 from cfl.engines.base import Engine, EngineOptions
 from cfl.engines.choice import EngineChoice, build_engine, from_dict
 from cfl.engines.objective import Objective
@@ -72,6 +73,11 @@ def choose_engine(
     width, most = data.schedule.cohort_width, data.rounds.most_clients
     if not isinstance(width, int):
         most = -(-most // distributed.count())  # approximate: processes share steps, not clients
+    next_round = data.rounds.next_with_clients(min(federation.round, data.num_rounds - 1))
+    fused_sgd = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
+    trials = None
+    if next_round is not None:
+        trials = Trials(data, next_round, network, input_shape, options, optimizer_of, fused_sgd, by_hand)
     open_choices = candidates(
         options,
         width if isinstance(width, int) else None,
@@ -81,8 +87,8 @@ def choose_engine(
         precision,
         data.schedule.batch_size,
         by_hand,
+        None if trials is None else partial(trials.samples, SAMPLES),
     )
-    fused_sgd = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
     settled = from_dict(resumed, open_choices)
     if resumed is not None and settled is None:
         before = ", ".join(f"{name} {value}" for name, value in resumed.items())
@@ -102,10 +108,8 @@ def choose_engine(
     everyones = distributed.gather(settled)
     if everyones[0] is not None and None not in everyones:
         return Chosen(everyones[0], [] if known is None else [known])
-    next_round = data.rounds.next_with_clients(min(federation.round, data.num_rounds - 1))
-    if next_round is None:
+    if trials is None:
         return Chosen(open_choices[0], [])
-    trials = Trials(data, next_round, network, input_shape, options, optimizer_of, fused_sgd, by_hand)
     in_one_go = trials.most_steps if blocks else 1
     measured = probe(open_choices, trials.of, trials.client_steps_of_run, steps_in_one_go=in_one_go)
     if distributed.rank() == 0:

@@ -18,7 +18,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.base import Engine, StepContext
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
-from cfl.engines.one_pass import lay_gradients_out
+from cfl.engines.one_pass import prepare_step
 from cfl.engines.scaled_steps import ScaledSteps
 from cfl.federation.channel import UPDATE
 from cfl.federation.federated_model import MODEL_TOPIC
@@ -196,7 +196,7 @@ class LocalWork:
         if self.context.fused_sgd is None:
             optimizer.zero_grad()
         self.backward(losses)
-        self.adjust_gradients()
+        self.adjust_gradients(optimizer)
         return losses.detach()
 
     @property
@@ -283,8 +283,8 @@ class LocalWork:
             # None instead of zero: with a gradient of zero, optimizers would still apply weight decay and momentum.
             self.cohort.parameters[name].grad = None
 
-    def adjust_gradients(self) -> None:
-        """Let methods change the clients' gradients.
+    def adjust_gradients(self, optimizer: Optimizer) -> None:
+        """Let methods change the clients' gradients, and prepare the optimizer for its step.
 
         Raises:
             RuntimeError: as :meth:`losses`.
@@ -294,7 +294,7 @@ class LocalWork:
         with self._located:
             with full_precision() if self.methods else nullcontext():
                 self.methods.adjust_gradients()
-            lay_gradients_out(self.cohort.parameters.values())
+            prepare_step(optimizer)
             if self._scaled_steps is not None:
                 self._scaled_steps.remember(self.cohort.parameters)
 

@@ -15,7 +15,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
-from cfl.engines.one_pass import lay_gradients_out, step_in_one_pass
+from cfl.engines.one_pass import prepare_step, step_in_one_pass
 from cfl.federation.channel import weighted_sums
 from cfl.methods import Method
 from cfl.models import MLP
@@ -25,6 +25,7 @@ from cfl.testing.tiny_runs import OneStepAtATime
 FUSED: dict[str, Callable[..., Optimizer]] = {
     "SGD": partial(SGD, lr=0.1, weight_decay=0.01),
     "momentum": partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "dampened": partial(SGD, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.02, maximize=True),
     "Adam": partial(Adam, lr=0.01, weight_decay=0.01),
     "AdamW": partial(AdamW, lr=0.01, amsgrad=True),
     "Adagrad": partial(Adagrad, lr=0.01, lr_decay=0.1),
@@ -48,20 +49,21 @@ def after_steps(
         for weight, gradient in zip(weights, of_step, strict=True):
             weight.grad = gradient
         if in_one_pass:
-            lay_gradients_out(weights)
+            prepare_step(optimizer)
         optimizer.step()
     return [weight.detach() for weight in weights]
 
 
+@pytest.mark.parametrize("missing", [0, 1])
 @pytest.mark.parametrize("name", FUSED)
-def test_steps_are_those_of_the_optimizer_itself(name: str) -> None:
+def test_steps_are_those_of_the_optimizer_itself(name: str, missing: int) -> None:
     """One-pass steps are those of the optimizer, also for gradients with other strides than the weights, or without."""
     draw = torch.Generator().manual_seed(2)
     gradients: list[list[Tensor | None]] = [
         [
             torch.randn(7, 5, 3, generator=draw, dtype=torch.float64).permute(2, 1, 0),
             torch.randn(2, 4, 3, 6, generator=draw, dtype=torch.float64),
-            None if step == 1 else torch.randn(1, generator=draw, dtype=torch.float64).expand(2),
+            None if step == missing else torch.randn(1, generator=draw, dtype=torch.float64).expand(2),
         ]
         for step in range(4)
     ]
@@ -118,10 +120,11 @@ def test_a_gradient_of_another_number_of_clients_is_refused() -> None:
     """Autograd makes one if a network keeps an activation; a fused update would read beyond its end."""
     parameter = nn.Parameter(torch.zeros(1, 6))
     parameter.grad = torch.zeros(1, 6)
-    lay_gradients_out([parameter])
+    optimizer = SGD([parameter], lr=0.1)
+    prepare_step(optimizer)
     parameter.data = torch.zeros(3, 6)
     with pytest.raises(ConfigError, match=r"model\.network = .* gradient is \[1, 6\], not \[3, 6\]' .*no activation"):
-        lay_gradients_out([parameter])
+        prepare_step(optimizer)
 
 
 class Chooses(MLP):

@@ -247,3 +247,30 @@ def test_weights_that_a_method_does_not_see_are_named(caplog: pytest.LogCaptureF
     with pytest.raises(ConfigError, match=r"own\.out_proj.*\['line'\]"):
         choose_layers(attention, ["own.out_proj"], "methods.gpm.layers")
     assert "methods.fot.layers: shift, line.weight, line.bias belong to no Linear or Conv2d layer" in caplog.text
+
+
+TIED = """
+import torch
+from cfl.models.base import Network
+
+class Net(Network):
+    def __init__(self, input_shape, num_outputs):
+        super().__init__(input_shape, num_outputs)
+        self.rows = torch.nn.Linear(16, num_outputs)
+        self.back = torch.nn.Linear(num_outputs, 16)
+        self.head = torch.nn.Linear(16, num_outputs)
+        self.head.weight = self.rows.weight
+
+    def features(self, x):
+        return self.back(torch.tanh(self.rows(x.flatten(1))))
+"""
+
+
+def test_a_head_that_shares_its_weight_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Outputs that are not in the loss keep their rows of the head only if the rows serve nothing else."""
+    (tmp_path / "tied.py").write_text(TIED)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tiny_cli.fit(tmp_path / "run", "--model.network", "tied.Net") == 2
+    assert "'Net, whose head.weight is rows.weight as well' cannot work" in capsys.readouterr().err
