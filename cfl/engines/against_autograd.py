@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cfl.engines.products import Products
 from cfl.engines.replica import Replica
 from cfl.engines.updates import Update
+from cfl.models.base import num_parameters
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.step_draws import StepDraws
@@ -26,6 +28,9 @@ _ROUNDING = 1e-6
 
 _ROUNDING_OTHERWISE = 3e-2
 """The same for networks that do not compute in float64."""
+
+_MOST_IN_FLOAT64 = 2**24
+"""Number of parameters up to which float64 is used; a comparison holds nine copies of them."""
 
 
 class AgainstAutograd:
@@ -43,10 +48,11 @@ class AgainstAutograd:
     """
 
     def __init__(self, network: nn.Module, x: Tensor) -> None:
-        try:
-            self._network = copy.deepcopy(network).double()
-            self._clients = _two_clients(self._network, x.double())
-        except Exception:  # the network, or its device, cannot compute in float64
+        self._network, self._clients = copy.deepcopy(network), list[_Client]()
+        if num_parameters(network) <= _MOST_IN_FLOAT64:
+            with suppress(Exception):  # the network, or its device, may not compute in float64
+                self._clients = _two_clients(self._network.double(), x.double())
+        if not self._clients:
             self._network = copy.deepcopy(network)
             self._clients = _two_clients(self._network, x)
         in_float64 = all(parameter.dtype == torch.float64 for parameter in self._network.parameters())
@@ -156,7 +162,7 @@ def _client(network: nn.Module, x: Tensor, number: int, samples: int) -> _Client
     masks = {name: m[0] for name, m in DropoutMasks(network, x.shape[1:]).draw(key, SAMPLES, x.dtype).items()}
     draws = {name: values[0] for name, values in StepDraws(network).draw(0, [number], 0, x.device).items()}
     own_drawn = {name: m[:samples] for name, m in masks.items()} | draws
-    weights = {name: p.detach().clone() for name, p in network.named_parameters()}
+    weights = {name: p.detach() for name, p in network.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
     with dropout_masks(network, own_drawn):
         outputs = network(x[:samples])
