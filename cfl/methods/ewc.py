@@ -141,15 +141,17 @@ class EWC(Method):
 
         Raises:
             ConfigError: if there are two of these methods, which would share their clients' state, or if the network
-                has no labels of this kind.
+                has no labels of this kind or cannot be differentiated.
         """
         super().setup(context)
         if context.optimizer is not None:
             self._check_optimizer(context.optimizer)
-        check_fisher(self.fisher, context.network, "methods.ewc.fisher", context.measure)
         self.refuse_twins(EWC, "one EWC; its strength is the sum of theirs")
         parameters = [name for name, _ in context.network.named_parameters()]
         self._names = [name for name in parameters if name not in context.frozen]
+        check_fisher(
+            self.fisher, context.network, "methods.ewc.fisher", context.measure, context.input_shape, self._names
+        )
         self._summed = [n for n in self._names if self.scope == "server" and n in context.shared_parameters]
         self._kept = [n for n in self._names if n not in self._summed]
         self._remembered = NewestTwo(context, "ewc")

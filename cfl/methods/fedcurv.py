@@ -136,14 +136,16 @@ class FedCurv(Method):
 
         Raises:
             ConfigError: if there are two of these methods, which would share their clients' state, clients train on
-                samples of other tasks, or the network has no labels of this kind.
+                samples of other tasks, or the network has no labels of this kind or cannot be differentiated.
         """
         super().setup(context)
         if context.optimizer is not None:
             self._check_optimizer(context.optimizer)
-        check_fisher(self.fisher, context.network, "methods.fedcurv.fisher", context.measure)
         self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
         self._names = context.shared_parameters
+        check_fisher(
+            self.fisher, context.network, "methods.fedcurv.fisher", context.measure, context.input_shape, self._names
+        )
         if self.strength > 0 and not self._names:
             valid = "0 where all parameters stay on their client: clients share no parameters"
             raise ConfigError("methods.fedcurv.strength", self.strength, valid)

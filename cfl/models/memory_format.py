@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -20,7 +23,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gains_by_channels_last(network: nn.Module, x: Tensor) -> bool:
+def gains_by_channels_last(network: nn.Module, x: Tensor, tensors: Mapping[str, Tensor] | None = None) -> bool:
     """Whether passes without gradients should use :func:`channels_last` images like these.
 
     They should for a network with convolutions on a CPU, unless its forward pass fails with such images, for example
@@ -29,11 +32,12 @@ def gains_by_channels_last(network: nn.Module, x: Tensor) -> bool:
     Args:
         network: in evaluation mode.
         x: ``[B, C, H, W]``, of which two samples are tried.
+        tensors: parameters and buffers to try it with, by name; missing ones are the network's.
     """
     if x.ndim != 4 or x.device.type != "cpu" or not any(isinstance(m, nn.Conv2d) for m in network.modules()):
         return False
     try:
-        network(channels_last(x[:2]))
+        functional_call(network, dict(tensors or {}), (channels_last(x[:2]),))
     except (RuntimeError, ValueError):
         return False
     return True

@@ -27,15 +27,16 @@ from support.tiny import (
     tiny_data,
     weights,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
-from cfl.methods import EWC, FOT, Method, PersonalLayers
+from cfl.methods import EWC, FOT, FedCurv, Method, PersonalLayers
 from cfl.methods.components.curvature.fisher import diagonal_fisher
+from cfl.models import Network
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import BadUpdate, ConfigError
 
@@ -415,6 +416,40 @@ def test_refused_options(options: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         EWC(**options)
     assert caught.value.key == f"methods.ewc.{key}"
+
+
+class RowsInTurn(Network):
+    """Reads an image row by row, the rows first, with a recurrent layer."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.rows = nn.Linear(input_shape[0] * input_shape[2], 4)
+        self.recurrent = nn.GRU(4, 4)
+        self.head = nn.Linear(4, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        last: Tensor = self.recurrent(self.rows(x.permute(2, 0, 1, 3).flatten(2)))[0][-1]
+        return last
+
+
+class TrainedOnly(RowsInTurn):
+    """Has no gradients in evaluation mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else super().forward(x).detach()
+
+
+@pytest.mark.filterwarnings("ignore:the Fisher information of")
+def test_a_recurrent_network_that_reads_sequences_first() -> None:
+    check(EWC(50.0), data_of(1, tasks=2), RowsInTurn)
+
+
+@pytest.mark.filterwarnings("ignore:the Fisher information of")
+@pytest.mark.parametrize("method", [EWC, FedCurv])
+def test_a_network_without_gradients_in_evaluation_mode_is_refused(method: type[EWC | FedCurv]) -> None:
+    with pytest.raises(ConfigError, match=rf"outputs without gradients.*{method.__name__.lower()}\.fisher") as caught:
+        run({"m": method(1.0)}, data_of(1), TrainedOnly)
+    assert caught.value.key == "model.network"
 
 
 def test_two_of_them_are_refused() -> None:

@@ -15,6 +15,7 @@ from torch.func import functional_call
 import cfl.methods.components.curvature.layer_squares
 import cfl.methods.components.curvature.sample_gradients
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
+from cfl.methods.components.curvature.layer_squares import Convolution
 from cfl.methods.components.curvature.sample_gradients import squared_gradient_sums
 from cfl.models import MADE, MLP, LeNet
 from cfl.models.batchnorm import convert_batchnorm
@@ -235,7 +236,7 @@ def test_others_are_differentiated_sample_by_sample(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cfl.methods.components.curvature.sample_gradients, "_add_sample_by_sample", note)
     x, y = samples()
     diagonal_fisher(made("shared"), {}, [(x, y)])
-    assert {name.split(".")[0] for name in asked} == {"inner", "mirrored", "norm", "twice", "borrowed", "scale"}
+    assert {name.split(".")[0] for name in asked} == {"inner", "norm", "twice", "borrowed", "scale"}
 
 
 @pytest.mark.parametrize(
@@ -308,8 +309,9 @@ def test_patches_are_those_of_unfold(groups: int, options: dict[str, Any], last:
     module = nn.Conv2d(4, 6, (3, 2), groups=groups, **options)
     for a in (torch.randn(3, 4, 7, 8), channels_last(torch.randn(3, 4, 7, 8)), torch.randn(3, 4, 7, 9)[..., 1:]):
         geometry: Any = (module.kernel_size, module.dilation, module.padding, module.stride)
+        of = Convolution(module.kernel_size, geometry[3], geometry[2], module.dilation, groups)
         expected = F.unfold(a, *geometry).unflatten(1, (groups, 4 // groups, 6))
-        found = cfl.methods.components.curvature.layer_squares.unfolded(a, module, last)
+        found = cfl.methods.components.curvature.layer_squares.unfolded(a, of, last)
         columns = found.mT.unflatten(2, (6, 4 // groups) if last else (4 // groups, 6))
         assert torch.equal(columns.transpose(2, 3) if last else columns, expected)
 

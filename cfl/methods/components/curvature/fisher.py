@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -84,8 +85,8 @@ def diagonal_fisher(
     total: dict[str, Tensor] = {}
     samples, turned = 0, False
     for x, y in batches:
-        if not samples and (turned := _gains(network, x)):
-            tensors = _turned(network, tensors)
+        if not samples and (turned := _gains(network, x, weights := _turned(network, tensors))):
+            tensors = weights
         x = channels_last(x) if turned else x
         if density:
             scores = _scores_of_bits(x)
@@ -101,10 +102,10 @@ def diagonal_fisher(
     return {name: value.div_(samples) for name, value in total.items()} if reduction == "mean" else total
 
 
-def _gains(network: nn.Module, x: Tensor) -> bool:
+def _gains(network: nn.Module, x: Tensor, tensors: Mapping[str, Tensor]) -> bool:
     """Whether to put channels last: pooling and convolutions of small maps then take two thirds of the time."""
     with evaluation_mode(network):
-        return gains_by_channels_last(network, x)
+        return gains_by_channels_last(network, x, tensors)
 
 
 def _turned(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -113,18 +114,27 @@ def _turned(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return {**tensors, **{name: channels_last(weight.detach()) for name, weight in weights.items()}}
 
 
-def check_fisher(kind: FisherKind, network: nn.Module, key: str, measure: Measure) -> None:
-    """Refuse, before training, a kind of Fisher information that :func:`diagonal_fisher` cannot compute for a network.
+def check_fisher(
+    kind: FisherKind,
+    network: nn.Module,
+    key: str,
+    measure: Measure,
+    input_shape: Sequence[int],
+    names: Sequence[str],
+) -> None:
+    """Refuse, before training, a Fisher information that :func:`diagonal_fisher` cannot compute, by a trial.
 
     Args:
         kind: the labels.
         network: the run's network.
         key: key of the option, for the error.
         measure: the run's.
+        input_shape: ``(C, H, W)``.
+        names: the parameters whose Fisher information will be needed.
 
     Raises:
-        ConfigError: naming ``key``; or for masks that differ by client, because the network uses client 0's masks
-            outside of local training.
+        ConfigError: naming ``key``; for masks that differ by client, because the network uses client 0's masks outside
+            of local training; or if the network cannot be differentiated in evaluation mode.
     """
     if densities_differ(network):
         value = getattr(network, "synchronised", False)
@@ -133,6 +143,34 @@ def check_fisher(kind: FisherKind, network: nn.Module, key: str, measure: Measur
         raise ConfigError(key, kind, "empirical where a density is estimated: there are no labels")
     if not measure.is_cross_entropy and kind != "empirical":
         raise ConfigError(key, kind, f"empirical where runs measure {measure.words}: there are no classes to draw")
+    if names:
+        try:
+            depends = _differentiated(network, input_shape, names)
+        except Exception as error:  # whatever a user's forward pass may raise
+            first_line = str(error).partition("\n")[0]
+            _refuse(network, key, f"{type(error).__name__}: {first_line}", error)
+        if not depends:
+            _refuse(network, key, "outputs without gradients")
+
+
+def _refuse(network: nn.Module, key: str, why: str, error: Exception | None = None) -> NoReturn:
+    valid = f"a network that can be differentiated in evaluation mode, for {key}"
+    raise ConfigError("model.network", f"{type(network).__name__}: {why}", valid) from error
+
+
+def _differentiated(network: nn.Module, input_shape: Sequence[int], names: Sequence[str]) -> bool:
+    """Differentiate a copy of the network at two samples; returns whether its outputs depend on the parameters."""
+    trial = copy.deepcopy(network)
+    some = next(trial.parameters())
+    x = torch.zeros(2, *input_shape, dtype=some.dtype, device=some.device)
+    with torch.random.fork_rng(devices=[some.device] if some.device.type == "cuda" else []):
+        squared_gradient_sums(trial, {}, x, lambda logits: [torch.ones_like(logits)], names)
+        trial.requires_grad_(False)
+        for name in names:
+            trial.get_parameter(name).requires_grad_()
+        with torch.enable_grad(), evaluation_mode(trial):
+            depends: bool = trial(x).requires_grad
+    return depends
 
 
 def _scores_of_bits(x: Tensor) -> Callable[[Tensor], Iterator[Tensor]]:

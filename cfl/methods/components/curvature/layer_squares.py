@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 CHUNK = 2**22  # largest number of values held at once for per-sample gradients: 16 MB of float32
 CACHED = 2**18  # the same for convolutions on a CPU: 1 MB of float32
@@ -32,47 +32,57 @@ def linear_squares(a: Tensor, d: Tensor, weight: bool) -> tuple[Tensor | None, T
     return total, of_bias
 
 
-def convolution_squares(module: nn.Conv2d, a: Tensor, d: Tensor, weight: bool) -> tuple[Tensor | None, Tensor]:
+class Convolution(NamedTuple):
+    """Geometry of a convolution with zero padding: pairs for y and x, and the number of groups G."""
+
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+def convolution_squares(of: Convolution, a: Tensor, d: Tensor, weight: bool) -> tuple[Tensor | None, Tensor]:
     """Sums of the weight's and bias's size, from inputs ``[B, C, H, W]`` and output gradients ``[B, O, h, w]``."""
     d = d.flatten(2)
     of_bias = d.sum(2).square().sum(0)
     if not weight:
         return None, of_bias
-    groups, (outputs, inputs, height, width) = module.groups, module.weight.shape
+    groups, (height, width), outputs, inputs = of.groups, of.kernel_size, d.shape[1], a.shape[1] // of.groups
     columns = inputs * height * width
     channels_last = a.shape[1] > 1 and a.stride(1) == 1
     total = a.new_zeros(groups, outputs // groups, columns)
     for some in chunks(len(a), max(total.numel(), groups * columns * d.shape[2]), _convolution_chunk(a)):
-        patches = unfolded(a[some], module, channels_last)
+        patches = unfolded(a[some], of, channels_last)
         total += (d[some].unflatten(1, (groups, -1)) @ patches).square_().sum(0)
     if channels_last:
         return total.view(outputs, height, width, inputs).permute(0, 3, 1, 2), of_bias
     return total.view(outputs, inputs, height, width), of_bias
 
 
-def unfolded(a: Tensor, module: nn.Conv2d, channels_last: bool = False) -> Tensor:
+def unfolded(a: Tensor, of: Convolution, channels_last: bool = False) -> Tensor:
     """The input patches that a convolution with zero padding multiplies its weight with.
 
     As ``torch.nn.functional.unfold``, by one strided copy, which takes a fifth of the time on a CPU.
 
     Args:
         a: ``[B, C, H, W]``.
-        module: the convolution, of G groups.
+        of: the convolution, of G groups.
         channels_last: the order of a group's inputs: ``(kh, kw, C / G)``, which is the quickest to copy where channels
             are last in memory too, instead of ``(C / G, kh, kw)``.
 
     Returns:
         ``[B, G, h w, C / G kh kw]``, the transpose of contiguous memory unless channels are last.
     """
-    padding: Any = module.padding
-    (kernel_y, kernel_x), (step_y, step_x), (spread_y, spread_x) = module.kernel_size, module.stride, module.dilation
+    padding, groups = of.padding, of.groups
+    (kernel_y, kernel_x), (step_y, step_x), (spread_y, spread_x) = of.kernel_size, of.stride, of.dilation
     if any(padding):
         a = F.pad(a, (padding[1], padding[1], padding[0], padding[0]))
     samples, channels, height, width = a.shape
     out_y = (height - spread_y * (kernel_y - 1) - 1) // step_y + 1
     out_x = (width - spread_x * (kernel_x - 1) - 1) // step_x + 1
     b, c, y, x = a.stride()
-    groups, inputs = module.groups, channels // module.groups
+    inputs = channels // groups
     sides = {  # axis of the windows -> size and stride
         "sample": (samples, b),
         "group": (groups, inputs * c),

@@ -2,32 +2,27 @@
 
 The gradients are those of ``v_b . logits_b`` of every sample b, for given signals ``v [B, O]``. Autograd runs once for
 the batch, down to the layers' outputs. The gradients of a layer's weights follow from its inputs and its outputs'
-gradients (:mod:`cfl.methods.components.curvature.layer_squares`). This works for a layer that is called once and does
-not share its weights. All other parameters are differentiated sample by sample under ``vmap``.
+gradients (:mod:`cfl.methods.components.curvature.layer_squares`). This works for a weight that is used once, in a layer
+whose inputs have one row for every sample. All other parameters are differentiated sample by sample, under ``vmap``
+where that can differentiate the network, with one backward pass per sample otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
 
-from cfl.methods.components.curvature.layer_squares import (
-    chunks,
-    convolution_squares,
-    linear_squares,
-    normalisation_squares,
-)
-from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
+from cfl.methods.components.curvature.layer_calls import LayerCall, recorded_pass
+from cfl.methods.components.curvature.layer_squares import chunks
 from cfl.models.evaluation import evaluation_mode
-from cfl.models.made import MaskedLinear
 
 Signals = Callable[[Tensor], Iterable[Tensor]]
 
@@ -56,160 +51,59 @@ def squared_gradient_sums(
     """
     given = {**dict(network.named_parameters()), **dict(network.named_buffers()), **tensors}
     given = {name: tensor.detach() for name, tensor in given.items()}
-    with _constant_statistics(network, batch_statistics), evaluation_mode(network):
-        with torch.enable_grad(), _Recording(network, given, names) as recording:
-            logits = functional_call(network, given, (x,))
-        seen = recording.layers()
+    # Copies, so that nothing is left of the passes in buffers that a network changes in place.
+    given |= {name: given[name].clone() for name, _ in network.named_buffers()}
+    with _constant_statistics(network, batch_statistics), evaluation_mode(network), _differentiable_recurrence(network):
+        logits, calls = recorded_pass(network, given, x, names)
+        calls = _by_sample(calls, network, given, x)
         sums = {name: torch.zeros_like(given[name], memory_format=torch.contiguous_format) for name in names}
-        direct = {name for layer in seen for name in layer.parameters}
+        direct = {name: sums[name] for name in calls}
+        distinct = list({id(call): call for call in calls.values()}.values())
         others = [name for name in names if name not in direct]
         for v in signals(logits.detach()):
-            for layer, d in zip(seen, _output_gradients(logits, seen, v), strict=True):
+            for call, d in zip(distinct, _output_gradients(logits, distinct, v), strict=True):
                 if d is not None:
-                    layer.add_squares(d, sums)
+                    call.add_squares(d, direct)
             if others:
                 _add_sample_by_sample(network, given, x, v, others, sums)
     return sums
 
 
-def _output_gradients(logits: Tensor, layers: Sequence[_Seen], v: Tensor) -> Sequence[Tensor | None]:
-    if not logits.requires_grad or not layers:
-        return [None] * len(layers)
-    outputs = [layer.output for layer in layers]
-    return torch.autograd.grad(logits, outputs, v, retain_graph=True, allow_unused=True)
+# Network -> shape of a sample -> parameter -> shapes of a row; see _by_sample.
+_ROWS: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, list[torch.Size]]]] = WeakKeyDictionary()
 
 
-# Inputs and outputs of layers in the forward pass.
+def _by_sample(
+    calls: Mapping[str, LayerCall], network: nn.Module, given: Mapping[str, Tensor], x: Tensor
+) -> dict[str, LayerCall]:
+    """Those of a batch's calls whose inputs and outputs have one row for every sample.
 
-
-@dataclass
-class _Seen:
-    """One layer's call: its input and output, and further values that the gradients of its weights need."""
-
-    module: nn.Module
-    weight: str | None
-    bias: str | None
-    input: Tensor
-    output: Tensor
-    statistics: tuple[Tensor, Tensor] | None
-    mask: Tensor | None
-
-    @property
-    def parameters(self) -> list[str]:
-        return [name for name in (self.weight, self.bias) if name is not None]
-
-    def add_squares(self, d: Tensor, sums: dict[str, Tensor]) -> None:
-        """Add the squared gradients of all samples, given the outputs' gradients ``d``."""
-        a, d = self.input.detach(), d.detach()
-        if isinstance(self.module, nn.Linear):
-            of_weight, of_bias = linear_squares(a, d, self.weight is not None)
-            if of_weight is not None and self.mask is not None:
-                of_weight = of_weight * self.mask
-        elif isinstance(self.module, nn.Conv2d):
-            of_weight, of_bias = convolution_squares(self.module, a, d, self.weight is not None)
-        else:
-            assert self.statistics is not None
-            of_weight, of_bias = normalisation_squares(a, d, *self.statistics)
-        if self.weight is not None and of_weight is not None:
-            sums[self.weight] += of_weight.view(sums[self.weight].shape)
-        if self.bias is not None:
-            sums[self.bias] += of_bias
-
-
-# Attributes and methods of tensors that do not read their values.
-_ABOUT = {
-    *(getattr(Tensor, name).__get__ for name in ("dtype", "device", "shape", "ndim", "layout", "requires_grad")),
-    *(getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_contiguous")),
-}
-
-
-class _Recording(TorchFunctionMode):
-    """Within the context, records the layers' inputs and outputs, and other uses of their weights.
-
-    Args:
-        network: the network that will be called.
-        tensors: name -> the tensor objects it is called with.
-        names: the parameters whose squared gradients are needed.
+    A batch of another size tells: the first dimension has to be the number of samples in both, and the others the same.
+    In one batch alone, the first dimension may be as large by chance, for example that of a sequence's positions. The
+    other batch is computed once for a network, and the shapes of its rows are remembered.
     """
-
-    def __init__(self, network: nn.Module, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        super().__init__()
-        self._modules = {name: module for name, module in network.named_modules() if _is_known(module)}
-        wanted = set(names)
-        self._parameters = {
-            layer: [f"{layer}.{own}" if layer else own for own, _ in module.named_parameters(recurse=False)]
-            for layer, module in self._modules.items()
-        }
-        self._parameters = {layer: [n for n in own if n in wanted] for layer, own in self._parameters.items()}
-        self._owner = {id(tensors[name]): layer for layer, own in self._parameters.items() for name in own}
-        self._inside: str | None = None
-        self._seen: dict[str, _Seen] = {}
-        self._elsewhere: set[str] = set()
-        self._hooks = ExitStack()
-
-    def __enter__(self) -> _Recording:
-        for name, module in self._modules.items():
-            if self._parameters[name]:
-                for handle in self._watch(name, module):
-                    self._hooks.callback(handle.remove)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._hooks.close()
-
-    def layers(self) -> list[_Seen]:
-        """The layers whose parameters' gradients follow from their inputs and outputs."""
-        return [seen for name, seen in self._seen.items() if name not in self._elsewhere]
-
-    def _watch(self, name: str, module: nn.Module) -> Iterator[Any]:
-        def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            self._inside = name
-
-        def after(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            self._inside = None
-            if name in self._seen:
-                self._elsewhere.add(name)
-            own = {n.rpartition(".")[2]: n for n in self._parameters[name]}
-            statistics = None
-            if isinstance(module, _BatchNorm):
-                assert module.running_mean is not None
-                assert module.running_var is not None
-                statistics = (module.running_mean, (module.running_var + module.eps).sqrt())
-            if not output.requires_grad:
-                output = output.detach().requires_grad_()
-            mask = inputs[1] if isinstance(module, MaskedLinear) else None
-            self._seen[name] = _Seen(module, own.get("weight"), own.get("bias"), inputs[0], output, statistics, mask)
-            return output.clone()  # later operations may change it in place
-
-        yield module.register_forward_pre_hook(before)
-        yield module.register_forward_hook(after)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _ABOUT:
-            return func(*args, **kwargs)
-        for argument in (*args, *kwargs.values()):
-            for part in argument if isinstance(argument, list | tuple) else (argument,):
-                owner = self._owner.get(id(part)) if isinstance(part, Tensor) else None
-                if owner is not None and owner != self._inside:
-                    self._elsewhere.add(owner)
-        return func(*args, **kwargs)
+    rows = _ROWS.setdefault(network, {}).setdefault(x.shape[1:], {})
+    if new := [name for name in calls if name not in rows]:
+        few = x[:2] if len(x) > 2 else torch.cat([x, x[:1]])
+        _, again = recorded_pass(network, given, few, new)
+        for name in new:
+            shapes = _shapes_of_rows(calls[name], len(x))
+            same = name in again and _shapes_of_rows(again[name], len(few)) == shapes
+            rows[name] = shapes if same else []
+    return {name: call for name, call in calls.items() if rows[name] and _shapes_of_rows(call, len(x)) == rows[name]}
 
 
-def _is_known(module: nn.Module) -> bool:
-    """Whether the layer's gradients are known in closed form; not for subclasses, which may compute anything."""
-    if type(module) is nn.Conv2d:
-        return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return type(module) in (
-        nn.Linear,
-        MaskedLinear,
-        nn.BatchNorm1d,
-        nn.BatchNorm2d,
-        MaskedBatchNorm1d,
-        MaskedBatchNorm2d,
-    )
+def _shapes_of_rows(call: LayerCall, rows: int) -> list[torch.Size]:
+    """Shapes of a row of a call's input and output; none if it has not as many rows."""
+    shapes = [call.input.shape, call.output.shape]
+    return [shape[1:] for shape in shapes] if all(shape[:1] == (rows,) for shape in shapes) else []
+
+
+def _output_gradients(logits: Tensor, calls: Sequence[LayerCall], v: Tensor) -> Sequence[Tensor | None]:
+    if not logits.requires_grad or not calls:
+        return [None] * len(calls)
+    outputs = [call.output for call in calls]
+    return torch.autograd.grad(logits, outputs, v, retain_graph=True, allow_unused=True)
 
 
 # All other parameters.
@@ -229,11 +123,42 @@ def _add_sample_by_sample(
         logits: Tensor = functional_call(network, {**tensors, **wanted}, (sample.unsqueeze(0),))
         return (logits.squeeze(0) * signal).sum()
 
+    def in_turn(wanted: dict[str, Tensor], samples: Tensor, signals: Tensor) -> dict[str, Tensor]:
+        each = [_gradients(value, wanted, *pair) for pair in zip(samples, signals, strict=True)]
+        return {name: torch.stack([gradients[name] for gradients in each]) for name in wanted}
+
     wanted = {name: tensors[name] for name in names}
-    of_samples = vmap(grad(value), in_dims=(None, 0, 0))
+    of_samples: Callable[..., dict[str, Tensor]] = vmap(grad(value), in_dims=(None, 0, 0))
     for some in chunks(len(x), sum(tensor.numel() for tensor in wanted.values())):
-        for name, own in of_samples(wanted, x[some], v[some]).items():
+        try:
+            gradients = of_samples(wanted, x[some], v[some])
+        except Exception:  # whatever a user's forward pass may raise; what is no fault of vmap is raised again
+            of_samples = in_turn
+            gradients = of_samples(wanted, x[some], v[some])
+            _warn_of_slow(names)
+        for name, own in gradients.items():
             sums[name] += own.detach().square().sum(0)
+
+
+def _gradients(
+    value: Callable[[dict[str, Tensor], Tensor, Tensor], Tensor], wanted: Mapping[str, Tensor], x: Tensor, v: Tensor
+) -> dict[str, Tensor]:
+    """The gradients of one sample's value, 0 where it does not depend on a tensor."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in wanted.items()}
+    with torch.enable_grad():
+        found = value(leaves, x, v)
+    if not found.requires_grad:
+        return {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+    gradients = torch.autograd.grad(found, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def _warn_of_slow(names: Sequence[str]) -> None:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    rank_zero_warn(
+        f"the Fisher information of {shown} takes one backward pass per sample: torch.func.vmap cannot compute the "
+        "network's gradients"
+    )
 
 
 @contextmanager
@@ -260,3 +185,17 @@ def _constant_statistics(network: nn.Module, also_training: bool) -> Iterator[No
             handle.remove()
         for layer, mean, variance in before:
             layer.running_mean, layer.running_var = mean, variance
+
+
+@contextmanager
+def _differentiable_recurrence(network: nn.Module) -> Iterator[None]:
+    """Within the context, recurrent layers can be differentiated in evaluation mode, which cuDNN's cannot."""
+    cudnn = torch.backends.cudnn
+    without = cudnn.enabled and any(isinstance(module, nn.RNNBase) for module in network.modules())
+    if without:
+        cudnn.enabled = False
+    try:
+        yield
+    finally:
+        if without:
+            cudnn.enabled = True
