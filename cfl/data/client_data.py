@@ -30,7 +30,7 @@ from cfl.data.partitions.client_shares import ClientShares, share_sizes
 from cfl.data.schedule import RoundPlan, Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.data.streams import Stream
-from cfl.data.streams.checks import check_stream, check_tasks
+from cfl.data.streams.checks import check_stream, loaded_tasks
 from cfl.data.streams.of_clients import stream_of_clients
 from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.data.types import Task
@@ -190,9 +190,7 @@ class ClientDataAssignment:
         return self.tasks if self._drawn is None else self._loaded()
 
     def _loaded(self) -> list[Task]:
-        tasks = self._given.tasks(self.root, self.seed)
-        check_tasks(self._given, tasks)
-        return tasks
+        return loaded_tasks(self._given, self.root, self.seed)
 
     @property
     def dealt(self) -> Sequence[Mapping[int, np.ndarray]]:

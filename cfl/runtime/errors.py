@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 _LONGEST = 400
@@ -29,6 +32,19 @@ def shown(value: Any) -> str:
     """A value as Python writes it; of a long text only the beginning."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+
+
+def told_of(error: BaseException, kind: type) -> str:
+    """An error in a user's code, and the line of the class's file that led to it, as one phrase.
+
+    Args:
+        error: what was raised.
+        kind: the class whose code was running.
+    """
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    place = f" ({Path(file).name}, line {lines[-1]})" if file and lines else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 class EngineCannot(ConfigError):

@@ -7,10 +7,8 @@ from pathlib import Path
 import torch
 
 from cfl.data.sources import Source, data_root
-from cfl.data.sources.loading import flaw_of_class, flaw_of_loaded
+from cfl.data.sources.loading import Flaw, loaded_or_flaw
 from cfl.data.types import ImageSet
-from cfl.testing.comparing import kind_of
-from cfl.testing.method_case import told
 
 
 def check_source(source: Source, root: Path | None = None) -> None:
@@ -32,13 +30,13 @@ def check_source(source: Source, root: Path | None = None) -> None:
 
     Raises:
         AssertionError: a sentence with the property, the data set and what is wrong.
+        DataFilesMissing: files are absent.
     """
     who = type(source).__name__
     train, test = _loaded(source, root)
     for part, images in (("training", train), ("test", test)):
         if len(images) == 0:
             raise AssertionError(f"images: the {part} set of {who} is empty")
-    _check_transform(who, source, train)
     again = _loaded(source, root)
     for part, one, other in zip(("training", "test"), (train, test), again, strict=True):
         if not torch.equal(one.images, other.images) or not torch.equal(one.labels, other.labels):
@@ -53,24 +51,10 @@ def check_source(source: Source, root: Path | None = None) -> None:
 
 
 def _loaded(source: Source, root: Path | None) -> tuple[ImageSet, ImageSet]:
-    who = type(source).__name__
-    flaw = flaw_of_class(source)
-    loaded = None if flaw else source.load(data_root() if root is None else root)
-    flaw = flaw or flaw_of_loaded(source, loaded)
-    if flaw:
-        raise AssertionError(f"{flaw.part}: {who}, {flaw.found}; valid: {flaw.valid}")
-    assert loaded is not None
-    return loaded
-
-
-def _check_transform(who: str, source: Source, train: ImageSet) -> None:
-    try:
-        found = source.transform()(train.images[:8])
-    except Exception as error:
-        raise AssertionError(f"transform: {who} cannot transform its images: {told(error)}") from error
-    if found.shape != train.images[:8].shape or found.dtype != torch.float32 or not bool(found.isfinite().all()):
-        of = list(train.images[:8].shape)
-        raise AssertionError(f"transform: {who} makes {kind_of(found)} of {of}, or not finite numbers")
+    found = loaded_or_flaw(source, data_root() if root is None else root)
+    if isinstance(found, Flaw):
+        raise AssertionError(f"{found.part}: {type(source).__name__}, {found.found}; valid: {found.valid}")
+    return found
 
 
 def _shares(one: ImageSet, other: ImageSet) -> bool:

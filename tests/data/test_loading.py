@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,38 @@ def test_every_stream_refuses_it(stream: str, tmp_path: Path) -> None:
         (Mine(std=(0.0,)), r"whose std is \(0\.0,\)' cannot work; valid: finite numbers above 0"),
         (Mine(mean=(0.5, 0.5)), r"with 2 numbers for mean and 1 channels' cannot work; valid: one for each"),
         (Mine(lambda: (part(), None)), r"whose load gives \['ImageSet', 'NoneType'\]"),
-        (Mine(lambda: (part(shape=(4, 4)), part())), r"which cannot be loaded \(images must be uint8 or float32 \["),
+        (
+            Mine(lambda: (part(shape=(4, 4)), part())),
+            r"which cannot be loaded \(TypeError: images must be uint8 or float32 \[",
+        ),
         (Mine(lambda: (part(), part(shape=(1, 5, 4)))), r"whose test images have the shape \[1, 5, 4\]' .*\[1, 4, 4\]"),
         (Mine(mean=0.5), r"whose mean is 0\.5' cannot work; valid: a number per channel"),
-        (Mine(lambda: (part(shape=(1, 4, 4)), part().nothing)), r"which cannot be loaded \('ImageSet' object has no"),
         (
-            Mine(lambda: (part(), floats(math.nan))),
-            r"whose test images hold NaN or infinity' cannot work",
+            Mine(lambda: (part(shape=(1, 4, 4)), part().nothing)),
+            r"which cannot be loaded \(AttributeError: 'ImageSet' object has no",
+        ),
+        (Mine(lambda: (floats(0.5), floats(math.nan))), r"whose test images hold NaN or infinity' cannot work"),
+        (Mine(lambda: {}["train"]), r"which cannot be loaded \(KeyError: 'train' \(test_loading\.py, line \d+\)\)"),
+        (
+            Mine(lambda: (part(), floats(0.5))),
+            r"whose training images are uint8 \[16, 1, 4, 4\] and test images float32 .* valid: one type for both",
+        ),
+        (Mine(shape=(4, 4)), r"whose shape is \(4, 4\)' cannot work; valid: \(C, H, W\), three integers"),
+        (Mine(num_classes="4"), r"whose num_classes is '4'\" cannot work; valid: an integer of at least 1"),
+        (Mine(targets="clases"), r"whose targets are 'clases'\" cannot work; valid: classes or numbers or boxes"),
+        (Mine(mean=(None,)), r"whose mean is \(None,\)' cannot work; valid: a number per channel"),
+        (Mine(scale="255"), r"whose scale is '255'\" cannot work; valid: the positive value that means 1"),
+        (Mine(class_names=("a", "b")), r"with 2 class_names and 4 classes' cannot work; valid: one for each, or none"),
+        (Mine(superclasses=((0, 1), (1, 9))), r"whose superclasses hold \[0, 1, 1, 9\]' .* valid: each of 0 to 3"),
+        (Mine(transform=lambda: None), r"whose transform is NoneType' cannot work; valid: a cfl\.data\.types\.Pixel"),
+        (Mine(transform=lambda: 1 / 0), r"whose transform fails \(ZeroDivisionError: .*line \d+\)\)' cannot work"),
+        (
+            Mine(lambda: (replace(part(), clients=torch.arange(-1, 15)), part())),
+            r"whose training samples have the client -1' cannot work; valid: integers from 0",
+        ),
+        (
+            Mine(lambda: (replace(part(), seconds=torch.full((16,), math.nan).double()), part())),
+            r"of whose training samples some last NaN or negative seconds' .* valid: finite numbers from 0",
         ),
         (Mine(num_classes=3), r"whose training labels run from 0 to 3' cannot work; valid: 0 to 2, the announced 3"),
         (Mine(targets="numbers"), r"whose training labels are int64 \[16\]' cannot work; valid: the announced numbers"),
@@ -100,3 +126,9 @@ def test_what_is_wrong_is_said(wrong: Mine, said: str, tmp_path: Path) -> None:
 def test_files_that_a_class_does_not_find_are_missing_data(tmp_path: Path) -> None:
     with pytest.raises(DataFilesMissing, match=r"^Mine: nothing here$"):
         Permuted(Mine(absent)).tasks(tmp_path, 0)
+
+
+def test_what_a_class_does_not_announce_is_said() -> None:
+    kind = type("Nameless", (Source,), {"load": Mine.load, "shape": (1, 4, 4), "num_classes": 4, "std": (0.5,)})
+    with pytest.raises(ConfigError, match=r"^data\.stream\.source = 'Nameless, without mean' cannot work"):
+        Permuted(kind())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,16 @@ def own_task(classes: int, first: int = 0, size: int = 4) -> Task:
     return Task("own", samples, samples, classes, PixelTransform((0.5,), (0.5,)))
 
 
+def float_task(value: float) -> Task:
+    samples = ImageSet(torch.full((24, 1, 4, 4), value), torch.arange(24) % 2)
+    return Task("own", samples, samples, 2, PixelTransform((0.5,), (0.5,)))
+
+
+def own_but(**changes: Any) -> dict[str, Any]:
+    """The stream ``Own`` with another second task."""
+    return {"tasks": lambda *_: [own_task(3), replace(own_task(2), **changes)]}
+
+
 def test_a_stream_of_ones_own_needs_no_name() -> None:
     data = tiny_data(Own(), num_clients=2, partition=IID())
     data.setup("fit")
@@ -137,11 +149,37 @@ def test_a_stream_of_ones_own_needs_no_name() -> None:
         ({"tasks": lambda *_: [own_task(3)]}, "Own, which gives 1 tasks' cannot work; valid: 2, as num_tasks says"),
         (
             {"tasks": lambda *_: [own_task(3), own_task(2, first=3)]},
-            "Own, whose training labels run from 3 to 4 in task 1' cannot work; valid: 0 to 1, as classes_per_task",
+            "Own, whose training labels run from 3 to 4 in task 1' cannot work; valid: 0 to 1, the announced 2",
         ),
         (
             {"tasks": lambda *_: [own_task(3, size=5), own_task(2)]},
             "Own, whose training images have the shape [1, 5, 5] in task 0' cannot work; valid: the announced [1, 4",
+        ),
+        ({"tasks": lambda *_: 1 / 0}, "Own, whose tasks fail (ZeroDivisionError: division by zero (test_streams.py, l"),
+        (own_but(test=None), "Own, whose test is NoneType in task 1' cannot work; valid: a cfl.data.types.ImageSet"),
+        (own_but(num_classes=5), "Own, whose num_classes is 5 in task 1' cannot work; valid: 2, as classes_per_task"),
+        (own_but(test=float_task(math.inf).test), "Own, whose test images hold NaN or infinity in task 1'"),
+        (own_but(test=float_task(0.5).test), "Own, whose training images are uint8 [24, 1, 4, 4] and test images f"),
+        (
+            own_but(train=replace(own_task(2).train, labels=torch.zeros(24, 1))),
+            "Own, whose training labels are float32 [24, 1] in task 1' cannot work; valid: the announced classes, int",
+        ),
+        (own_but(transform=None), "Own, whose transform is NoneType in task 1' cannot work; valid: a cfl.data.types."),
+        (
+            own_but(transform=PixelTransform((0.5, 0.5), (0.5, 0.5))),
+            "Own, whose transform fails (RuntimeError: output with shape [8, 1, 4, 4]",
+        ),
+        (
+            own_but(transform=PixelTransform((0.5,), (0.0,))),
+            "Own, whose transform makes NaN or infinity in task 1' cannot work; valid: finite numbers",
+        ),
+        (
+            own_but(transform=PixelTransform((0.5,), (0.5,), pixel_map=torch.arange(4))),
+            "Own, whose pixel_map is int64 [4] in task 1' cannot work; valid: int64 [16]",
+        ),
+        (
+            own_but(transform=PixelTransform((0.5,), (0.5,), pixel_map=torch.arange(1, 17))),
+            "Own, whose pixel_map runs from 1 to 16 in task 1' cannot work; valid: -1 for black, else 0 to 15",
         ),
     ],
 )
@@ -149,11 +187,18 @@ def test_a_stream_that_is_not_what_it_announces_is_refused(changes: dict[str, An
     stream = Own()
     for name, value in changes.items():
         setattr(stream, name, value)
-    with pytest.raises(ConfigError, match=f"^data.stream = '{re.escape(said)}"):
+    with pytest.raises(ConfigError, match=f"^data.stream = [\"']{re.escape(said)}"):
         tiny_data(stream, num_clients=2, partition=IID()).setup("fit")
 
 
 # Permuted
+
+
+def test_a_source_that_announces_what_cannot_be_is_refused_behind_a_stream_of_ones_own() -> None:
+    stream = Own()
+    stream.source = Noise(num_classes=0)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"^data\.stream\.source = 'Noise, whose num_classes is 0' cannot work"):
+        tiny_data(stream, num_clients=2, partition=IID())
 
 
 def test_permutations_are_bijections_that_move_all_channels_together() -> None:

@@ -21,7 +21,7 @@ class Noise(Source):
     def __init__(self, **wrong: Any) -> None:
         self.given = wrong
         self.loads = 0
-        for name in ("shape", "num_classes", "mean", "std", "scale"):
+        for name in ("shape", "num_classes", "mean", "std", "scale", "targets", "transform"):
             if name in wrong:
                 setattr(self, name, wrong[name])
 
@@ -57,6 +57,11 @@ def test_right_ones_pass(tmp_path: Path) -> None:
             {"shape": (2, 4, 3)},
             r"^images: Noise, whose training images have the shape \[2, 3, 4\]; valid: .* \[2, 4, 3\]",
         ),
+        ({"instead": 5 / 7}, r"^images: Noise, whose load gives \['ImageSet', 'float'\]; valid: two"),
+        ({"targets": "clases"}, r"^labels: Noise, whose targets are 'clases'; valid: classes or numbers or boxes"),
+        ({"num_classes": "3"}, r"^labels: Noise, whose num_classes is '3'; valid: an integer of at least 1"),
+        ({"first": 0.5}, r"^images: Noise, which cannot be loaded \(TypeError: labels must be int64 \[N=12\]"),
+        ({"transform": lambda: None}, r"^transform: Noise, whose transform is NoneType; valid: a cfl\.data\.types"),
         ({"test": 0}, r"^images: the test set of Noise is empty"),
         ({"instead": None}, r"^images: Noise, whose load gives \['ImageSet', 'NoneType'\]; valid: two"),
         ({"num_classes": 2}, r"^labels: Noise, whose training labels run from 0 to 2; valid: 0 to 1, the"),

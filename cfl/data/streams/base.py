@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cfl.data.named import Named
 from cfl.data.sources.base import Source
+from cfl.data.sources.loading import check_announced
 from cfl.data.types import Task
 from cfl.metrics.base import Targets
 from cfl.runtime.errors import ConfigError
@@ -30,8 +31,9 @@ def require_classes(source: Source, stream: str) -> None:
     """Refuse a data set whose labels are not classes, for a stream that divides classes among tasks.
 
     Raises:
-        ConfigError: ``data.stream``.
+        ConfigError: ``data.stream``, or ``data.stream.source`` whose class announces something invalid.
     """
+    check_announced(source, "data.stream.source")
     if source.targets != "classes":
         valid = "one that keeps all samples together, such as Sequence: there are no classes to divide"
         raise ConfigError("data.stream", f"{stream} of {source.name}, whose labels are {source.targets}", valid)
@@ -41,8 +43,9 @@ def refuse_boxes(source: Source, stream: str) -> None:
     """Refuse a data set of boxes, for a stream that moves pixels.
 
     Raises:
-        ConfigError: ``data.stream``.
+        ConfigError: ``data.stream``, or ``data.stream.source`` whose class announces something invalid.
     """
+    check_announced(source, "data.stream.source")
     if source.targets == "boxes":
         valid = "one that leaves images as they are, such as Sequence: boxes would not move with their pixels"
         raise ConfigError("data.stream", f"{stream} of {source.name}, whose labels are boxes", valid)

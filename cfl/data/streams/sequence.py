@@ -7,7 +7,7 @@ from pathlib import Path
 from torch.nn.functional import pad
 
 from cfl.data.sources.base import Source
-from cfl.data.sources.loading import load_checked
+from cfl.data.sources.loading import check_announced, load_checked
 from cfl.data.streams.base import Stream
 from cfl.data.types import ImageSet, PixelTransform, Task
 from cfl.runtime.errors import ConfigError
@@ -66,6 +66,8 @@ def common_shape(sources: list[Source]) -> tuple[int, int, int]:
     """
     if not sources:
         raise ConfigError("data.stream.sources", [], "a list of at least one source")
+    for source in sources:
+        check_announced(source, "data.stream.sources")
     channels = {source.shape[0] for source in sources}
     if len(channels - {1}) > 1:
         raise ConfigError(
