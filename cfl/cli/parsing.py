@@ -16,7 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from cfl.cli.broken_modules import naming_broken_modules
 from cfl.cli.class_entries import check_entries
-from cfl.cli.class_help import completed
+from cfl.cli.class_help import completed, show_help_asked_for
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
 from cfl.cli.import_policy import require_classes
@@ -125,6 +125,8 @@ class Parser(LightningArgumentParser):
         _in_words.extend(on_command_line(words))
         check_given(_in_words)
         import_named_in("\n".join(words))
+        command = self._subcommands_action.choices.get(words[0]) if self._subcommands_action and words else None
+        show_help_asked_for(command or self, words)
         with naming_broken_modules(options_given):
             found = super().parse_args([with_moved_classes(word) for word in words], *args[1:], **kwargs)
         config = found.get(found.get("subcommand"), found)

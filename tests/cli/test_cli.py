@@ -260,6 +260,11 @@ def test_help_on_a_method_names_options_as_they_are_typed(capsys: pytest.Capture
     ("key", "some"),
     [
         ("data.stream", {"ClassSplit", "Permuted", "Rotated"}),
+        ("data.stream.source", {"Digits", "Arrays"}),
+        ("data.stream.source.source", {"Digits", "Arrays"}),
+        ("data.stream.sources", {"Digits", "Arrays"}),
+        ("methods.mine.surrogate", {"Digits", "Arrays"}),
+        ("trainer.logger", {"CSVLogger", "TensorBoardLogger"}),
         ("data.partition", {"Shards", "Dirichlet"}),
         ("model.network", {"MLP", "ResNet18"}),
         ("model.optimizer", {"SGD", "Adam"}),
@@ -273,6 +278,27 @@ def test_help_without_a_class_lists_the_classes(key: str, some: set[str], capsys
     assert names == sorted(names)
     assert set(names) >= some
     assert not any(name.startswith("_") for name in names)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--data.stream", "ClassSplit", "--data.stream.source.help", "Arrays"], ["--methods.a.surrogate.help=Arrays"]],
+)
+def test_help_on_a_class_below_a_class_names_options_as_they_are_typed(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = words[-1 if "=" in words[-1] else -2].partition(".help")[0]
+    assert tiny_cli.run("fit", *words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: cfl {key}.path PATH ")
+    assert f"\n  {key}.num_classes NUM_CLASSES\n" in text
+
+
+def test_help_on_no_class_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.run("fit", "--data.partition.help", "Sharsd") == 2
+    said = capsys.readouterr().err
+    assert "data.partition.help = 'Sharsd' cannot work; valid: one of " in said
+    assert " Shards" in said
 
 
 def test_help_reads_as_text(capsys: pytest.CaptureFixture[str]) -> None:
