@@ -34,9 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         help="names of the methods that come along (cfl configs methods), and configuration files of your own; unless "
         "given: what the other options say",
     )
-    parser.add_argument(
-        "--seeds", metavar="N|A-B", default="1", help="N: seeds 0 .. N-1; A-B: seeds A .. B (default: 1)"
-    )
+    parser.add_argument("--seeds", metavar="N|A-B", help="N: seeds 0 .. N-1; A-B: seeds A .. B (default: 1)")
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE,...",
@@ -64,9 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 if every run is finished, 1 if not, 2 if the command is refused, 128 plus the signal that ended
         the command.
     """
-    options, words = _parser().parse_known_args(sys.argv[2:] if arguments is None else arguments)
+    parser = _parser()
+    options, words = parser.parse_known_args(sys.argv[2:] if arguments is None else arguments)
+    if not (options.methods or options.set or words or options.seeds is not None):
+        parser.error("one of the following is required: --methods, --seeds, --set, or an option of cfl fit")
     try:
-        seeds, launcher = seeds_in(options.seeds), Launcher(environment_for(options.jobs))
+        seeds = seeds_in("1" if options.seeds is None else options.seeds)
+        launcher = Launcher(environment_for(options.jobs))
         if not options.dry_run:
             launcher.begin()  # now, so that both processes import at the same time
         try:

@@ -192,6 +192,14 @@ def test_bad_options_are_named_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("words", [[], ["--jobs", "2", "--dry-run"]])
+def test_a_sweep_of_nothing_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(words)
+    assert ended.value.code == 2
+    assert "error: one of the following is required: --methods, --seeds, --set" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("nothing_runs")
 def test_pictures_of_an_unknown_format_are_refused_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
