@@ -16,6 +16,7 @@ from cfl.runtime.yaml_file import BadYAML, BrokenYAML, parse_yaml, read_yaml
 
 _MOST = 1000
 _FILES = (".yaml", ".yml", ".json")
+_WHOLE = "federated.codecs"
 
 
 class Given(NamedTuple):
@@ -100,10 +101,18 @@ def on_command_line(words: Sequence[str]) -> Iterator[Given]:
     """The values that the options of a command line give, ``--key value`` or ``--key=value``, in order.
 
     The content of ``--config`` files is left out.
+
+    Raises:
+        ConfigError: a part of ``federated.codecs``, of which the parser would drop the other parts; see also
+            :func:`require_short`.
     """
     for option, value in words_with_values(words):
         if option.startswith("--"):
             key = option.removeprefix("--")
+            if key.startswith(f"{_WHOLE}."):
+                topic, _, name = key.removeprefix(f"{_WHOLE}.").partition(".")
+                inner = f"{{{name}: {value}}}" if name else value
+                raise ConfigError(key, value, f"one mapping of all topics, e.g. --{_WHOLE} '{{{topic}: {inner}}}'")
             if key != "config":
                 content = _content(key, value)
                 require_short(key, content)

@@ -53,6 +53,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "buffer of the model": (("--model", "{buffer: {size: 3}}"), ("model.buffer.size = 3", "from buffer\n")),
     "near the engine": (("--model.engin", "3"), ("model.engin is no option; valid: model.network, model.optimizer\n",)),
     "group": (("--buffer", "3"), ("buffer = '3'", "its options, as those that begin with --buffer. in --help")),
+    "part of a mapping": (
+        ("--federated.codecs.update.bits", "8"),
+        ("federated.codecs.update.bits = '8'", "one mapping", "--federated.codecs '{update: {bits: 8}}'\n"),
+    ),
     "class of another kind by its path": (
         ("--data.partition", "cfl.data.streams.Permuted"),
         ("data.partition = 'cfl.data.streams.Permuted'", "valid: one of ClassesPerClient, Dirichlet"),
