@@ -27,7 +27,7 @@ from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.plugins import import_named_in
 from cfl.cli.reasons import debugging, reason_for_user
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
-from cfl.reporting.experiment import RENAMED, with_moved_classes, with_renamed_options
+from cfl.reporting.experiment import REMOVED, RENAMED, with_moved_classes, with_renamed_options
 from cfl.runtime.errors import ConfigError, NotUnderstood
 from cfl.runtime.printable import printable
 from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
@@ -206,7 +206,7 @@ class Parser(LightningArgumentParser):
 
 def _with_renamed_options(text: str) -> str:
     """A configuration's text with present names of options in place of former ones; unchanged if it has none."""
-    if not any(name in text for name in RENAMED):
+    if not any(name in text for name in (*RENAMED, *REMOVED)):
         return text
     content = parse_yaml(text)
     renamed = with_renamed_options(content)

@@ -75,8 +75,6 @@ class EWC(Method):
         fisher: labels: ``empirical`` (true), ``expected`` (the model's own distribution, exactly), ``sampled``
             (one draw from it) or ``weighted`` (true, times its probability). Densities have no labels: ``empirical``.
         scope: the Fisher of a client's penalty: the ``client``'s own, or the mean that the ``server`` keeps.
-        fisher_clients: clients that compute a Fisher: ``all`` that hold the task, or those ``sampled`` in its last
-            round.
         limit: the greatest ``learning rate * strength * S``, or of twice that without ``half``, above 0 and below 2;
             null for no limit. Needs SGD. With 1 and without momentum the penalty alone moves a weight no further than
             to its anchor.
@@ -99,7 +97,6 @@ class EWC(Method):
         gamma: float = 1.0,
         fisher: FisherKind = "empirical",
         scope: Literal["client", "server"] = "client",
-        fisher_clients: Literal["all", "sampled"] = "all",
         fisher_batch_size: int = 250,
         limit: float | None = None,
     ) -> None:
@@ -108,7 +105,6 @@ class EWC(Method):
         check_choices("methods.ewc", ("separate", "online"), consolidation=consolidation)
         check_choices("methods.ewc", FISHER_KINDS, fisher=fisher)
         check_choices("methods.ewc", ("client", "server"), scope=scope)
-        check_choices("methods.ewc", ("all", "sampled"), fisher_clients=fisher_clients)
         if consolidation == "separate" and gamma != 1:
             raise ConfigError("methods.ewc.gamma", gamma, "1, or consolidation=online, which alone forgets")
         check_numbers("methods.ewc", "(0, 2)", or_null=True, limit=limit)
@@ -117,7 +113,6 @@ class EWC(Method):
         self.consolidation, self.gamma = consolidation, gamma
         self.fisher: FisherKind = fisher
         self.scope = scope
-        self.fisher_clients = fisher_clients
         self.fisher_batch_size, self.limit = fisher_batch_size, limit
         self.curvature: Tensors = {}
         self.anchor: Tensors = {}
@@ -126,14 +121,7 @@ class EWC(Method):
         self._finder: BoundaryFinder | None = None
 
     def follow_found_tasks(self, finder: BoundaryFinder) -> None:
-        """Let ``finder`` say where tasks end.
-
-        Raises:
-            ConfigError: if only the clients of a task's last round are to compute a Fisher.
-        """
-        if self.fisher_clients == "sampled":
-            valid = "all with FoundBoundaries: a task's last round is not known while it runs"
-            raise ConfigError(f"{self.key}.fisher_clients", self.fisher_clients, valid)
+        """Let ``finder`` say where tasks end."""
         self._finder, self.task_free = finder, True
 
     def setup(self, context: Context) -> None:
@@ -210,7 +198,7 @@ class EWC(Method):
             return
         started = time.perf_counter()
         self._holders = None
-        clients, lost = context.select_clients(plan, self.fisher_clients), context.channel.lost(plan.round)
+        clients, lost = context.members(plan.task), context.channel.lost(plan.round)
         counted = (0, 0.0, 0.0)
         for client in context.extra_round(plan.task, clients):
             if client in lost:  # it receives the model but computes nothing

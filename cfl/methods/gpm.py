@@ -61,8 +61,6 @@ class GPM(Method):
         threshold_increment: added to the threshold after every task (up to 1); the authors: 0.003 for Split CIFAR-100.
         samples: most samples used per client and task; drawn at random if there are more.
         rank_rule: ``exact``: eq 5 and 9; ``code``: one direction fewer for a client's first task, as the authors' code.
-        memory_clients: clients that update their memory after a task: ``all`` that hold it, or those ``sampled`` in its
-            last round.
         layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer in task-
             and class-incremental runs, as the authors leave the heads of their tasks free. Where the classes of all
             tasks compete, ``["*"]`` keeps old outputs as they are, too; on Split CIFAR-100 it learned far less.
@@ -83,7 +81,6 @@ class GPM(Method):
         threshold_increment: float = 0.0,
         samples: int = 300,
         rank_rule: Literal["exact", "code"] = "exact",
-        memory_clients: Literal["all", "sampled"] = "all",
         layers: list[str] | None = None,
         freeze_affine: bool = True,
         batch_size: int = 500,
@@ -94,12 +91,10 @@ class GPM(Method):
         check_numbers("methods.gpm", "[0, 1)", threshold_increment=threshold_increment)
         check_integers("methods.gpm", 1, samples=samples, batch_size=batch_size)
         check_choices("methods.gpm", ("exact", "code"), rank_rule=rank_rule)
-        check_choices("methods.gpm", ("all", "sampled"), memory_clients=memory_clients)
         self.threshold = threshold
         self.threshold_increment = threshold_increment
         self.samples = samples
         self.rank_rule = rank_rule
-        self.memory_clients = memory_clients
         self.layers = layers
         self.freeze_affine = freeze_affine
         self.batch_size = batch_size
@@ -201,8 +196,7 @@ class GPM(Method):
         context = self.context
         if context.is_last(plan.task) or not self._protected:
             return
-        clients = context.select_clients(plan, self.memory_clients)
-        grown, seconds = figures_after_task(context, plan, clients, self._grow)
+        grown, seconds = figures_after_task(context, plan, context.members(plan.task), self._grow)
         self._record(plan.task, grown)
         self.memory_seconds += seconds
 

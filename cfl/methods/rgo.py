@@ -73,8 +73,6 @@ class RGO(Method):
         curvature: ``gauss_newton``, or ``inputs`` for ``c = 1``.
         feature_encoding: whether features are permuted.
         samples: most samples used per client and task; drawn at random if there are more.
-        memory_clients: clients that update their ``P`` after a task: ``all`` of the share that hold it, or those
-            ``sampled`` in its last round.
         layers: patterns over module names; null takes all Linear and Conv2d layers, except the output layer in task-
             and class-incremental runs; ``["*"]`` takes that, too.
         batch_size: samples per pass after a task. Changes memory and speed, and results where BatchNorm has no
@@ -93,7 +91,6 @@ class RGO(Method):
         curvature: Literal["gauss_newton", "inputs"] = "gauss_newton",
         feature_encoding: bool = True,
         samples: int = 300,
-        memory_clients: Literal["all", "sampled"] = "all",
         layers: list[str] | None = None,
         batch_size: int = 500,
         drawn: Literal["once", "per_task"] = "once",
@@ -102,14 +99,12 @@ class RGO(Method):
         check_numbers("methods.rgo", "(0, inf)", damping=damping)
         check_integers("methods.rgo", 1, samples=samples, batch_size=batch_size)
         check_choices("methods.rgo", ("gauss_newton", "inputs"), curvature=curvature)
-        check_choices("methods.rgo", ("all", "sampled"), memory_clients=memory_clients)
         check_choices("methods.rgo", ("once", "per_task"), drawn=drawn)
         self.share = share
         self.damping = damping
         self.curvature = curvature
         self.feature_encoding = feature_encoding
         self.samples = samples
-        self.memory_clients = memory_clients
         self.layers = layers
         self.batch_size = batch_size
         self.drawn = drawn
@@ -232,7 +227,7 @@ class RGO(Method):
         keepers = self.keepers(plan.task)
         if context.is_last(plan.task) or not self._dims or not keepers:
             return
-        asked = [client for client in context.select_clients(plan, self.memory_clients) if client in keepers]
+        asked = [client for client in context.members(plan.task) if client in keepers]
         figures, seconds = figures_after_task(context, plan, asked, self._update)
         self._record(plan.task, figures)
         self.memory_seconds += seconds

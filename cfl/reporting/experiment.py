@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,15 @@ RENAMED: Mapping[str, Mapping[str, str]] = {"ImageFolder": {"folder": "path"}}
 
 As with :data:`MOVED`, configurations may have either name, and experiments contain the former one.
 """
+REMOVED: Mapping[str, Mapping[str, Any]] = {
+    "EWC": {"fisher_clients": "all"},
+    "GPM": {"memory_clients": "all"},
+    "RGO": {"memory_clients": "all"},
+}
+"""Short names of classes of this project -> options that they no longer have -> the values that mean what they do.
+
+Configurations may have these values, which are left out. The parser refuses others. Experiments contain them.
+"""
 _FORMER = {now: former for former, now in MOVED.items()}
 _FORMER_OPTIONS = {name: {now: former for former, now in options.items()} for name, options in RENAMED.items()}
 _MOVED_PATHS = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, MOVED))})(?![\w.])")
@@ -71,7 +80,7 @@ def with_moved_classes(text: str) -> str:
 
 def with_former_classes(tree: Any) -> Any:
     """Return a configuration or a part of it with former class paths and names of options, to compute its hash."""
-    return _with_former_classes(_with_options(tree, _FORMER_OPTIONS))
+    return _with_former_classes(_with_options(tree, _FORMER_OPTIONS, _with_removed))
 
 
 def _with_former_classes(tree: Any) -> Any:
@@ -83,20 +92,34 @@ def _with_former_classes(tree: Any) -> Any:
 
 
 def with_renamed_options(tree: Any) -> Any:
-    """Return a configuration or a part of it with former names of options replaced by current ones."""
-    return _with_options(tree, RENAMED)
+    """Return a configuration or a part of it with current names of options, without those that have been removed."""
+    return _with_options(tree, RENAMED, _without_removed)
 
 
-def _with_options(tree: Any, names: Mapping[str, Mapping[str, str]]) -> Any:
+def _with_removed(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {**REMOVED[name], **options}
+
+
+def _without_removed(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {option: value for option, value in options.items() if (option, value) not in REMOVED[name].items()}
+
+
+def _with_options(
+    tree: Any, names: Mapping[str, Mapping[str, str]], removed: Callable[[str, dict[str, Any]], dict[str, Any]]
+) -> Any:
     if isinstance(tree, list):
-        return [_with_options(value, names) for value in tree]
+        return [_with_options(value, names, removed) for value in tree]
     if not isinstance(tree, Mapping):
         return tree
-    found = {key: _with_options(value, names) for key, value in tree.items()}
+    found = {key: _with_options(value, names, removed) for key, value in tree.items()}
     module, _, name = str(tree.get("class_path", "")).rpartition(".")
     options = found.get("init_args")
-    if name in names and module.partition(".")[0] in ("", PACKAGE) and isinstance(options, dict):
+    if module.partition(".")[0] not in ("", PACKAGE) or not isinstance(options, dict):
+        return found
+    if name in names:
         found["init_args"] = {names[name].get(option, option): value for option, value in options.items()}
+    if name in REMOVED:
+        found["init_args"] = removed(name, found["init_args"])
     return found
 
 

@@ -78,8 +78,7 @@ class After(Method):
 
     def end_task(self, plan: RoundPlan) -> None:
         federation = self.context._federation
-        members = federation.data.members[plan.task].tolist()
-        clients = list(plan.clients) if self.ewc.fisher_clients == "sampled" else members
+        clients = federation.data.members[plan.task].tolist()
         fishers, models = {}, {}
         for client in clients:
             kept = {n: v[0] for n, v in federation.model.personal_state((client,)).items()}
@@ -140,7 +139,6 @@ def check(ewc: EWC, data: FederatedDataModule | None = None, network: NetworkFac
         {"half": False, "fisher_batch_size": 3},
         {"consolidation": "online", "gamma": 0.7},
         {"consolidation": "online"},
-        {"fisher_clients": "sampled"},
     ],
     ids=lambda options: ", ".join(map(str, options)) or "defaults",
 )
@@ -172,11 +170,8 @@ def test_with_fot_behind_it() -> None:
 
 
 def test_a_client_without_a_fisher_has_no_penalty() -> None:
-    """The fifth client joins in the second task and has no Fisher before.
-
-    With ``fisher_clients`` sampled, clients outside a task's last round have none either.
-    """
-    assert check(EWC(5.0, fisher_clients="sampled")).free > check(EWC(5.0)).free > 0
+    """The fifth client joins in the second task and has no Fisher before."""
+    assert check(EWC(5.0)).free > 0
 
 
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
@@ -295,8 +290,6 @@ def test_bytes_are_counted() -> None:
     local = run({"ewc": EWC(1.0)}).channel
     assert local.downlink_bytes == {"model": (6 * 3 + 4 + 5) * model}
     assert local.uplink_bytes == {"update": 6 * 3 * model}
-    sampled = run({"ewc": EWC(1.0, fisher_clients="sampled")}).channel
-    assert sampled.downlink_bytes == {"model": (6 * 3 + 3 + 3) * model}
     central = run({"ewc": EWC(1.0, scope="server")})
     assert central.channel.downlink_bytes == {"model": (6 * 3 + 4 + 5) * model, "ewc": 4 * 3 * 2 * model}
     assert central.channel.uplink_bytes == {"update": 6 * 3 * model, "ewc fisher": (4 + 5) * model}
@@ -344,12 +337,10 @@ def test_nothing_is_computed_after_the_last_task_or_without_strength() -> None:
 
 
 def test_drawn_labels_come_from_a_generator_of_each_client() -> None:
-    """The generator is seeded by task and client, so draws do not depend on which other clients compute a Fisher."""
+    """The generator is seeded by task and client."""
     options = {"tasks": 2, "schedule": {"rounds_per_task": [2, 1]}}
     federation = run({"ewc": EWC(1.0, fisher="sampled")}, data_of(**options))
     every = federation.clients
-    some = run({"ewc": EWC(1.0, fisher="sampled", fisher_clients="sampled")}, data_of(**options)).clients
-    assert 0 < len(some.holders("ewc")) < len(every.holders("ewc"))
     for client in every.holders("ewc"):
         kept = every.get("ewc", client) or {}
         model = {n.removeprefix("anchor "): value for n, value in kept.items() if n.startswith("anchor ")}
@@ -357,8 +348,6 @@ def test_drawn_labels_come_from_a_generator_of_each_client() -> None:
         generator = torch_generator(federation.data.seed, "fisher labels", 0, client)
         expected = diagonal_fisher(federation.network, model, batches, "sampled", generator=generator)
         assert_close({n: kept[f"curvature {n}"] for n in expected}, expected)
-        if client in some.holders("ewc"):
-            assert_close(some.get("ewc", client) or {}, kept)
 
 
 def test_width_does_not_matter_for_quadratics_of_the_server() -> None:
@@ -407,7 +396,6 @@ def test_a_limit_needs_steps_along_the_gradient() -> None:
         ({"consolidation": "both"}, "consolidation"),
         ({"fisher": "exact"}, "fisher"),
         ({"scope": "global"}, "scope"),
-        ({"fisher_clients": "some"}, "fisher_clients"),
         ({"fisher_batch_size": 0}, "fisher_batch_size"),
     ],
     ids=str,

@@ -34,7 +34,7 @@ from support.tiny import (
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.participation import Joining
+from cfl.data.participation import Joining, RandomShare
 from cfl.data.partitions import IID
 from cfl.data.streams import Stream
 from cfl.federation.federation import Federation
@@ -54,21 +54,19 @@ class PlainGPM:
         increment: float = 0.0,
         samples: int = 10**6,
         one_fewer: bool = False,
-        everyone: bool = True,
         frozen: Sequence[str] = (),
     ) -> None:
         self.data, self.layers, self.increment, self.samples = data, layers, increment, samples
         self.threshold = threshold if isinstance(threshold, dict) else {"*": threshold}
-        self.one_fewer, self.everyone, self.frozen = one_fewer, everyone, frozen
+        self.one_fewer, self.frozen = one_fewer, frozen
         self.memories: dict[int, dict[str, np.ndarray]] = {}
 
     def epsilon(self, layer: str, task: int) -> float:
         first = next(number for pattern, number in self.threshold.items() if fnmatchcase(layer, pattern))
         return min(1.0, first + task * self.increment)
 
-    def remember(self, network: nn.Module, task: int, sampled: Sequence[int]) -> None:
-        clients = self.data.members[task].tolist() if self.everyone else sampled
-        for client in clients:
+    def remember(self, network: nn.Module, task: int) -> None:
+        for client in self.data.members[task].tolist():
             images = chosen_samples(self.data, task, client, self.samples, "gpm samples")
             own = self.memories.get(client)
             grown = {}
@@ -106,11 +104,11 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], 
         {"threshold": 0.9},
         {"layers": MLP_LAYERS, "threshold": 0.9, "frozen": [f"{n}.bias" for n in MLP_LAYERS]},
     ),
-    "only those sampled remember": (
+    "some miss tasks": (
         deep_mlp,
         permuted,
-        {"threshold": 0.9, "memory_clients": "sampled"},
-        {"layers": MLP_LAYERS, "threshold": 0.9, "everyone": False, "frozen": [f"{n}.bias" for n in MLP_LAYERS]},
+        {"threshold": 0.9},
+        {"layers": MLP_LAYERS, "threshold": 0.9, "frozen": [f"{n}.bias" for n in MLP_LAYERS]},
     ),
     "few samples, thresholds by layer, as the authors' code": (
         deep_mlp,
@@ -121,7 +119,6 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], 
             "samples": 7,
             "batch_size": 3,
             "rank_rule": "code",
-            "memory_clients": "sampled",
             "freeze_affine": False,
         },
         {
@@ -130,7 +127,6 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], 
             "increment": 0.1,
             "samples": 7,
             "one_fewer": True,
-            "everyone": False,
         },
     ),
     "convolutions, task-incremental": (
@@ -147,7 +143,7 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], 
     ),
 }
 # BatchNorm needs more than one sample. Clients with and without a memory share a cohort only if their sizes are equal.
-EQUAL = {"batchnorm, chosen layers", "only those sampled remember"}
+EQUAL = {"batchnorm, chosen layers", "some miss tasks"}
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
@@ -168,6 +164,7 @@ def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
     data = tiny_data(
         stream(3),
         partition=IID() if name in EQUAL else UNEQUAL,
+        participation=RandomShare(0.7) if name == "some miss tasks" else None,
         schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 3},
     )
     gpm = GPM(**options)
@@ -301,14 +298,12 @@ def test_what_is_sent_and_kept() -> None:
     for label, methods in (
         ("plain", {}),
         ("all", {"gpm": GPM()}),
-        ("sampled", {"gpm": GPM(memory_clients="sampled")}),
     ):
         runs[label] = fit(tiny_client(data, mlp, sgd, dict[str, Method](methods)), data)
     model = sum(p.numel() * 4 for p in runs["plain"].network.parameters())
     extra = {n: r.channel.total_downlink_bytes - runs["plain"].channel.total_downlink_bytes for n, r in runs.items()}
-    assert extra == {"plain": 0, "all": 4 * model, "sampled": 2 * model}
+    assert extra == {"plain": 0, "all": 4 * model}
     assert len({r.channel.total_uplink_bytes for r in runs.values()}) == 1
-    assert len(runs["sampled"].clients.holders("gpm")) == 2
     gpm = runs["all"].methods["gpm"]
     assert gpm.report().figures["memory_bytes"] == 32 * 4 * (16 + 8)  # one block for each layer
 
@@ -348,7 +343,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"samples": 0}, "samples"),
     ({"batch_size": 0}, "batch_size"),
     ({"rank_rule": "fot"}, "rank_rule"),
-    ({"memory_clients": "none"}, "memory_clients"),
     ({"layers": ["fc"]}, "layers"),
     ({"threshold": {"head": 0.9}}, "threshold"),
     ({"threshold": {"*": 0.9, "conv*": 0.8}}, "threshold"),

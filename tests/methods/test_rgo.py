@@ -72,11 +72,10 @@ class PlainRGO:
         weigh: bool = True,
         encode: bool = True,
         samples: int = 10**6,
-        everyone: bool = True,
         anew: bool = False,
     ) -> None:
         self.data, self.layers, self.damping, self.weigh, self.encode = data, layers, damping, weigh, encode
-        self.samples, self.everyone = samples, everyone
+        self.samples = samples
         clients = data.num_clients
         self.keepers = []
         for task in range(len(data.tasks)):
@@ -101,9 +100,8 @@ class PlainRGO:
         reordered[:, order] = inputs[0]
         return reordered
 
-    def remember(self, network: nn.Module, task: int, sampled: Sequence[int]) -> None:
-        members = self.data.members[task].tolist() if self.everyone else sampled
-        for client in self.keepers[task] & set(members):
+    def remember(self, network: nn.Module, task: int) -> None:
+        for client in self.keepers[task] & set(self.data.members[task].tolist()):
             images = chosen_samples(self.data, task, client, self.samples, "rgo samples")
             squares = self.output_gradients(network, task, client, images)
             for layer in self.layers:
@@ -155,8 +153,8 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], 
     "few samples, inputs alone": (
         deep_mlp,
         permuted,
-        {"share": 0.75, "curvature": "inputs", "samples": 7, "batch_size": 3, "memory_clients": "sampled"},
-        {"layers": MLP_LAYERS, "share": 0.75, "weigh": False, "samples": 7, "everyone": False},
+        {"share": 0.75, "curvature": "inputs", "samples": 7, "batch_size": 3},
+        {"layers": MLP_LAYERS, "share": 0.75, "weigh": False, "samples": 7},
     ),
     "others after every task": (
         deep_mlp,
@@ -474,7 +472,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"samples": 0}, "samples"),
     ({"batch_size": 0}, "batch_size"),
     ({"curvature": "fisher"}, "curvature"),
-    ({"memory_clients": "none"}, "memory_clients"),
     ({"layers": ["fc"]}, "layers"),
 ]
 

@@ -249,7 +249,7 @@ FOT = {
     "freeze_first_layer": False,
     "mechanism": None,
 }
-GPM = {"rank_rule": "exact", "memory_clients": "all", "layers": None, "freeze_affine": True, "batch_size": 500}
+GPM = {"rank_rule": "exact", "layers": None, "freeze_affine": True, "batch_size": 500}
 GLFC = {"size": 200, "batch_size": None, "perturbation_steps": 50, "inversion_steps": 250, "images": 20}
 CFED = {"share": 0.4, "temperature": 2.0, "weight": 0.1, "server_distillation": 0, "server_lr": 0.01}
 SURROGATE = {"mean": None, "std": None, "max_train": None, "max_test": None}

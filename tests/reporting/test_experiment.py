@@ -176,6 +176,25 @@ def test_an_option_of_a_foreign_class_keeps_its_name() -> None:
     assert (ours["init_args"], theirs["init_args"]) == ({"path": "x"}, {"folder": "x"})
 
 
+def test_a_removed_option_counts_as_before_and_is_refused_at_other_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hashes of kept results contain the option. A run folder's configuration with it still loads."""
+    trained = tmp_path / "run"
+    assert fit(trained, "--methods.ewc", "EWC", "--methods.ewc.strength", "1") == 0
+    config_file = trained / "config.yaml"
+    written = config_file.read_text()
+    assert "fisher_clients" not in written
+    experiment = experiment_of(yaml.safe_load(written))
+    assert experiment["methods"]["ewc"]["init_args"]["fisher_clients"] == "all"
+    assert summary(trained)["config_hash"] == config_hash(experiment)
+    for value, status in (("all", 0), ("sampled", 2)):
+        config_file.write_text(written.replace("strength: 1.0\n", f"strength: 1.0\n      fisher_clients: {value}\n"))
+        assert f"fisher_clients: {value}" in config_file.read_text()
+        assert run("validate", "--ckpt_path", str(trained / "last.ckpt")) == status
+    assert "methods.ewc.fisher_clients is no option" in capsys.readouterr().err
+
+
 def test_what_classes_say_of_themselves_is_found_by_their_former_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """A class by its former path is known to replay, or to name a data set by its path, without building it."""
     monkeypatch.setitem(MOVED, "once.AGEM", "cfl.methods.AGEM")

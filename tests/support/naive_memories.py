@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ def run_rounds(
     state: dict[str, Tensor],
     make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
     change: Change,
-    remember: Callable[[nn.Module, int, Sequence[int]], None],
+    remember: Callable[[nn.Module, int], None],
     prepare: Callable[[nn.Module, int], object] = lambda network, task: None,
 ) -> list[dict[str, Tensor]]:
     """Run all rounds; return the global model after each.
@@ -36,8 +36,7 @@ def run_rounds(
         state: the network's initial values.
         make_optimizer: makes a client's optimizer.
         change: called between backward and the optimizer.
-        remember: called after every task but the last with the global network in evaluation mode, the task, and the
-            clients sampled in its last round.
+        remember: called after every task but the last with the global network in evaluation mode and the task.
         prepare: called with every network before a task's data run through it.
     """
     states = []
@@ -53,7 +52,7 @@ def run_rounds(
         if plan.last_of_task and plan.task + 1 < data.num_tasks:
             network = plain_network(data, make, state).eval()
             prepare(network, plan.task)
-            remember(network, plan.task, plan.clients)
+            remember(network, plan.task)
     return states
 
 

@@ -206,7 +206,7 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "fedcurv of one": (mlp, lambda: {"fedcurv": FedCurv(2.0)}, {"schedule": {"clients_per_round": 1}}, {}),
     "ewc of the server": (
         mlp,
-        lambda: {"ewc": EWC(5.0, scope="server", fisher="sampled", fisher_clients="sampled")},
+        lambda: {"ewc": EWC(5.0, scope="server", fisher="sampled")},
         {},
         {},
     ),
