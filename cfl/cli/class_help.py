@@ -31,7 +31,7 @@ def show_help_asked_for(parser: ArgumentParser, words: Sequence[str]) -> None:
         ConfigError: the class cannot be found, or is not one that the option takes.
         SystemExit: help has been printed.
     """
-    for word, following in zip(words, [*words[1:], "-"], strict=True):
+    for word, following in zip(words, [*words[1:], "-"], strict=False):
         option, equals, value = word.partition("=")
         if not (option.startswith("--") and option.endswith(".help")):
             continue

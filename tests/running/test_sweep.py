@@ -115,7 +115,7 @@ def test_a_methods_file_is_laid_below_the_options(tmp_path: Path, capsys: pytest
     assert mine[2:6] == ["--schedule.batch_size=3", *TINY, f"--config={own}"]
     assert mine[-2].startswith(f"--run.dir={tmp_path / 'out' / 'mine-seed0-'}")
     assert ewc[5] == "--config=configs/methods/ewc.yaml"
-    assert swept(tmp_path, "--dry-run") == 0
+    assert swept(tmp_path, "--seeds", "1", "--dry-run") == 0
     assert printed(capsys)[0][2] == "--config=configs/default.yaml"
 
 
