@@ -114,6 +114,7 @@ class FederatedOrchestrator(Callback):
             self._check_weighting(client)
             if stage == "fit":
                 self.sums.check(client.federation, trainer.world_size)
+                client.methods.check_reports()
         data.follow(client.federation)
         # With personal models, processes share the clients to evaluate instead of the test sets.
         data.all_batches_everywhere = client.federation.model.has_personal_models

@@ -16,7 +16,7 @@ from cfl.data.task_handles import TaskHandles, unwrap_tasks
 class ExtraSamples:
     """Samples that a method adds to one local step of up to K clients, such as replayed ones.
 
-    Entries whose ``mask`` is False may have any finite values.
+    Entries whose ``mask`` is False may have any finite values. See :func:`cfl.data.added_samples.check_samples`.
 
     Attributes:
         x: ``[K, M, C, H, W]`` network input.
@@ -127,7 +127,7 @@ def join_samples(
     parts = [(y.shape[1], extras), *((a.y.shape[1], a.extras) for a in added)]
     sources = [(mask, 0), *((a.mask, a.source) for a in added)]
     return Samples(
-        torch.cat([y, *(a.y for a in added)], 1),
+        torch.cat([y, *(_outputs(a.y, v) for a, v in zip(added, valid, strict=True))], 1),
         torch.cat([mask, *valid], 1),
         torch.cat([weights, *(a.weights.masked_fill(~v, 0.0) for a, v in zip(added, valid, strict=True))], 1),
         all_tasks,
@@ -135,6 +135,11 @@ def join_samples(
         None if train_outputs is None else train_outputs[all_tasks],
         {name: _joined(name, parts) for name in dict.fromkeys(n for _, known in parts for n in known)},
     )
+
+
+def _outputs(y: Tensor, valid: Tensor) -> Tensor:
+    """Added samples' targets; outputs of padding become 0, because losses look up any output before they drop it."""
+    return y.masked_fill(~valid, 0) if y.ndim == 2 and not y.is_floating_point() else y
 
 
 def _joined(name: str, parts: Sequence[tuple[int, Mapping[str, Tensor]]]) -> Tensor:

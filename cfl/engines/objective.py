@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from traceback import walk_tb
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import debug_unwrap
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
 from cfl.metrics.measure import ACCURACY, Measure
+from cfl.models.base import Network
+from cfl.runtime.errors import ConfigError
 
 
 class LossMethod(Protocol):
@@ -109,10 +113,11 @@ class Objective:
 
         Raises:
             TypeError, ValueError: a method's hook returned something else than a tensor of its shape.
+            ConfigError: a method's hook returned a value without gradient, which trains nothing.
         """
         if self._whole is not None:
-            loss = self._whole.local_loss(network, x, _shown(self._whole, samples))
-            return _checked(loss, [], self._whole, "local_loss")
+            loss = _ask(self._whole, "local_loss", network, x, _shown(self._whole, samples))
+            return _trains(_checked(loss, [], self._whole, "local_loss"), self._whole, "local_loss")
         return self._of_pass(network, x, samples)[0]
 
     def with_logits(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -124,8 +129,14 @@ class Objective:
         if self._passing is None:
             logits: Tensor = network(x)
             return self(logits, samples, x), logits
-        logits, term = self._passing.forward_pass(network, x, _shown(self._passing, samples))
-        return self(logits, samples, x) + _checked(term, [], self._passing, "forward_pass's term"), logits
+        found = _ask(self._passing, "forward_pass", network, x, _shown(self._passing, samples))
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise TypeError(f"{self._passing.key}: forward_pass gives {type(found).__name__}, not (logits, term)")
+        classes = cast(Network, network).num_outputs if self.measure.is_cross_entropy else None
+        wanted = None if classes is None else [len(samples.y), classes]
+        logits = _checked(found[0], wanted, self._passing, "forward_pass's logits")
+        loss = self(logits, samples, x) + _checked(found[1], [], self._passing, "forward_pass's term")
+        return _trains(loss, self._passing, "forward_pass"), logits
 
     def joins(self, batch: CohortBatch) -> bool:
         """Whether a step's loss may differ from the mean cross-entropy of the step's own samples."""
@@ -147,13 +158,16 @@ class Objective:
         """
         weights = samples.weights.to(logits.dtype)
         for weigher in self.weighers:
-            found = weigher.sample_weights(weights, logits, _shown(weigher, samples))
+            found = _ask(weigher, "sample_weights", weights, logits, _shown(weigher, samples))
             weights = _checked(found, list(weights.shape), weigher, "sample_weights")
         losses = weights * self.measure.losses(logits, samples.y, samples.allowed, x)
         # Not a product with the mask, because losses of padded samples may be infinite.
         loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
         for term in self.terms:
-            loss = loss + _checked(term.sample_loss(logits, _shown(term, samples)), [], term, "sample_loss")
+            found = _checked(_ask(term, "sample_loss", logits, _shown(term, samples)), [], term, "sample_loss")
+            if debug_unwrap(logits).requires_grad and not _is_zero_on_cpu(found):
+                _trains(found, term, "sample_loss")
+            loss = loss + found
         return loss
 
     def with_gradient(self, logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -202,10 +216,48 @@ def _shown(method: LossMethod, samples: Samples) -> Samples:
     return samples.without_tasks() if method.task_free else samples
 
 
-def _checked(found: Tensor, shape: list[int], method: LossMethod, hook: str) -> Tensor:
-    """Return what a method's hook returned for one client; refuse other shapes, which torch would broadcast."""
+def _ask(method: LossMethod, hook: str, *given: object) -> Any:
+    """Call a method's hook; :func:`hook_at_fault` finds this frame in the traceback of an error."""
+    return getattr(method, hook)(*given)
+
+
+def hook_at_fault(error: BaseException, network: nn.Module) -> tuple[LossMethod, str] | None:
+    """The method and the name of its hook that raised an error; None if the network raised it, or something else."""
+    parts, found = {id(module) for module in network.modules()}, None
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code is _ask.__code__:
+            found = frame.f_locals["method"], frame.f_locals["hook"]
+        elif id(frame.f_locals.get("self")) in parts:
+            found = None
+    return found
+
+
+def _checked(found: Any, shape: list[int] | None, method: LossMethod, hook: str) -> Tensor:
+    """Return what a method's hook returned for one client; refuse other shapes, which torch would broadcast.
+
+    Any shape is right if ``shape`` is None."""
     if not isinstance(found, Tensor):
-        raise TypeError(f"{method.key}: {hook} is {found!r}, not a tensor of shape {shape}")
-    if list(found.shape) != shape:
+        wanted = "" if shape is None else f" of shape {shape}"
+        raise TypeError(f"{method.key}: {hook} is {found!r:.60}, not a tensor{wanted}")
+    if shape is not None and list(found.shape) != shape:
         raise ValueError(f"{method.key}: {hook} has shape {list(found.shape)}, not {shape}, as for one client")
     return found
+
+
+def _trains(found: Tensor, method: LossMethod, hook: str) -> Tensor:
+    """Return a part of the loss; refuse one without gradient.
+
+    Raises:
+        ConfigError: naming the method and the hook.
+    """
+    if not debug_unwrap(found).requires_grad:  # a tensor of vmap does not tell
+        valid = "what is computed from the network's outputs without detach, item or no_grad: else it trains nothing"
+        raise ConfigError(method.key, f"{type(method).__name__}.{hook} without gradient", valid)
+    return found
+
+
+def _is_zero_on_cpu(found: Tensor) -> bool:
+    """Whether a term has no effect, as one that has nothing to remember yet. On an accelerator, every constant counts
+    as such, because the program would have to wait for its value."""
+    plain = debug_unwrap(found)
+    return not plain.requires_grad and (plain.device.type != "cpu" or not bool(plain.any()))

@@ -18,7 +18,7 @@ class Pull:
 
     Attributes:
         strength: s, at least 0: one number, or ``[k, ...]`` by client and weight; ``[1, ...]`` is the same for all.
-        anchor: a, ``[k, ...]`` or ``[1, ...]``.
+        anchor: a, ``[k, ...]`` or ``[1, ...]``, of the weights' type.
     """
 
     strength: float | Tensor

@@ -19,7 +19,7 @@ from cfl.engines.base import Compile, Engine, StepContext, added_masks, behind, 
 from cfl.engines.chain import Chain
 from cfl.engines.cohort import Cohort
 from cfl.engines.graphs import Graphs
-from cfl.engines.objective import Objective
+from cfl.engines.objective import Objective, hook_at_fault
 from cfl.engines.one_pass import check_shape
 from cfl.engines.stacked_layers import StackedLayers
 from cfl.engines.updates import sgd_step
@@ -72,7 +72,8 @@ class VmapEngine(Engine):
         """As :meth:`Engine.losses`, with a graph of autograd unless the optimizer's step is taken.
 
         Raises:
-            EngineCannot: ``vmap`` has no way to compute the network, or would not call its hooks.
+            EngineCannot: ``vmap`` has no way to compute the network or a method's part of the loss, or would not call
+                the network's hooks.
         """
         if self._hooked is not None and len(batch.x) > 1:
             valid = "schedule.cohort_width: 1, engine.kind: workers, or no hooks, which vmap does not call"
@@ -83,8 +84,12 @@ class VmapEngine(Engine):
             if _NO_VMAP.search(str(error)) is None:
                 raise
             reason = str(error).splitlines()[0].partition(". ")[0].removesuffix(".")
-            valid = f"schedule.cohort_width: 1, engine.kind: workers where they work, or a network for vmap ({reason})"
-            raise EngineCannot("model.network", type(self.network).__name__, valid) from error
+            key, value, what = "model.network", type(self.network).__name__, "a network"
+            if (blamed := hook_at_fault(error, self.network)) is not None:
+                method, hook = blamed
+                key, value, what = method.key, f"{type(method).__name__}.{hook}", "operations"
+            valid = f"schedule.cohort_width: 1, engine.kind: workers where they work, or {what} for vmap ({reason})"
+            raise EngineCannot(key, value, valid) from error
 
     def _losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         parameters = list(cohort.parameters.values())

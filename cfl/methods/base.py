@@ -58,7 +58,11 @@ def report_of(name: str, method: Method) -> Report:
         TypeError: ``report`` returns anything but a :class:`Report`, a figure cannot be stored, or rows differ in their
             columns; names the method.
     """
-    report = method.report()
+    return checked_report(name, method.report())
+
+
+def checked_report(name: str, report: Report) -> Report:
+    """As :func:`report_of`, of a report that a method has returned."""
     if not isinstance(report, Report):
         raise TypeError(f"methods.{name}: report gives {type(report).__name__}, not a cfl.methods.base.Report")
     figures, rows = _plain(report.figures), [_plain(row) for row in report.rows]
@@ -214,7 +218,10 @@ class Method:
         return 0
 
     def report(self) -> Report:
-        """The method's figures and rows so far, for the run folder; may be called after any round."""
+        """The method's figures and rows so far, for the run folder; may be called after any round.
+
+        Also called before the first round, to check what it returns; it may raise an error then.
+        """
         return Report()
 
     def state_dict(self) -> dict[str, Any]:

@@ -130,7 +130,10 @@ class SampleLoss(Protocol):
     """Adds a function of the logits to a client's loss (DER, CFeD). ``reweighs_added_only``: as for SampleWeights."""
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
-        """A term ``[]`` of one client's loss; arguments as :meth:`SampleWeights.sample_weights`, also under vmap."""
+        """A term ``[]`` of one client's loss; arguments as :meth:`SampleWeights.sample_weights`, also under vmap.
+
+        A term without gradient must be 0.
+        """
 
 
 class ForwardPass(Protocol):
@@ -148,7 +151,8 @@ class LocalObjective(Protocol):
     """Replaces a client's whole loss (FedCIL); at most one method of a run may have it."""
 
     def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
-        """The loss ``[]`` of one client's step. Runs under ``torch.func.vmap``: take random numbers from the batch.
+        """The loss ``[]`` of one client's step, with its gradient. Runs under ``torch.func.vmap``: take random numbers
+        from the batch.
 
         Args:
             network: holds the client's parameters and buffers; in training mode.
@@ -161,7 +165,7 @@ class Penalty(Protocol):
     """Adds a term of the weights to the loss, differentiated by autograd. For a quadratic term use a Regularizer."""
 
     def penalty(self, cohort: Cohort) -> Tensor | None:
-        """A term ``[k]``, one number for every client, or None."""
+        """A term ``[k]``, one number for every client, or None. A term without gradient must be 0."""
 
 
 class Regularizer(Protocol):

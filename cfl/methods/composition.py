@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,11 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.objective import LossParts
 from cfl.engines.quadratic_pull import Pull, add_pulls
 from cfl.engines.right_factors import RightFactor, multiply_gradients
+from cfl.federation.channel import Channel
 from cfl.federation.federation import Federation
 from cfl.federation.method_protocol import MethodComposition
 from cfl.methods import declared_state
-from cfl.methods.base import Method
+from cfl.methods.base import Method, checked_report
 from cfl.methods.capabilities import (
     BatchExtension,
     BoundaryFinder,
@@ -48,6 +49,8 @@ from cfl.methods.capabilities import (
 from cfl.methods.combinations import check_data, check_losses, check_protection, check_task_ends, passes_forward
 from cfl.methods.context import Context
 from cfl.methods.member_names import check_members
+from cfl.methods.own_topics import OwnTopics
+from cfl.methods.returned_values import check_added, check_factors, check_pulls, check_releases, check_tensors
 from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
 from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.privacy.release import Noise
@@ -149,11 +152,31 @@ class Composition(MethodComposition):
         """The method that protects updates, or None."""
         return next(iter(self.with_capability(UpdateProtection).values()), None)
 
+    def bounded_updates(self, updates: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The messages ``[k, ...]`` that clients send in place of ``updates``, as :attr:`protection` bounds them.
+
+        Raises:
+            TypeError, ValueError: see :func:`cfl.methods.returned_values.check_tensors`.
+        """
+        method, given = self.protection, dict(updates)
+        rows = len(next(iter(updates.values()))) if updates else None
+        return check_tensors(f"{method.key}.bounded_updates", method.bounded_updates(given), updates, True, rows)
+
+    def protected_mean(self, sums: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean of the clients' updates, by :attr:`protection`; ``wanted`` has tensors of its names and shapes.
+
+        Raises:
+            TypeError, ValueError: see :func:`cfl.methods.returned_values.check_tensors`.
+        """
+        method = self.protection
+        return check_tensors(f"{method.key}.protected_mean", method.protected_mean(sums), wanted, True)
+
     def releases(self, plan: RoundPlan) -> dict[str, Noise]:
         """Topic -> noise in its sum, for all noisy sums that the server reads in a round."""
         found: dict[str, Noise] = {}
         for method in self.with_capability(NoisySums).values():
-            found |= method.releases(task_free_plan(plan) if method.task_free else plan)
+            released = method.releases(task_free_plan(plan) if method.task_free else plan)
+            found |= check_releases(method.key, released)
         return found
 
     def setup(self, federation: Federation) -> None:
@@ -164,6 +187,7 @@ class Composition(MethodComposition):
         """
         for name, method in self.items():
             context = Context(federation)
+            context.channel = cast(Channel, OwnTopics(federation.channel, f"methods.{name}"))
             method.setup(task_free_context(context) if method.task_free else context)
             if not hasattr(method, "context"):
                 raise ConfigError(f"methods.{name}", type(method).__name__, "a setup that calls super().setup(context)")
@@ -228,20 +252,10 @@ class Composition(MethodComposition):
         """The server's step, as changed by one of the methods.
 
         Raises:
-            TypeError: the returned step lacks a parameter.
-            ValueError: a tensor of the returned step has another shape.
+            TypeError, ValueError: see :func:`cfl.methods.returned_values.check_tensors`.
         """
-        method = self.with_capability(ServerTransform)[name]
-        shapes = {parameter: value.shape for parameter, value in step.items()}
-        found = method.transform_step(step)
-        key = self[name].key
-        if not isinstance(found, dict) or set(found) != set(shapes):
-            raise TypeError(f"{key}: transform_step must return the step of every parameter that it is given")
-        for parameter, value in found.items():
-            if value.shape != shapes[parameter]:
-                what = f"{key}: transform_step gives {parameter} of shape {list(value.shape)}"
-                raise ValueError(f"{what}, not {list(shapes[parameter])}")
-        return found
+        found = self.with_capability(ServerTransform)[name].transform_step(dict(step))
+        return check_tensors(f"{self[name].key}.transform_step", found, step)
 
     @property
     def step_transforms(self) -> list[Any]:
@@ -269,11 +283,11 @@ class Composition(MethodComposition):
         for method in self.with_capability(Regularizer).values():
             cohort = self.shown(method)
             self._pulls[method] = method.pulls(cohort)
-            _check_pulls(type(method).__name__, self._pulls[method], cohort)
+            check_pulls(method.key, self._pulls[method], cohort)
         for method in self.with_capability(RightMultiplication).values():
             cohort = self.shown(method)
             self._factors[method] = method.right_factors(cohort)
-            _check_factors(method.key, self._factors[method], cohort)
+            check_factors(method.key, self._factors[method], cohort)
 
     @property
     def collects(self) -> bool:
@@ -322,11 +336,14 @@ class Composition(MethodComposition):
 
         Raises:
             TypeError: a method returns no step.
+            TypeError, ValueError: see :func:`cfl.methods.returned_values.check_added`.
         """
         for method in self.with_capability(BatchExtension).values():
-            found = method.extend_batch(self.shown(method), batch.without_tasks() if method.task_free else batch)
+            given = batch.without_tasks() if method.task_free else batch
+            found = method.extend_batch(self.shown(method), given)
             if not isinstance(found, CohortBatch):
                 raise TypeError(f"{method.key}.extend_batch gives {type(found).__name__}, not a CohortBatch")
+            check_added(method, found, given)
             batch = found.with_tasks(batch) if method.task_free else found
         return batch
 
@@ -334,10 +351,12 @@ class Composition(MethodComposition):
         """Add the methods' penalties to the clients' losses ``[k]``.
 
         Raises:
-            ValueError: a penalty has another shape.
+            TypeError, ValueError: a penalty is no tensor, or has another shape.
+            ConfigError: a penalty that is not 0 has no gradient, so that it trains nothing.
         """
         for method in self.with_capability(Penalty).values():
-            penalty = method.penalty(self.shown(method))
+            cohort = self.shown(method)
+            penalty = method.penalty(cohort)
             if penalty is None:
                 continue
             if not isinstance(penalty, Tensor):
@@ -345,6 +364,11 @@ class Composition(MethodComposition):
             if penalty.shape != losses.shape:
                 what = f"{method.key}: penalty of shape {list(penalty.shape)}"
                 raise ValueError(f"{what}, not {list(losses.shape)}: one number for every client")
+            # On an accelerator a value is read in a cohort's first step only, because that waits for the device.
+            readable = penalty.device.type == "cpu" or cohort.steps == 1
+            if not penalty.requires_grad and readable and bool(penalty.any()):
+                valid = "0, or what is computed from cohort.parameters without detach, item or no_grad"
+                raise ConfigError(method.key, f"{type(method).__name__}.penalty without gradient", valid)
             losses = losses + penalty
         return losses
 
@@ -404,15 +428,17 @@ class Composition(MethodComposition):
         for method in self.with_capability(TaskModel).values():
             given = [tensor for tensor in model.values() if not tensor.is_inference()]  # others have no version
             before = [tensor._version for tensor in given]
-            model = method.model_for(shown_task(method, task), model)
+            found = method.model_for(shown_task(method, task), model)
             if [tensor._version for tensor in given] != before:
                 raise RuntimeError(f"{method.key}.model_for changes the model in place, with which training goes on")
+            model = check_tensors(f"{method.key}.model_for", found, model, same_type=True)
         return model
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model that a client uses for one of its tasks."""
         for method in self.with_capability(PersonalModel).values():
-            model = method.recall(client, None if task is None else shown_task(method, task), model)
+            found = method.recall(client, None if task is None else shown_task(method, task), model)
+            model = check_tensors(f"{method.key}.recall", found, model, same_type=True)
         return model
 
     @property
@@ -426,6 +452,8 @@ class Composition(MethodComposition):
             found = method.classify(shown_task(method, task), model, x)
             if found is not None:
                 wanted = [len(x), method.context.num_outputs]
+                if not isinstance(found, Tensor):
+                    raise TypeError(f"{method.key}.classify gives {type(found).__name__}, not scores {wanted}")
                 if list(found.shape) != wanted:
                     raise ValueError(f"{method.key}.classify gives scores of shape {list(found.shape)}, not {wanted}")
                 return found
@@ -443,6 +471,23 @@ class Composition(MethodComposition):
         """Bytes that a client stores for the methods between rounds."""
         return sum(method.client_storage() for method in self.values())
 
+    def check_reports(self) -> None:
+        """Refuse wrong reports before training. One that fails because it needs a finished round is checked later.
+
+        Raises:
+            ConfigError: naming the method and what is wrong with its report.
+        """
+        for name, method in self.items():
+            try:
+                report = method.report()
+            except Exception:
+                continue
+            try:
+                checked_report(name, report)
+            except TypeError as error:
+                valid = f"a Report of plain values whose rows have the same columns ({error})"
+                raise ConfigError(f"methods.{name}", f"{type(method).__name__}.report", valid) from None
+
     def state_dict(self) -> dict[str, Any]:
         """Every method's state by its name."""
         return {name: method.state_dict() for name, method in self.items()}
@@ -451,35 +496,3 @@ class Composition(MethodComposition):
         """Restore :meth:`state_dict`."""
         for name, method in self.items():
             method.load_state_dict(state[name])
-
-
-def _check_factors(who: str, factors: Mapping[str, RightFactor], cohort: Cohort) -> None:
-    """Refuse factors of other things than parameters, which some engines would leave out without an error.
-
-    Raises:
-        TypeError: naming the method, if they are no factors.
-        ValueError: naming the method and the parameter.
-    """
-    if not isinstance(factors, Mapping) or not all(isinstance(one, RightFactor) for one in factors.values()):
-        raise TypeError(f"{who}.right_factors gives no mapping of names to RightFactor, but {factors!r:.60}")
-    if unknown := sorted(set(factors).difference(cohort.parameters)):
-        raise ValueError(f"{who}.right_factors names {unknown[0]}, no parameter of the network")
-
-
-def _check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:
-    """Refuse pulls that do not fit the weights, with which some engines would train wrongly without an error.
-
-    Raises:
-        TypeError: naming the method's class, if they are no pulls.
-        ValueError: naming the method's class and the parameter.
-    """
-    if not isinstance(pulls, Mapping) or not all(isinstance(pull, Pull) for pull in pulls.values()):
-        raise TypeError(f"{who}.pulls gives no mapping of names to Pull, but {pulls!r:.60}")
-    if unknown := sorted(set(pulls).difference(cohort.parameters, cohort.buffers)):
-        raise ValueError(f"{who}.pulls names {unknown[0]}, no parameter of the network")
-    for name in set(pulls).intersection(cohort.parameters):
-        wanted, pull = list(cohort.parameters[name].shape), pulls[name]
-        for what, value in (("an anchor", pull.anchor), ("a strength", pull.strength)):
-            if isinstance(value, Tensor) and value.ndim and list(value.shape) not in (wanted, [1, *wanted[1:]]):
-                given = f"{who}.pulls gives {name} {what} of shape {list(value.shape)}"
-                raise ValueError(f"{given}; the weights of these clients have {wanted}, the first axis may be 1")

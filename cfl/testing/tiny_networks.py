@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,24 @@ norm_net: NetworkFactory = partial(ConvNet, norm=True)
 
 
 def double(make: NetworkFactory) -> NetworkFactory:
-    """A factory of the same network in float64, so that two computations can be compared to ten digits."""
+    """A factory of the same network in float64, so that two computations can be compared to ten digits.
+
+    Images may be float32, also those given to ``features`` alone."""
 
     def build(input_shape: tuple[int, int, int], num_outputs: int) -> Network:
         network = make(input_shape, num_outputs).double()
         network.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
+        network.__class__ = _with_features_in_double(type(network))
         return network
 
     return build
+
+
+@cache
+def _with_features_in_double(kind: type[Network]) -> type[Network]:
+    """A subclass of the same name; a changed attribute of a network would be shared with its copies."""
+
+    def features(self: Network, x: Tensor) -> Tensor:
+        return kind.features(self, x.double())
+
+    return type(kind.__name__, (kind,), {"features": features, "__module__": kind.__module__})

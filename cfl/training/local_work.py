@@ -357,8 +357,8 @@ class LocalWork:
         # In place: the weights are not needed any more, and allocating new memory would double the time of this method.
         update = {n: trained[n].sub_(cohort.global_parameters[n]) for n in federation.model.shared_parameters}
         message = cohort.to_server({**update, **{n: trained[n] for n in federation.model.shared_buffers}})
-        if (protection := self.methods.protection) is not None:
-            message = protection.bounded_updates(message)
+        if self.methods.protection is not None:
+            message = self.methods.bounded_updates(message)
         if federation.model.personal:
             own = cohort.to_server({n: rows for n, rows in trained.items() if n in federation.model.personal})
             usable = federation.channel.usable({**message, **own}, clients)
@@ -409,18 +409,18 @@ class LocalWork:
 
     def _mean_update(self) -> dict[str, Tensor]:
         """The mean update that the server applies; empty if no client sends one and no noise is added."""
-        federation, channel, protection = self.federation, self.federation.channel, self.methods.protection
+        federation, channel = self.federation, self.federation.channel
         if not (federation.model.shared_parameters or federation.model.shared_buffers):
             return {}
-        if protection is None:
+        if self.methods.protection is None:
             return channel.mean(UPDATE) if self.require_plan().clients else {}
         self._used_outputs = self._outputs_of_anybody()
-        if self.require_plan().clients:
-            return cast(dict[str, Tensor], protection.protected_mean(channel.sum(UPDATE)[0]))
-        channel.sum_of_nobody(UPDATE)
         tensors = federation.model.shared_tensors()
+        if self.require_plan().clients:
+            return self.methods.protected_mean(channel.sum(UPDATE)[0], tensors)
+        channel.sum_of_nobody(UPDATE)
         nothing = {name: torch.zeros_like(tensors[name]) for name in federation.model.shared_parameters}
-        return cast(dict[str, Tensor], protection.protected_mean(nothing))
+        return self.methods.protected_mean(nothing, tensors)
 
     def _outputs_of_anybody(self) -> Tensor | None:
         """The outputs that any client could have trained in the round, ``[O]`` bool; None for all.

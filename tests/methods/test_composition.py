@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +14,7 @@ from support.tiny import fit, mlp, permuted, sgd, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl import methods as built_in
+from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
@@ -139,7 +142,7 @@ def test_a_pull_of_no_parameter_is_refused() -> None:
             return {"wieght": Pull(1.0, torch.zeros(1))}
 
     data = tiny_data()
-    with pytest.raises(RuntimeError, match=r"Misspelt\.pulls names wieght, no parameter of the network"):
+    with pytest.raises(RuntimeError, match=r"methods\.m\.pulls names wieght, no parameter of the network"):
         fit(tiny_client(data, methods={"m": Misspelt()}), data)
 
 
@@ -148,6 +151,7 @@ def test_a_pull_of_no_parameter_is_refused() -> None:
     [
         (lambda received: Pull(1.0, received), r"an anchor of shape \[4, 8\]"),
         (lambda received: Pull(torch.ones(4, 8), received[None]), r"a strength of shape \[4, 8\]"),
+        (lambda received: Pull(1.0, received.new_zeros(())), r"an anchor of shape \[\]"),
     ],
 )
 @pytest.mark.parametrize("engine", ["vmap", "workers"])
@@ -159,8 +163,30 @@ def test_a_pull_that_does_not_fit_the_weights_is_refused(engine: Any, pull: Any,
             return {"head.weight": pull(cohort.global_parameters["head.weight"])}
 
     data = tiny_data()
-    with pytest.raises(RuntimeError, match=rf"Unfitting\.pulls gives head\.weight {said}; .* may be 1"):
+    with pytest.raises(RuntimeError, match=rf"methods\.m\.pulls gives head\.weight {said}; .* may be 1"):
         fit(tiny_client(data, methods={"m": Unfitting()}, engine=EngineOptions(engine)), data)
+
+
+@pytest.mark.parametrize(
+    ("pull", "said"),
+    [
+        (lambda received: Pull(1.0, received.double()), "an anchor of torch.float64, not a tensor of torch.float32"),
+        (lambda received: Pull(1.0, 0.0), "an anchor of float, not a tensor of torch.float32"),  # type: ignore[arg-type]
+        (lambda received: Pull(-1.0, received), "the strength -1.0, not a number of at least 0"),
+        (lambda received: Pull(math.nan, received), "the strength nan, not a number of at least 0"),
+        (lambda received: Pull(None, received), "the strength None, not a number of at least 0"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_pull_of_another_type_is_refused(pull: Any, said: str) -> None:
+    """One engine would compute with it, another would fail."""
+
+    class Unfitting(Method):
+        def pulls(self, cohort: Cohort) -> dict[str, Pull]:
+            return {"head.weight": pull(cohort.global_parameters["head.weight"][None])}
+
+    data = tiny_data()
+    with pytest.raises(RuntimeError, match=rf"methods\.m\.pulls gives head\.weight {said}"):
+        fit(tiny_client(data, methods={"m": Unfitting()}), data)
 
 
 def test_nothing_is_left_of_a_rounds_pulls() -> None:
@@ -192,16 +218,18 @@ class Transforms(Method):
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        (lambda step: {}, TypeError, "must return the step of every parameter"),
-        (lambda step: {**step, "more": step["w"]}, TypeError, "must return the step of every parameter"),
-        (lambda step: list(step), TypeError, "must return the step of every parameter"),
-        (lambda step: {"w": step["w"][:1]}, ValueError, r"transform_step gives w of shape \[1, 3\], not \[2, 3\]"),
+        (lambda step: {}, TypeError, "no w: it must return all 1 tensors"),
+        (lambda step: {**step, "more": step["w"]}, TypeError, "more, which it was not given"),
+        (lambda step: list(step), TypeError, "list, not a dict of tensors by name"),
+        (lambda step: {"w": 0.5}, TypeError, "w as float, not as a tensor"),
+        (lambda step: {"w": step["w"].long()}, TypeError, "w as torch.int64, not as torch.float32"),
+        (lambda step: {"w": step["w"][:1]}, ValueError, r"w of shape \[1, 3\], not \[2, 3\]"),
     ],
 )
 def test_a_step_is_of_every_parameter_and_of_its_shape(change: Any, error: type[Exception], said: str) -> None:
     composition = Composition({"a": Transforms(change), "b": Transforms(lambda step: {"w": 2 * step["w"]})})
     step = {"w": torch.ones(2, 3)}
-    with pytest.raises(error, match=rf"methods\.transforms: .*{said}"):
+    with pytest.raises(error, match=rf"methods\.transforms\.transform_step gives {said}"):
         composition.transform_step("a", step)
     assert torch.equal(composition.transform_step("b", step)["w"], torch.full((2, 3), 2.0))
 
@@ -332,8 +360,14 @@ def test_a_model_for_tests_is_another_one() -> None:
 @pytest.mark.parametrize(
     ("members", "said"),
     [
-        ({"pulls": lambda self, cohort: [1.0]}, r"Odd\.pulls gives no mapping of names to Pull, but \[1\.0\]"),
-        ({"pulls": lambda self, cohort: dict(cohort.parameters)}, r"Odd\.pulls gives no mapping of names to Pull"),
+        (
+            {"pulls": lambda self, cohort: [1.0]},
+            r"methods\.mine\.pulls gives no mapping of names to Pull, but \[1\.0\]",
+        ),
+        (
+            {"pulls": lambda self, cohort: dict(cohort.parameters)},
+            r"methods\.mine\.pulls gives no mapping of names to Pull",
+        ),
         ({"penalty": lambda self, cohort: 0.5}, r"methods\.mine\.penalty gives float, no tensor of \[k\] numbers"),
     ],
 )
@@ -341,6 +375,72 @@ def test_values_of_another_kind_name_the_method(members: dict[str, Any], said: s
     data, kind = tiny_data(), type("Odd", (Method,), members)
     with pytest.raises(RuntimeError, match=said):
         fit(tiny_client(data, methods={"mine": kind()}), data)
+
+
+def halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value[:1] for name, value in tensors.items()}
+
+
+def without_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in tensors.items() if "bias" not in name}
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"model_for": lambda self, task, model: None}, "model_for gives NoneType, not a dict"),
+        ({"model_for": lambda self, task, model: without_biases(model)}, "model_for gives no head.bias"),
+        (
+            {"model_for": lambda self, task, model: halved(model)},
+            r"model_for gives .* of shape \[1, 16\], not \[8, 16\]",
+        ),
+        (
+            {"model_for": lambda self, task, model: {name: value.double() for name, value in model.items()}},
+            "model_for gives .* as torch.float64, not as torch.float32",
+        ),
+        (
+            {"keeps_local": lambda self, name: True, "recall": lambda self, client, task, model: without_biases(model)},
+            "recall gives no head.bias",
+        ),
+        ({"classify": lambda self, task, model, x: [0.0]}, r"classify gives list, not scores \[40, 4\]"),
+        ({"releases": lambda self, plan: {"update": 1.0}}, "releases gives no mapping of topics to Noise"),
+    ],
+)
+def test_models_scores_and_releases_of_another_kind_are_refused(members: dict[str, Any], said: str) -> None:
+    data = tiny_data()
+    with pytest.raises((RuntimeError, TypeError), match=rf"methods\.mine\.{said}"):
+        fit(tiny_client(data, methods={"mine": type("Mine", (Method,), members)()}), data)
+
+
+@pytest.mark.parametrize(
+    ("bounded", "mean", "said"),
+    [
+        (None, dict, "bounded_updates gives NoneType, not a dict"),
+        (without_biases, dict, "bounded_updates gives no head.bias: it must return all 4"),
+        (halved, dict, r"bounded_updates gives .* of shape \[1, 8, 16\], not \[\d, 8, 16\]"),
+        (
+            lambda updates: {**updates, "more": torch.zeros(9)},
+            dict,
+            r"bounded_updates gives more of shape \[9\], not \[\d\]",
+        ),
+        (dict, None, "protected_mean gives NoneType, not a dict"),
+        (dict, without_biases, "protected_mean gives no head.bias: it must return all 4"),
+        (dict, halved, r"protected_mean gives .* of shape \[1, 16\], not \[8, 16\]"),
+    ],
+)
+def test_updates_of_another_kind_are_refused(bounded: Any, mean: Any, said: str) -> None:
+    """They would leave the model as it is, or be broadcast."""
+
+    class Protects(Method):
+        def bounded_updates(self, updates: dict[str, Tensor]) -> Any:
+            return bounded and bounded(updates)
+
+        def protected_mean(self, sums: dict[str, Tensor]) -> Any:
+            return mean and mean(sums)
+
+    data = tiny_data()
+    with pytest.raises(RuntimeError, match=rf"methods\.mine\.{said}"):
+        fit(tiny_client(data, methods={"mine": Protects()}), data)
 
 
 class Forgetful(Method):
@@ -429,3 +529,62 @@ def test_a_report_holds_plain_values_and_rows_of_the_same_columns() -> None:
         report_of("mine", Reports(Report({"a": torch.ones(3)})))
     with pytest.raises(TypeError, match=r"methods\.mine: report's rows differ in the columns d"):
         report_of("mine", Reports(Report({}, [{"c": 1}, {"c": 2, "d": 3}])))
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [(None, "report gives NoneType"), (Report({"a": torch.ones(3)}), "figure a is a Tensor, which is no plain value")],
+)
+def test_a_wrong_report_is_refused_before_training(report: Any, said: str) -> None:
+    trained: list[int] = []
+    members = {"report": lambda self: report, "end_round": lambda self, plan: trained.append(plan.round)}
+    data = tiny_data()
+    with pytest.raises(ConfigError, match=rf"methods\.mine = 'Mine\.report' .*{said}"):
+        fit(tiny_client(data, methods={"mine": type("Mine", (Method,), members)()}), data)
+    assert not trained
+
+
+def test_a_report_may_need_a_finished_round() -> None:
+    class Reports(Method):
+        def report(self) -> Report:
+            return Report({"mean": 1 / self.context.round})
+
+    data = tiny_data()
+    assert fit(tiny_client(data, methods={"mine": Reports()}), data).finished
+
+
+def own_topic(name: str) -> Any:
+    def end_task(self: Method, plan: RoundPlan) -> None:
+        context = self.context
+        for client in context.extra_round(plan.task, context.members(plan.task)):
+            context.channel.uplink(name, {"one": torch.ones(1, 2)}, [1.0], [client])
+        assert torch.equal(context.channel.mean(name)["one"], torch.ones(2))
+
+    return end_task
+
+
+def sends_zeros(self: Method, cohort: Cohort, positions: Sequence[int]) -> None:
+    rows = {name: torch.zeros(len(positions), *value.shape[1:]) for name, value in cohort.parameters.items()}
+    self.context.channel.uplink("update", rows, [1.0] * len(positions), [cohort.clients[p] for p in positions])
+
+
+@pytest.mark.parametrize(
+    ("members", "what"),
+    [
+        ({"finish_clients": sends_zeros}, "uplink"),
+        ({"end_task": own_topic("update")}, "uplink"),
+        ({"end_round": lambda self, plan: self.context.channel.mean("update")}, "mean"),
+        ({"task_free": True, "end_round": lambda self, plan: self.context.channel.sum("update")}, "sum"),
+    ],
+)
+def test_the_topic_of_the_updates_is_refused(members: dict[str, Any], what: str) -> None:
+    """A message of the updates' names and shapes would be averaged with them, without an error."""
+    data, said = tiny_data(), rf"methods\.mine = \"channel\.{what} with the topic 'update'\" .*valid: another topic"
+    with pytest.raises(ConfigError, match=said):
+        fit(tiny_client(data, methods={"mine": type("Mine", (Method,), members)()}), data)
+
+
+def test_other_topics_are_the_methods_own() -> None:
+    data, kind = tiny_data(), type("Mine", (Method,), {"end_task": own_topic("mine")})
+    federation = fit(tiny_client(data, methods={"mine": kind()}), data)
+    assert federation.channel.uplink_bytes["mine"] == 4 * 2 * sum(len(federation.members(task)) for task in range(2))

@@ -120,7 +120,7 @@ class Replay(Method):
         tasks = torch.zeros(len(cohort.clients), 3, dtype=torch.int64)
         x, y = self.context.samples_of(tasks, torch.arange(3).expand_as(tasks), None)
         mask = torch.tensor(self.used).expand_as(tasks)
-        return batch.with_added(ExtraSamples(x, y, tasks, mask, mask.double(), 1))
+        return batch.with_added(ExtraSamples(x, y, tasks, mask, mask.double(), self.source))
 
 
 class FullReplay(Replay):

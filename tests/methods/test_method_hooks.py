@@ -127,7 +127,8 @@ def test_the_reported_loss_is_without_penalties() -> None:
 
     class Constant(Method):
         def penalty(self, cohort: Cohort) -> Tensor:
-            return torch.full((len(cohort.clients),), 1000.0)
+            weights = cohort.parameters["head.bias"]
+            return 1000.0 + 0 * weights.sum(1)
 
     data = data_of()
     client = tiny_client(data, methods={"constant": Constant()})
@@ -147,6 +148,26 @@ def test_a_penalty_is_one_number_for_every_client() -> None:
         RuntimeError, match=r"methods\.summed: penalty of shape \[\], not \[.*one number for every client"
     ):
         fit(tiny_client(data, methods={"summed": Summed()}), data)
+
+
+class Remembers(Method):
+    """Its penalty has no gradient, and is 0 in the first task."""
+
+    def penalty(self, cohort: Cohort) -> Tensor:
+        distance = sum(p.detach().square().flatten(1).sum(1) for p in cohort.parameters.values())
+        return cohort.task * (distance + torch.zeros(len(cohort.clients)))
+
+
+def test_a_penalty_without_gradient_is_refused_unless_it_is_zero() -> None:
+    """It would train nothing. A method that has nothing to remember yet may return zeros."""
+    ended: list[int] = []
+    methods: dict[str, Method] = {
+        "mine": Remembers(),
+        "ends": type("Ends", (Method,), {"end_task": lambda self, plan: ended.append(plan.task)})(),
+    }
+    with pytest.raises(ConfigError, match=r"methods\.mine = 'Remembers\.penalty without gradient' .*valid: 0, or what"):
+        run(methods)
+    assert ended == [0]
 
 
 def test_a_transform_is_the_last_word_on_the_global_step() -> None:
@@ -169,7 +190,7 @@ def test_a_transform_answers_for_every_parameter(found: Any) -> None:
         def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
             return found
 
-    with pytest.raises(RuntimeError, match=r"methods\.mine: transform_step must return the step of every parameter"):
+    with pytest.raises(RuntimeError, match=r"methods\.mine\.transform_step gives (NoneType|no head)"):
         run({"mine": Forgets()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -9,7 +10,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from cfl.data.samples import Samples
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
@@ -19,6 +22,8 @@ from cfl.methods.base import Report
 from cfl.metrics.measures.detection import Detection
 from cfl.runtime.errors import ConfigError
 from cfl.testing import PROPERTIES, check_method
+from cfl.testing.method_case import MethodCase
+from cfl.testing.tiny_networks import double, norm_net
 
 
 class Decays(Method):
@@ -356,7 +361,7 @@ WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
     ("sums", AsksClientsOneByOne, {}, r"^sums: .* reads topic 'one' in round 1 when only 1 of 3 clients have sent"),
     ("sums", SendsSingleMessages, {}, r"^sums: SendsSingleMessages does not declare .* the server single clients'"),
     ("shapes", ScalarPenalty, {}, r"penalty of shape \[\], not \[2\]: one number for every client"),
-    ("shapes", LosesWeights, {}, r"must return the step of every parameter"),
+    ("shapes", LosesWeights, {}, r"methods\.tried\.transform_step gives no "),
     (
         "shapes",
         ChangesShape,
@@ -367,10 +372,10 @@ WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
         "shapes",
         PullsTooMuch,
         {},
-        r"^shapes: PullsTooMuch fails: .*PullsTooMuch\.pulls gives head\.weight an anchor of shape \[1, 5\]; ",
+        r"^shapes: PullsTooMuch fails: .*methods\.tried\.pulls gives head\.weight an anchor of shape \[1, 5\]; ",
     ),
     ("task_free", KnowsTheTask, {}, r"^task_free: KnowsTheTask .* called three tasks instead of one: .* differs by \d"),
-    ("state", ReportsPlainly, {}, r"^reports: report of ReportsPlainly gives dict, not a Report$"),
+    ("state", ReportsPlainly, {}, r"^training: ReportsPlainly fails .* = 'ReportsPlainly\.report' .*gives dict, not"),
     ("reports", ReportsTensors, {}, r"^reports: figures of ReportsTensors hold more than plain values"),
     ("reports", ReportsAccuracies, {}, r"^reports: figures of ReportsAccuracies have names .* every run: \['acc'\]$"),
     ("reports", ChangesColumns, {}, r"^reports: rows of ChangesColumns have other columns"),
@@ -382,6 +387,43 @@ WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
 def test_a_wrong_method_is_caught(name: str, kind: type[Method], needs: dict[str, Any], sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_method(kind, skip=[other for other in PROPERTIES if other != name], **needs)
+
+
+class PullsBack(Method):
+    """Knows no task."""
+
+    task_free = True
+
+    def pulls(self, cohort: Cohort) -> dict[str, Pull]:
+        return {"head.weight": Pull(0.5, cohort.global_parameters["head.weight"][None])}
+
+
+class UsesFeatures(Method):
+    """Calls the network's features by themselves."""
+
+    def local_loss(self, network: Any, x: Tensor, samples: Samples) -> Tensor:
+        losses = cross_entropy(network.head(network.features(x)), samples.y, reduction="none")
+        return (losses * samples.weights.to(losses.dtype)).sum()
+
+
+def test_a_task_free_method_is_checked_beside_one_that_is_not() -> None:
+    """The other method computes something else if the same rounds are several tasks."""
+    check_method(
+        PullsBack, beside=lambda: {"decays": Decays()}, skip=[name for name in PROPERTIES if name != "task_free"]
+    )
+
+
+def test_features_of_networks_in_double_take_single_precision() -> None:
+    case = MethodCase(UsesFeatures)
+    assert case.run(in_double=True, engine="workers").models[-1]["head.weight"].dtype == torch.float64
+    network = double(norm_net)((1, 4, 4), 4)
+    copied = copy.deepcopy(network)
+    with torch.no_grad():
+        copied.conv.weight.zero_()  # type: ignore[union-attr, operator]
+    x = torch.rand(3, 1, 4, 4)
+    assert torch.equal(network.eval()(x), network.head(network.features(x)))
+    assert not torch.equal(network(x), copied.eval()(x))
+    assert type(network).__name__ == "ConvNet"
 
 
 def test_every_property_can_fail() -> None:

@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +15,14 @@ import pytest
 import torch
 from support import tiny_cli
 from support.tiny import double, fit, mlp, tiny_client, tiny_data, weights
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 import cfl.methods
+from cfl.data.cohorts import CohortBatch
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
+from cfl.federation.replay_buffer import Replayed
 from cfl.methods import DER, FedProx, Method, capabilities
 from cfl.testing import PROPERTIES, check_method
 
@@ -25,7 +30,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-method.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 FILES = {"my_methods": "class Mine", "my_checks": "def test_mine", "sparse": "class Sparse", "habit": "class Habit"}
-FILES |= {"anchor": "class Anchor", "rehearsal": "class Rehearsal"}
+FILES |= {"anchor": "class Anchor", "rehearsal": "class Rehearsal", "reminder": "class Reminder"}
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +87,7 @@ def test_the_printed_configuration_and_command_run_it(folder: Path, tmp_path: Pa
         ("habit", "Habit", {}, False),
         ("anchor", "Anchor", {}, True),
         ("rehearsal", "Rehearsal", {"count": 8}, False),
+        ("reminder", "Reminder", {"count": 8}, False),
     ],
 )
 def test_the_other_methods_of_the_page_pass_the_check(
@@ -115,6 +121,47 @@ def test_the_printed_replay_is_that_of_der_with_labels_alone(folder: Path) -> No
     for name, value in found.items():
         assert torch.equal(value, expected[name])
         assert not torch.equal(value, without[name])
+
+
+def test_the_printed_gradient_on_other_samples_is_that_of_replay(folder: Path) -> None:
+    """A gradient of the buffer's samples, added to the step's, is that of a loss with these samples."""
+    kinds = [getattr(importlib.import_module(name), name.capitalize()) for name in ("reminder", "rehearsal")]
+    ways: list[dict[str, Method]] = [{"same": kind(8, 0.5)} for kind in kinds]
+    found, expected, without = (
+        weights(fit(tiny_client(tiny_data(), double(mlp), methods=one), tiny_data())) for one in (*ways, {})
+    )
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-12)
+        assert float((value - without[name]).abs().max()) > 1e-3
+
+
+def test_the_named_ways_to_a_batch_for_gradients_agree() -> None:
+    """A part of the step's samples, the same samples as tensors of a method's own, and autograd."""
+    compared: list[int] = []
+
+    class Looks(Method):
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            mask = batch.mask & (torch.arange(batch.mask.shape[1]) % 2 == 0)
+            own = Replayed(batch.x, batch.y, batch.task_ids, mask, None, True).as_step_of(batch)
+            ways = [replace(batch, mask=mask, padded=True), own]
+            first, second = ({n: g.clone() for n, g in cohort.gradients_on(way, "look").items()} for way in ways)
+            for row in range(len(cohort.clients)):
+                used = mask[row]
+                model = {
+                    name: value[row].detach().clone().requires_grad_() for name, value in cohort.parameters.items()
+                }
+                with torch.enable_grad():
+                    logits = functional_call(self.context.network, model, (batch.x[row][used],))
+                    loss = cross_entropy(logits, batch.y[row][used])
+                for name, value in zip(model, torch.autograd.grad(loss, list(model.values())), strict=True):
+                    torch.testing.assert_close(first[name][row], value, rtol=0, atol=1e-12)
+                    torch.testing.assert_close(second[name][row], value, rtol=0, atol=1e-12)
+                compared.append(row)
+            return batch
+
+    data = tiny_data()
+    fit(tiny_client(data, double(mlp), methods={"looks": Looks()}), data)
+    assert len(compared) > 10
 
 
 def rows(first: str) -> list[list[str]]:

@@ -1,0 +1,131 @@
+"""Refuses values of methods' functions that are of another kind, shape or type than the run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from cfl.data.added_samples import check_samples
+from cfl.data.cohorts import CohortBatch
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
+from cfl.engines.right_factors import RightFactor
+from cfl.privacy.release import Noise
+
+if TYPE_CHECKING:
+    from cfl.methods.base import Method
+
+
+def check_tensors(
+    who: str,
+    found: Any,
+    wanted: Mapping[str, Tensor],
+    more: bool = False,
+    rows: int | None = None,
+    same_type: bool = False,
+) -> dict[str, Tensor]:
+    """Return tensors by name that are to replace others.
+
+    Args:
+        who: the method and its function, for messages.
+        found: what the function returned.
+        wanted: name -> a tensor of the same shape.
+        more: whether there may be tensors of other names.
+        rows: size of the first axis of all tensors; None if only those of ``wanted`` have a shape.
+        same_type: whether types must be those of ``wanted``; otherwise floats must be floats.
+
+    Raises:
+        TypeError: it is no dict of tensors, or names or types differ.
+        ValueError: a tensor has another shape.
+    """
+    if not isinstance(found, dict):
+        raise TypeError(f"{who} gives {type(found).__name__}, not a dict of tensors by name")
+    if missing := sorted(set(wanted).difference(found)):
+        raise TypeError(f"{who} gives no {missing[0]}: it must return all {len(wanted)} tensors that it is given")
+    if unknown := sorted(set(found).difference(wanted) if not more else ()):
+        raise TypeError(f"{who} gives {unknown[0]}, which it was not given")
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{who} gives {name} as {type(value).__name__}, not as a tensor")
+        shape = list(wanted[name].shape) if name in wanted else list(value.shape)
+        shape = shape if rows is None else [rows, *shape[1:]]
+        if list(value.shape) != shape:
+            raise ValueError(f"{who} gives {name} of shape {list(value.shape)}, not {shape}")
+        kind = wanted[name].dtype if name in wanted else value.dtype
+        if value.dtype != kind and (same_type or (kind.is_floating_point and not value.is_floating_point())):
+            raise TypeError(f"{who} gives {name} as {value.dtype}, not as {kind}")
+    return found
+
+
+def check_factors(who: str, factors: Mapping[str, RightFactor], cohort: Cohort) -> None:
+    """Refuse factors of other things than parameters, which some engines would leave out without an error.
+
+    Raises:
+        TypeError: naming the method, if they are no factors.
+        ValueError: naming the method and the parameter.
+    """
+    if not isinstance(factors, Mapping) or not all(isinstance(one, RightFactor) for one in factors.values()):
+        raise TypeError(f"{who}.right_factors gives no mapping of names to RightFactor, but {factors!r:.60}")
+    if unknown := sorted(set(factors).difference(cohort.parameters)):
+        raise ValueError(f"{who}.right_factors names {unknown[0]}, no parameter of the network")
+
+
+def check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:
+    """Refuse pulls that do not fit the weights, with which some engines would train wrongly or fail.
+
+    Raises:
+        TypeError: naming the method, if they are no pulls, or an anchor is of another type than the weights.
+        ValueError: naming the method and the parameter.
+    """
+    if not isinstance(pulls, Mapping) or not all(isinstance(pull, Pull) for pull in pulls.values()):
+        raise TypeError(f"{who}.pulls gives no mapping of names to Pull, but {pulls!r:.60}")
+    if unknown := sorted(set(pulls).difference(cohort.parameters, cohort.buffers)):
+        raise ValueError(f"{who}.pulls names {unknown[0]}, no parameter of the network")
+    for name in set(pulls).intersection(cohort.parameters):
+        weight, anchor, strength = cohort.parameters[name], pulls[name].anchor, pulls[name].strength
+        given, wanted = f"{who}.pulls gives {name}", list(weight.shape)
+        if not isinstance(anchor, Tensor) or anchor.dtype != weight.dtype:
+            kind = anchor.dtype if isinstance(anchor, Tensor) else type(anchor).__name__
+            raise TypeError(f"{given} an anchor of {kind}, not a tensor of {weight.dtype} like the weights")
+        if not isinstance(strength, Tensor) and not (isinstance(strength, float | int) and strength >= 0):
+            raise ValueError(f"{given} the strength {strength!r:.60}, not a number of at least 0 or a tensor of them")
+        by_weight = [("a strength", strength)] if isinstance(strength, Tensor) and strength.ndim else []
+        for what, value in (("an anchor", anchor), *by_weight):
+            if list(value.shape) not in (wanted, [1, *wanted[1:]]):
+                shape = f"{given} {what} of shape {list(value.shape)}"
+                raise ValueError(f"{shape}; the weights of these clients have {wanted}, the first axis may be 1")
+
+
+def check_releases(who: str, found: Any) -> Mapping[str, Noise]:
+    """Return a method's releases.
+
+    Raises:
+        TypeError: naming the method, if they are no mapping of topics to Noise.
+    """
+    if not isinstance(found, Mapping) or not all(isinstance(noise, Noise) for noise in found.values()):
+        raise TypeError(f"{who}.releases gives no mapping of topics to Noise, but {found!r:.60}")
+    return found
+
+
+def check_added(method: Method, found: CohortBatch, given: CohortBatch) -> None:
+    """Refuse samples added to a step that engines would train on wrongly, or fail with.
+
+    Args:
+        method: has returned ``found`` from ``extend_batch``.
+        found: the step with added samples.
+        given: the step as the method was given it.
+
+    Raises:
+        TypeError, ValueError: naming the method; see :func:`cfl.data.added_samples.check_samples`.
+    """
+    who, context = f"{method.key}.extend_batch adds samples", method.context
+    for part in found.added:
+        if any(part is other for other in given.added):
+            continue
+        if part.source != method.source:
+            raise ValueError(f"{who} with source {part.source!r}, not self.source, by which losses know whose they are")
+        classes = context.num_outputs if context.measure.is_cross_entropy else None
+        dtype = next(context.network.parameters()).dtype
+        check_samples(who, part, given.mask, context.input_shape, classes, dtype)
