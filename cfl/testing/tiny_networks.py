@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
@@ -44,18 +45,10 @@ def double(make: NetworkFactory) -> NetworkFactory:
 
     def build(input_shape: tuple[int, int, int], num_outputs: int) -> Network:
         network = make(input_shape, num_outputs).double()
+        kind = type(network)
         network.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
-        network.__class__ = _with_features_in_double(type(network))
+        # A bound method, because a copy of the network gets one that is bound to the copy.
+        network.features = MethodType(lambda self, x: kind.features(self, x.double()), network)  # type: ignore[method-assign]
         return network
 
     return build
-
-
-@cache
-def _with_features_in_double(kind: type[Network]) -> type[Network]:
-    """A subclass of the same name; a changed attribute of a network would be shared with its copies."""
-
-    def features(self: Network, x: Tensor) -> Tensor:
-        return kind.features(self, x.double())
-
-    return type(kind.__name__, (kind,), {"features": features, "__module__": kind.__module__})
