@@ -51,7 +51,7 @@ class AgainstAutograd:
         self._network, self._clients = copy.deepcopy(network), list[_Client]()
         if num_parameters(network) <= _MOST_IN_FLOAT64:
             with suppress(Exception):  # the network, or its device, may not compute in float64
-                self._clients = _two_clients(self._network.double(), x.double())
+                self._clients = _two_clients(_in_float64(self._network), x.double())
         if not self._clients:
             self._network = copy.deepcopy(network)
             self._clients = _two_clients(self._network, x)
@@ -146,6 +146,14 @@ class _Client:
     def loss(self, network: nn.Module) -> Tensor:
         """The loss of the samples that are not padding."""
         return (network(self.x[self.mask]) * self.signal[self.mask]).sum()
+
+
+def _in_float64(network: nn.Module) -> nn.Module:
+    """The network with its tensors in float64. ``network.double()`` would also change what copies share."""
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.double()
+    return network
 
 
 def _two_clients(network: nn.Module, x: Tensor) -> list[_Client]:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from cfl.engines import EngineOptions
 from cfl.engines.against_autograd import SAMPLES, AgainstAutograd
 from cfl.models.base import Network
+from cfl.models.decomposition import decompose, decomposed_layers
 from cfl.runtime.errors import ConfigError, EngineCannot
 
 X = torch.randn(SAMPLES, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -131,6 +132,17 @@ def test_what_workers_cannot_compute() -> None:
     compared = AgainstAutograd(as_global_model(Viewed), X)
     assert "view size is not compatible" in str(compared.on_a_copy())
     assert compared.under_vmap() is None
+
+
+def test_what_copies_of_a_network_share_stays_as_it_is() -> None:
+    """FedWeIT's knowledge base is one for all copies."""
+    network = as_global_model(Plain)
+    decompose(network, attends=True)
+    weight = decomposed_layers(network)[0].parts
+    weight.reserve(entries=2)
+    weight.knowledge.entries = torch.ones(2, 16, 16)
+    assert AgainstAutograd(network, X).under_vmap() is None
+    assert weight.knowledge.entries.dtype == torch.float32
 
 
 def run(make: type[Network], kind: Literal["auto", "vmap", "workers"], width: int | Literal["auto"] = "auto") -> Any:

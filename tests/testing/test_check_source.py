@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_right_ones_pass(tmp_path: Path) -> None:
         ({"targets": "clases"}, r"^labels: Noise, whose targets are 'clases'; valid: classes or numbers or boxes"),
         ({"num_classes": "3"}, r"^labels: Noise, whose num_classes is '3'; valid: an integer of at least 1"),
         ({"first": 0.5}, r"^images: Noise, which cannot be loaded \(TypeError: labels must be int64 \[N=12\]"),
-        ({"transform": lambda: None}, r"^transform: Noise, whose transform is NoneType; valid: a cfl\.data\.types"),
+        ({"transform": partial(int)}, r"^transform: Noise, whose transform is int; valid: a cfl\.data\.types"),
         ({"test": 0}, r"^images: the test set of Noise is empty"),
         ({"instead": None}, r"^images: Noise, whose load gives \['ImageSet', 'NoneType'\]; valid: two"),
         ({"num_classes": 2}, r"^labels: Noise, whose training labels run from 0 to 2; valid: 0 to 1, the"),
