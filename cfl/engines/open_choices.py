@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from cfl.engines.against_autograd import AgainstAutograd
+from cfl.engines.against_autograd import MOST_PARAMETERS, AgainstAutograd
 from cfl.engines.base import EngineKind, EngineOptions
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
@@ -77,7 +77,7 @@ def candidates(
     if samples is not None and Chain.of(network) is None and not _is_shipped(network):
         x = samples()
         check_hidden_state(network, x)
-        compared = None if draws else AgainstAutograd(network, x)
+        compared = None if draws or num_parameters(network) > MOST_PARAMETERS else AgainstAutograd(network, x)
     refused = _why_no_workers(draws, device, precision, options)
     if refused is None and options.kind != "vmap" and compared is not None:
         refused = compared.on_a_copy()

@@ -33,6 +33,17 @@ class InSingle(Plain):
         return super().features(x.float())
 
 
+class DeepInSingle(Plain):
+    """Batch statistics of few samples, layer upon layer, enlarge float32's rounding to some thousandths."""
+
+    def make(self) -> None:
+        layers = [layer for _ in range(20) for layer in (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())]
+        self.body = nn.Sequential(*layers)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x.flatten(1).float())
+
+
 class Complex(Plain):
     def make(self) -> None:
         super().make()
@@ -101,7 +112,7 @@ class Viewed(Plain):
         return self.body(x).view(len(x), -1)
 
 
-@pytest.mark.parametrize("make", [Plain, Normalised, InSingle, Complex])
+@pytest.mark.parametrize("make", [Plain, Normalised, InSingle, DeepInSingle, Complex])
 def test_nothing_differs(make: type[Network]) -> None:
     network = as_global_model(make)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
