@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -34,18 +34,18 @@ def check_hidden_state(network: nn.Module, x: Tensor) -> None:
             over the same samples differ.
     """
     _check_parts(network)
-    trial = _copied(network)
+    trial = copied(network)
     buffers = dict(trial.named_buffers())
     values = {own: buffer.clone() for own, buffer in buffers.items()}
     forward = _with_masks(trial, x)
     with _gradients(network), _gradients(trial):
         first, used = _pass(network, forward, x)
-        for own, buffer in trial.named_buffers():
-            if buffer is not buffers.get(own):
-                valid = f"self.{own}.copy_(...) and other changes in place"
-                raise _refused(network, f"which assigns the buffer {own} in forward", valid)
+        _check_buffers(network, trial, buffers)
+        for own, buffer in buffers.items():
             buffer.copy_(values[own])
+        made_at_first_use = {own: b for own, b in trial.named_buffers() if own not in buffers}
         second, again = _pass(network, forward, x)
+        _check_buffers(network, trial, buffers | made_at_first_use)
     held = {id(parameter) for parameter in trial.parameters()}
     there = {id(parameter): own for own, parameter in network.named_parameters()}
     for leaf in used:
@@ -77,7 +77,20 @@ def _check_parts(network: nn.Module) -> None:
             raise _refused(network, f"whose parameter {own} has a hook", "hooks of modules, which copies have too")
 
 
-def _copied(network: nn.Module) -> nn.Module:
+def _check_buffers(network: nn.Module, trial: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Refuse a network of which a pass has replaced a buffer."""
+    for own, buffer in trial.named_buffers():
+        if buffer is not before.get(own, buffer):
+            valid = f"self.{own}.copy_(...) and other changes in place"
+            raise _refused(network, f"which assigns the buffer {own} in forward", valid)
+
+
+def copied(network: nn.Module) -> nn.Module:
+    """A deep copy of a network.
+
+    Raises:
+        ConfigError: it has parts that cannot be copied.
+    """
     try:
         return copy.deepcopy(network)
     except Exception as error:
@@ -93,7 +106,7 @@ def _pass(network: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) ->
     """
     try:
         with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-            outputs = forward(x)
+            outputs = forward(x.clone())  # which a network may change, or require a gradient of
         leaves = _leaves(outputs)
         outputs.sum().backward()  # not autograd.grad, which some checkpointing refuses
     except Exception as error:  # whatever a user's forward pass may raise

@@ -62,7 +62,7 @@ def candidates(
         batch_size: samples per local step.
         by_hand: whether the loss allows hand-written steps, see :class:`~cfl.engines.workers.WorkerEngine`.
         samples: returns ``[3, C, H, W]`` samples, on which a network of a user's own is compared with plain autograd.
-            Without it nothing is compared.
+            Without it, or if two of them are equal, nothing is compared.
 
     Raises:
         ConfigError: ``engine.kind`` is workers but they cannot work; ``engine.stack``, ``engine.batch_last`` or
@@ -77,10 +77,15 @@ def candidates(
     if samples is not None and Chain.of(network) is None and not _is_shipped(network):
         x = samples()
         check_hidden_state(network, x)
-        compared = None if draws or num_parameters(network) > MOST_PARAMETERS else AgainstAutograd(network, x)
+        # Equal samples have batch statistics without spread, whose gradients are rounding alone.
+        distinct = len(x.flatten(1).unique(dim=0)) == len(x)
+        if distinct and not draws and num_parameters(network) <= MOST_PARAMETERS:
+            compared = AgainstAutograd(network, x)
     refused = _why_no_workers(draws, device, precision, options)
     if refused is None and options.kind != "vmap" and compared is not None:
         refused = compared.on_a_copy()
+        if refused is not None and options.kind == "auto":
+            _log.warning("workers do not compute %s: %s", type(network).__name__, refused)
     if options.kind == "workers" and refused is not None:
         raise ConfigError("engine.kind", "workers", f"vmap or auto: {refused}")
     found, slower = is_open.workers() if options.kind != "vmap" and refused is None else ([], [])
@@ -88,7 +93,7 @@ def candidates(
     if options.kind == "vmap" or not found or (options.kind == "auto" and (small or is_open.chain is None)):
         widths = is_open.widths("vmap", 16, 1, 4, 64, 256)
         if compared is not None and max(widths) > 1 and (reason := compared.under_vmap()) is not None:
-            widths = _one_at_a_time(network, widths, reason, others=bool(found))
+            widths = _one_at_a_time(network, widths, reason, refused, others=bool(found))
         found = [*found, *(EngineChoice("vmap", k) for k in widths)]
     return list(dict.fromkeys(found + slower))
 
@@ -98,7 +103,9 @@ def _is_shipped(network: nn.Module) -> bool:
     return type(network).__module__.startswith("cfl.models.")
 
 
-def _one_at_a_time(network: nn.Module, widths: list[int], reason: str, others: bool) -> list[int]:
+def _one_at_a_time(
+    network: nn.Module, widths: list[int], reason: str, no_workers: str | None, others: bool
+) -> list[int]:
     """The widths for ``vmap`` if it cannot compute several clients of a network together.
 
     Raises:
@@ -106,7 +113,8 @@ def _one_at_a_time(network: nn.Module, widths: list[int], reason: str, others: b
     """
     name = type(network).__name__
     if 1 not in widths and not others:
-        valid = f"schedule.cohort_width: 1, engine.kind: workers where they work, or a network for vmap ({reason})"
+        workers = "engine.kind: workers, " if no_workers is None else ""
+        valid = f"schedule.cohort_width: 1, {workers}or a network for vmap ({reason})"
         raise EngineCannot("model.network", name, valid)
     _log.warning("vmap does not compute several clients of %s together: %s", name, reason)
     return [k for k in widths if k == 1]

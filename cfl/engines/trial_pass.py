@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cfl.engines.hidden_state import copied
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.runtime.errors import ConfigError
 
@@ -17,9 +18,9 @@ def draws_random_numbers(network: nn.Module, input_shape: tuple[int, int, int]) 
     """Whether a training pass advances torch's random stream on the CPU, which counted dropout does not.
 
     Raises:
-        ConfigError: if the network cannot take the data's images at all, or its dropout layers cannot work.
+        ConfigError: if the network cannot be copied or take the data's images, or its dropout layers cannot work.
     """
-    trial = copy.deepcopy(network)
+    trial = copied(network)
     some = next(trial.parameters())
     try:
         masks = DropoutMasks(trial, input_shape).draw(

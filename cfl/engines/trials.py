@@ -120,10 +120,14 @@ class Trials:
         return trial
 
     def samples(self, count: int) -> Tensor:
-        """``[count, C, H, W]`` samples of the round's largest client, of the network's type and on its device."""
+        """``[count, C, H, W]`` samples of the round's largest clients, of the network's type and on its device.
+
+        They are repeated if there are not as many in a step.
+        """
         some = next(self.network.parameters())
-        x, _ = self._block((self._largest[0],), some.device).step(0).stacked_samples(0, 1)
-        return x[0, torch.arange(count, device=x.device) % x.shape[1]].to(some.dtype)
+        batch = self._block(tuple(self._largest[:count]), some.device).step(0)
+        x = batch.x[batch.mask]
+        return x[torch.arange(count, device=x.device) % len(x)].to(some.dtype)
 
     def _block(self, clients: tuple[int, ...], device: torch.device) -> CohortBlock:
         data = self.data

@@ -46,7 +46,7 @@ class PersonalModel(Protocol):
     """Gives each client its own model for each of its tasks (APD, FedWeIT, single-task models)."""
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model that a client uses for test images of one of its tasks.
+        """The model that a client uses for test images of one of its tasks; tensors that it leaves out are ``model``'s.
 
         Args:
             client: the client's id.
@@ -87,7 +87,10 @@ class TaskModel(Protocol):
     """Changes the global model for the tests of each task (RGO permutes features)."""
 
     def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model tested on ``task``, made from ``model``. ``model`` has the server's order and must not change."""
+        """The model tested on ``task``, made from ``model``; tensors that it leaves out are ``model``'s.
+
+        ``model`` has the server's order and must not change.
+        """
 
 
 # Local steps.

@@ -339,11 +339,11 @@ class Composition(MethodComposition):
             TypeError, ValueError: see :func:`cfl.methods.returned_values.check_added`.
         """
         for method in self.with_capability(BatchExtension).values():
-            given = batch.without_tasks() if method.task_free else batch
-            found = method.extend_batch(self.shown(method), given)
+            cohort, given = self.shown(method), batch.without_tasks() if method.task_free else batch
+            found = method.extend_batch(cohort, given)
             if not isinstance(found, CohortBatch):
                 raise TypeError(f"{method.key}.extend_batch gives {type(found).__name__}, not a CohortBatch")
-            check_added(method, found, given)
+            check_added(method, found, given, reads_padding=cohort.steps == 1)
             batch = found.with_tasks(batch) if method.task_free else found
         return batch
 
@@ -431,14 +431,15 @@ class Composition(MethodComposition):
             found = method.model_for(shown_task(method, task), model)
             if [tensor._version for tensor in given] != before:
                 raise RuntimeError(f"{method.key}.model_for changes the model in place, with which training goes on")
-            model = check_tensors(f"{method.key}.model_for", found, model, same_type=True)
+            given_by = f"{method.key}.model_for"
+            model = {**model, **check_tensors(given_by, found, model, same_type=True, whole=False)}
         return model
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model that a client uses for one of its tasks."""
         for method in self.with_capability(PersonalModel).values():
             found = method.recall(client, None if task is None else shown_task(method, task), model)
-            model = check_tensors(f"{method.key}.recall", found, model, same_type=True)
+            model = {**model, **check_tensors(f"{method.key}.recall", found, model, same_type=True, whole=False)}
         return model
 
     @property

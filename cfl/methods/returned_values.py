@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -25,6 +26,7 @@ def check_tensors(
     more: bool = False,
     rows: int | None = None,
     same_type: bool = False,
+    whole: bool = True,
 ) -> dict[str, Tensor]:
     """Return tensors by name that are to replace others.
 
@@ -35,6 +37,7 @@ def check_tensors(
         more: whether there may be tensors of other names.
         rows: size of the first axis of all tensors; None if only those of ``wanted`` have a shape.
         same_type: whether types must be those of ``wanted``; otherwise floats must be floats.
+        whole: whether no tensor of ``wanted`` may be missing.
 
     Raises:
         TypeError: it is no dict of tensors, or names or types differ.
@@ -42,7 +45,7 @@ def check_tensors(
     """
     if not isinstance(found, dict):
         raise TypeError(f"{who} gives {type(found).__name__}, not a dict of tensors by name")
-    if missing := sorted(set(wanted).difference(found)):
+    if whole and (missing := sorted(set(wanted).difference(found))):
         raise TypeError(f"{who} gives no {missing[0]}: it must return all {len(wanted)} tensors that it is given")
     if unknown := sorted(set(found).difference(wanted) if not more else ()):
         raise TypeError(f"{who} gives {unknown[0]}, which it was not given")
@@ -89,7 +92,7 @@ def check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:
         if not isinstance(anchor, Tensor) or anchor.dtype != weight.dtype:
             kind = anchor.dtype if isinstance(anchor, Tensor) else type(anchor).__name__
             raise TypeError(f"{given} an anchor of {kind}, not a tensor of {weight.dtype} like the weights")
-        if not isinstance(strength, Tensor) and not (isinstance(strength, float | int) and strength >= 0):
+        if not isinstance(strength, Tensor) and not (isinstance(strength, Real) and strength >= 0):
             raise ValueError(f"{given} the strength {strength!r:.60}, not a number of at least 0 or a tensor of them")
         by_weight = [("a strength", strength)] if isinstance(strength, Tensor) and strength.ndim else []
         for what, value in (("an anchor", anchor), *by_weight):
@@ -109,13 +112,14 @@ def check_releases(who: str, found: Any) -> Mapping[str, Noise]:
     return found
 
 
-def check_added(method: Method, found: CohortBatch, given: CohortBatch) -> None:
+def check_added(method: Method, found: CohortBatch, given: CohortBatch, reads_padding: bool) -> None:
     """Refuse samples added to a step that engines would train on wrongly, or fail with.
 
     Args:
         method: has returned ``found`` from ``extend_batch``.
         found: the step with added samples.
         given: the step as the method was given it.
+        reads_padding: see :func:`cfl.data.added_samples.check_samples`.
 
     Raises:
         TypeError, ValueError: naming the method; see :func:`cfl.data.added_samples.check_samples`.
@@ -128,4 +132,4 @@ def check_added(method: Method, found: CohortBatch, given: CohortBatch) -> None:
             raise ValueError(f"{who} with source {part.source!r}, not self.source, by which losses know whose they are")
         classes = context.num_outputs if context.measure.is_cross_entropy else None
         dtype = next(context.network.parameters()).dtype
-        check_samples(who, part, given.mask, context.input_shape, classes, dtype)
+        check_samples(who, part, given.mask, context.input_shape, classes, dtype, reads_padding)

@@ -443,6 +443,10 @@ class Grouped(Noise):
     superclasses = ((7, 2), (0, 9), (4, 5))
 
 
+class Overlapping(Noise):
+    superclasses = ((7, 2), (2, 9))
+
+
 def test_superclasses_become_tasks() -> None:
     stream = ClassSplit(Grouped(), 3, class_order="superclass")
     assert stream.class_groups(5) == [[7, 2], [0, 9], [4, 5]]
@@ -458,6 +462,7 @@ def test_superclasses_become_tasks() -> None:
     ("make", "key"),
     [
         (lambda: ClassSplit(Noise(), 2, class_order="superclass"), "data.stream.class_order"),
+        (lambda: ClassSplit(Overlapping(), 2, class_order="superclass"), "data.stream.source"),
         (lambda: ClassSplit(Grouped(), 4, class_order="superclass"), "data.stream.num_tasks"),
         (lambda: ClassSplit(Grouped(), 3, 3, class_order="superclass"), "data.stream.classes_per_task"),
         (lambda: Mixture([]), "data.stream.sources"),

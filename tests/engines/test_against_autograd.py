@@ -44,6 +44,22 @@ class DeepInSingle(Plain):
         return self.body(x.flatten(1).float())
 
 
+class InBfloat16(Plain):
+    """The gradient of a bias before batch statistics is 0, and in bfloat16 it is rounding."""
+
+    def make(self) -> None:
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 1, 3, padding=1),
+            nn.BatchNorm2d(1),
+        ).bfloat16()
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x.bfloat16()).flatten(1).float()
+
+
 class Complex(Plain):
     def make(self) -> None:
         super().make()
@@ -112,7 +128,7 @@ class Viewed(Plain):
         return self.body(x).view(len(x), -1)
 
 
-@pytest.mark.parametrize("make", [Plain, Normalised, InSingle, DeepInSingle, Complex])
+@pytest.mark.parametrize("make", [Plain, Normalised, InSingle, DeepInSingle, InBfloat16, Complex])
 def test_nothing_differs(make: type[Network]) -> None:
     network = as_global_model(make)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -156,8 +172,10 @@ def test_what_copies_of_a_network_share_stays_as_it_is() -> None:
     assert weight.knowledge.entries.dtype == torch.float32
 
 
-def run(make: type[Network], kind: Literal["auto", "vmap", "workers"], width: int | Literal["auto"] = "auto") -> Any:
-    data = tiny_data(permuted(1), schedule={"cohort_width": width})
+def run(
+    make: type[Network], kind: Literal["auto", "vmap", "workers"], width: int | Literal["auto"] = "auto", batch: int = 8
+) -> Any:
+    data = tiny_data(permuted(1), num_clients=2, schedule={"cohort_width": width, "batch_size": batch})
     client = tiny_client(data, make, sgd, engine=EngineOptions(kind))
     fit(client, data)
     return client.engine_choice
@@ -169,6 +187,13 @@ def test_a_run_takes_an_engine_that_is_right(caplog: pytest.LogCaptureFixture) -
     assert "vmap does not compute several clients of PaddingRow together: the gradient of rows.weight" in caplog.text
     assert run(PaddingRow, "vmap").width == 1
     assert run(Viewed, "auto").kind == "vmap"
+    assert "workers do not compute Viewed: RuntimeError: view size is not compatible" in caplog.text
+
+
+def test_equal_samples_are_not_compared() -> None:
+    """With the two samples of two clients' first steps, one of which is taken twice, every engine stays open."""
+    assert run(Normalised, "workers", batch=1).kind == "workers"
+    assert run(Normalised, "vmap", 2, batch=1).width == 2
 
 
 def test_a_run_that_leaves_no_engine_is_refused() -> None:

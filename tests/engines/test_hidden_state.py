@@ -136,6 +136,26 @@ class TorchScript(Plain):
         self.body = torch.jit.script(nn.Linear(16, 16))
 
 
+class GradientOfTheInput(Plain):
+    """What reentrant checkpointing needs."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x.requires_grad_())
+
+
+class MadeAtFirstUse(Plain):
+    places: Tensor | None
+
+    def make(self) -> None:
+        super().make()
+        self.register_buffer("places", None, persistent=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        if self.places is None:
+            self.places = torch.linspace(0, 1, 16)
+        return super().features(x) + self.places
+
+
 class NoGradient(Plain):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -169,7 +189,7 @@ def test_hidden_state_is_refused(make: type[Network], said: str) -> None:
     assert said in error.value.value
 
 
-@pytest.mark.parametrize("make", [Plain, Counts, TorchsRandom, Dense])
+@pytest.mark.parametrize("make", [Plain, Counts, TorchsRandom, Dense, GradientOfTheInput, MadeAtFirstUse])
 def test_other_networks_pass_and_stay_as_they_are(make: type[Network]) -> None:
     network = as_global_model(make)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}

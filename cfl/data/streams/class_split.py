@@ -145,6 +145,10 @@ def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int 
 
 
 def _superclass_size(source: Source, num_tasks: int, classes_per_task: int | None) -> int:
+    grouped = [label for group in source.superclasses for label in group]
+    if len({*grouped}) < len(grouped) or not {*grouped} <= {*range(source.num_classes)}:
+        found = f"{type(source).__name__}, whose superclasses hold {grouped}"
+        raise ConfigError("data.stream.source", found, f"each of 0 to {source.num_classes - 1} at most once")
     sizes = {len(group) for group in source.superclasses}
     if len(sizes) != 1:
         raise ConfigError(
