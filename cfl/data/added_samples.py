@@ -20,7 +20,6 @@ def check_samples(
     input_shape: tuple[int, int, int],
     num_outputs: int | None,
     dtype: torch.dtype,
-    reads_padding: bool = True,
 ) -> None:
     """Refuse tensors that do not go together with each other or with the step.
 
@@ -33,7 +32,6 @@ def check_samples(
         input_shape: ``(C, H, W)``.
         num_outputs: number of outputs if ``y`` are outputs; None if they are other targets.
         dtype: type of the network's parameters.
-        reads_padding: whether padding is read, too, which may take 0.1 ms.
 
     Raises:
         TypeError: a field is no tensor, or of another type or device.
@@ -68,5 +66,5 @@ def check_samples(
         low, high = map(int, part.y.masked_fill(~part.mask, 0).aminmax())
         if low < 0 or high >= num_outputs:
             raise ValueError(f"{who} with y = {low if low < 0 else high}, not an output from 0 to {num_outputs - 1}")
-    if reads_padding and not bool(part.mask.all()) and not bool(part.x[~part.mask].isfinite().all()):
+    if not bool(part.mask.all()) and not bool(part.x[~part.mask].isfinite().all()):
         raise ValueError(f"{who} with NaN or infinity in x where mask is False: padding must be finite")

@@ -112,14 +112,13 @@ def check_releases(who: str, found: Any) -> Mapping[str, Noise]:
     return found
 
 
-def check_added(method: Method, found: CohortBatch, given: CohortBatch, reads_padding: bool) -> None:
+def check_added(method: Method, found: CohortBatch, given: CohortBatch) -> None:
     """Refuse samples added to a step that engines would train on wrongly, or fail with.
 
     Args:
         method: has returned ``found`` from ``extend_batch``.
         found: the step with added samples.
         given: the step as the method was given it.
-        reads_padding: see :func:`cfl.data.added_samples.check_samples`.
 
     Raises:
         TypeError, ValueError: naming the method; see :func:`cfl.data.added_samples.check_samples`.
@@ -132,4 +131,4 @@ def check_added(method: Method, found: CohortBatch, given: CohortBatch, reads_pa
             raise ValueError(f"{who} with source {part.source!r}, not self.source, by which losses know whose they are")
         classes = context.num_outputs if context.measure.is_cross_entropy else None
         dtype = next(context.network.parameters()).dtype
-        check_samples(who, part, given.mask, context.input_shape, classes, dtype, reads_padding)
+        check_samples(who, part, given.mask, context.input_shape, classes, dtype)
