@@ -74,7 +74,7 @@ def candidates(
     draws = draws_random_numbers(network, input_shape)  # refuses a network that cannot be trained, whatever the engine
     is_open = _Open(options, width, most_clients, network, input_shape, batch_size, by_hand)
     compared = None
-    if samples is not None and Chain.of(network) is None and not _is_shipped(network):
+    if samples is not None and not _is_shipped(network) and Chain.of(network) is None:
         x = samples()
         check_hidden_state(network, x)
         # Equal samples have batch statistics without spread, whose gradients are rounding alone.

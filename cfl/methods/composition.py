@@ -336,7 +336,7 @@ class Composition(MethodComposition):
 
         Raises:
             TypeError: a method returns no step.
-            TypeError, ValueError: see :func:`cfl.methods.returned_values.check_added`.
+            TypeError, ValueError: in a cohort's first step, see :func:`cfl.methods.returned_values.check_added`.
         """
         for method in self.with_capability(BatchExtension).values():
             cohort, given = self.shown(method), batch.without_tasks() if method.task_free else batch

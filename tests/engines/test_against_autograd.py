@@ -12,7 +12,7 @@ from support.tiny import fit, permuted, sgd, tiny_client, tiny_data
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cfl.engines import EngineOptions
+from cfl.engines import EngineOptions, candidates
 from cfl.engines.against_autograd import SAMPLES, AgainstAutograd
 from cfl.models.base import Network
 from cfl.models.decomposition import decompose, decomposed_layers
@@ -33,15 +33,20 @@ class InSingle(Plain):
         return super().features(x.float())
 
 
-class DeepInSingle(Plain):
-    """Batch statistics of few samples, layer upon layer, enlarge float32's rounding to some thousandths."""
+class Deep(Plain):
+    """Batch statistics of few samples, layer upon layer, enlarge rounding: float32's to some thousandths."""
 
     def make(self) -> None:
         layers = [layer for _ in range(20) for layer in (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())]
         self.body = nn.Sequential(*layers)
 
     def features(self, x: Tensor) -> Tensor:
-        return self.body(x.flatten(1).float())
+        return self.body(x.flatten(1))
+
+
+class DeepInSingle(Deep):
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x.float())
 
 
 class InBfloat16(Plain):
@@ -128,7 +133,7 @@ class Viewed(Plain):
         return self.body(x).view(len(x), -1)
 
 
-@pytest.mark.parametrize("make", [Plain, Normalised, InSingle, DeepInSingle, InBfloat16, Complex])
+@pytest.mark.parametrize("make", [Plain, Normalised, InSingle, Deep, DeepInSingle, InBfloat16, Complex])
 def test_nothing_differs(make: type[Network]) -> None:
     network = as_global_model(make)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -172,10 +177,8 @@ def test_what_copies_of_a_network_share_stays_as_it_is() -> None:
     assert weight.knowledge.entries.dtype == torch.float32
 
 
-def run(
-    make: type[Network], kind: Literal["auto", "vmap", "workers"], width: int | Literal["auto"] = "auto", batch: int = 8
-) -> Any:
-    data = tiny_data(permuted(1), num_clients=2, schedule={"cohort_width": width, "batch_size": batch})
+def run(make: type[Network], kind: Literal["auto", "vmap", "workers"], width: int | Literal["auto"] = "auto") -> Any:
+    data = tiny_data(permuted(1), schedule={"cohort_width": width})
     client = tiny_client(data, make, sgd, engine=EngineOptions(kind))
     fit(client, data)
     return client.engine_choice
@@ -191,9 +194,14 @@ def test_a_run_takes_an_engine_that_is_right(caplog: pytest.LogCaptureFixture) -
 
 
 def test_equal_samples_are_not_compared() -> None:
-    """With the two samples of two clients' first steps, one of which is taken twice, every engine stays open."""
-    assert run(Normalised, "workers", batch=1).kind == "workers"
-    assert run(Normalised, "vmap", 2, batch=1).width == 2
+    """Their batch statistics have no spread, so that gradients are rounding, which engines compute otherwise."""
+    network, x = as_global_model(Deep), X[:1].expand(SAMPLES, -1, -1, -1)
+    assert AgainstAutograd(network, x).under_vmap() is not None
+    options = EngineOptions("vmap")
+    found = candidates(options, 2, 2, network, (1, 4, 4), "32-true", 1, samples=lambda: x)
+    assert [choice.width for choice in found] == [2]
+    with pytest.raises(EngineCannot):
+        candidates(options, 2, 2, as_global_model(PaddingRow), (1, 4, 4), "32-true", 1, samples=lambda: X)
 
 
 def test_a_run_that_leaves_no_engine_is_refused() -> None:
