@@ -11,10 +11,10 @@ GROWTH ?= runs/growth
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench bench-gpu growth attack tables test test-fast test-slow lint types tests coverage docs format clean
+.PHONY: help install demo bench bench-gpu bench-simulators growth attack tables test test-fast test-slow lint types tests coverage docs format clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 # torch is installed by its exact version first, so that no resolver picks another. Whether that is the CPU or the CUDA
 # build is decided by the package index that pip is set up with.
@@ -34,9 +34,17 @@ demo: $(BIN)/.installed  ## train FedAvg and FOT on real digits, side by side; p
 bench: $(BIN)/.installed  ## measure speed and memory into runs/bench: WORKS=W1,W2 ROUNDS=10 ENGINES=loop,cfl
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks --works "$(WORKS)" --engines "$(ENGINES)" --rounds "$(ROUNDS)" --out "$(BENCH)"
 
+WORKS_ON_GPU := W1,W2,W3,W9
+WORKS_BESIDE := W1,W2,W3
+BESIDE := loop,cfl,cfl-2-processes,flower,pfl-research,fedjax
+
 bench-gpu: $(BIN)/.installed  ## the same on a GPU, some five minutes, into runs/bench-gpu: WORKS=W1,W2 ROUNDS=10
-	@PYTHONPATH=tests $(BIN)/python -m benchmarks --device gpu --works "$(or $(WORKS),W1,W2,W3,W9)" --engines "$(ENGINES)" \
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks --device gpu --works "$(or $(WORKS),$(WORKS_ON_GPU))" --engines "$(ENGINES)" \
 		--rounds "$(ROUNDS)" --out "$(BENCH)-gpu"
+
+bench-simulators: $(BIN)/.installed  ## the same beside Flower, pfl-research and FedJAX, which are installed into runs/bench/environments: WORKS=W1,W2
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks --works "$(or $(WORKS),$(WORKS_BESIDE))" \
+		--engines "$(or $(ENGINES),$(BESIDE))" --rounds "$(ROUNDS)" --out "$(BENCH)"
 
 growth: $(BIN)/.installed  ## measure what must not grow with clients, tasks, network or processes, into runs/growth: ONLY=clients,tasks
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.growth --lines "$(ONLY)" --out "$(GROWTH)"

@@ -75,12 +75,17 @@ class Bench:
         return data_file(self.folder / "data", work)
 
     def loop(self, work: Work, engine: Engine) -> Callable[[], Running]:
-        """Return a function that starts the bare loop on a work."""
+        """Return a function that starts a bare loop, or another simulator, on a work."""
         place = self._place(work, engine)
         work_file = place.with_suffix(".json")
         work.save(work_file)
-        command = loop_command(engine, work_file, self.data(work))
-        return lambda: Running(command, place.with_suffix(".log"), engine.environment)
+        data = self.data(work)
+
+        def start() -> Running:
+            command = loop_command(engine, work_file, data, self.folder / "environments")
+            return Running(command, place.with_suffix(".log"), engine.environment)
+
+        return start
 
     def fit(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.simulators.environments import environment
 from cfl.runtime.errors import ConfigError
 
 
@@ -21,7 +22,8 @@ class Engine:
         options: more options of ``cfl fit``.
         environment: added to the user's.
         device: of the bare loop; ``cfl fit`` has ``trainer.accelerator`` among its options.
-        module: of the bare loop, in this package.
+        module: of the bare loop, in this package; of a simulator, in :mod:`benchmarks.simulators`.
+        requires: the package of another simulator, as pip reads it; it gets an environment of its own.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Engine:
     environment: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
     module: str = "loop"
+    requires: str = ""
 
     @property
     def on_gpu(self) -> bool:
@@ -66,6 +69,18 @@ ENGINES = {
 }
 """By name, in the order in which they are measured when none is named."""
 
+SIMULATORS = {
+    engine.name: engine
+    for engine in (
+        Engine("flower", bare=True, module="flower", requires="flwr[simulation]==1.42.0"),
+        Engine(
+            "pfl-research", True, module="pfl_research", requires="pfl[pytorch]==0.6.0", environment=_ONE_MATH_THREAD
+        ),
+        Engine("fedjax", bare=True, module="fed_jax", requires="fedjax==0.0.17 jax==0.5.3"),
+    )
+}
+"""Simulators of others by name; measured only when named."""
+
 
 def _on_gpu(name: str, *options: str) -> Engine:
     return Engine(name, options=("--trainer.accelerator", "gpu", *options))
@@ -100,7 +115,7 @@ def chosen_engines(names: str, gpu: bool = False) -> list[Engine]:
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     chosen = []
-    known = {**ENGINES, **GPU_ENGINES}
+    known = {**ENGINES, **GPU_ENGINES, **SIMULATORS}
     for name in wanted or (GPU_ENGINES if gpu else ENGINES):
         if name in known:
             chosen.append(known[name])
@@ -111,9 +126,23 @@ def chosen_engines(names: str, gpu: bool = False) -> list[Engine]:
     return list({engine.name: engine for engine in chosen}.values())
 
 
-def loop_command(engine: Engine, work_file: Path, data: Path) -> list[str]:
-    """Return the command of a bare loop, to which the file descriptor of its wire must be appended."""
-    return [sys.executable, "-m", f"benchmarks.{engine.module}", str(work_file), str(data), engine.device]
+def loop_command(engine: Engine, work_file: Path, data: Path, environments: Path) -> list[str]:
+    """Return the command of a bare loop or a simulator, to which the file descriptor of its wire must be appended.
+
+    Args:
+        engine: what is started.
+        work_file: the work.
+        data: its data file.
+        environments: folder of the simulators' environments; one that is missing is made.
+
+    Raises:
+        NotRun: a simulator cannot be installed.
+    """
+    arguments = [str(work_file), str(data), engine.device]
+    if not engine.requires:
+        return [sys.executable, "-m", f"benchmarks.{engine.module}", *arguments]
+    python = environment(environments / engine.name, engine.requires)
+    return [str(python), "-m", "benchmarks.simulators", engine.module, *arguments]
 
 
 def fit_command(configs: Sequence[Path], run_folder: Path, options: Sequence[str] = ()) -> list[str]:

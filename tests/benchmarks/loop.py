@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 import cfl.models
 from benchmarks.accelerator import NOTED_ROUND, busy, wait
 from benchmarks.arrays import task_tensors
+from benchmarks.fingerprint import fingerprint
 from benchmarks.wire import Report, Wire, serve
 from benchmarks.works import Work
 
@@ -85,10 +86,12 @@ class Loop:
         with busy(self.device, report) if self._rounds == NOTED_ROUND else nullcontext():
             self.round()
             wait(self.device)
+        seconds = time.perf_counter() - started
         return report | {
             "started": started,
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
             "step_seconds": self.step_seconds,
+            "fingerprint": fingerprint(weight.cpu() for weight in self.weights),
         }
 
 

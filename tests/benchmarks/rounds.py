@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from benchmarks.running import NotRun, Running
 from benchmarks.wire import Report
+
+Answer = TypeVar("Answer")
 
 SETTLE_SECONDS = 0.05
 """Pause between rounds of two processes, because math threads may spin for some milliseconds after their last work."""
@@ -58,7 +61,7 @@ def interleave(
     with ExitStack() as stack:
         running: dict[str, Running] = {}
 
-        def attempt(name: str, act: Callable[[], Report]) -> Report | None:
+        def attempt(name: str, act: Callable[[], Answer]) -> Answer | None:
             try:
                 return act()
             except NotRun as reason:
@@ -70,10 +73,12 @@ def interleave(
                 return None
 
         for name in sorted(start, key=lambda name: name in together):
-            running[name] = stack.enter_context(start[name]())
-            if name not in together:
-                found[name].info = attempt(name, running[name].ready) or {}
-        for name in together:
+            process = attempt(name, start[name])
+            if process is not None:
+                running[name] = stack.enter_context(process)
+                if name not in together:
+                    found[name].info = attempt(name, process.ready) or {}
+        for name in [name for name in together if name in running]:
             found[name].info = attempt(name, running[name].ready) or {}
         running = {name: running[name] for name in start if name in running}
         for turn in range(warmup + rounds):

@@ -48,7 +48,7 @@ def row_of(work: str, variant: str, engine: str, measured: Measured) -> Row:
         "seconds_per_round_median": median(seconds),
         "seconds_per_round_min": min(seconds),
         "rounds": len(seconds),
-        "share_outside_steps": share_outside_steps(measured.rounds),
+        "share_outside_steps": share_outside_steps(measured.rounds) if "step_seconds" in measured.rounds[0] else None,
         **measured.memory,
         **measured.info,
         "seconds_of_rounds": seconds,
