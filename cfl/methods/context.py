@@ -63,7 +63,6 @@ class Context:
         num_tasks: number T of tasks that a client learns.
         num_rounds: number of rounds of all tasks together.
         client_clocks: whether clients change tasks in different rounds.
-        clock_spread: the setting ``schedule.clock_spread``.
         local_epochs: the setting ``schedule.local_epochs``.
         batch_size: batch size of local steps.
         eval_batch_size: batch size of passes without gradients.
@@ -89,9 +88,8 @@ class Context:
         self.input_shape, self.num_outputs = data.input_shape, data.num_outputs
         self.num_clients, self.num_tasks = data.num_clients, data.num_tasks
         self.num_rounds, self.client_clocks = rounds.num_rounds, rounds.client_clocks
-        self.clock_spread, self.local_epochs = data.schedule.clock_spread, data.schedule.local_epochs
-        self.batch_size, self.eval_batch_size = data.schedule.batch_size, data.eval_batch_size
-        self.optimizer = federation.optimizer
+        self.local_epochs, self.batch_size = data.schedule.local_epochs, data.schedule.batch_size
+        self.eval_batch_size, self.optimizer = data.eval_batch_size, federation.optimizer
         self.augments, self.validation = data.augmentation is not None, data.validation
 
     # The model.
@@ -277,10 +275,6 @@ class Context:
     def members(self, task: TaskRef) -> list[int]:
         """The clients that hold a task, ascending."""
         return self._federation.members(task)
-
-    def select_clients(self, plan: RoundPlan, whom: str) -> list[int]:
-        """Clients of an extra round: those ``sampled`` in the round that has ended, or ``all`` that hold its task."""
-        return list(plan.clients) if whom == "sampled" else self.members(plan.task)
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
         """Those of ``clients`` that this process computes; ``task`` is the task whose samples they use."""

@@ -1,4 +1,4 @@
-"""Elastic weight consolidation (Kirkpatrick et al., PNAS 2017), on clients or for the federation as a whole."""
+"""Elastic weight consolidation (Kirkpatrick et al., PNAS 2017), at every client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
 from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
@@ -33,18 +33,14 @@ class EWC(Method):
         strength / 2 * sum_t sum_i F_t,i (w_i - w*_t,i)^2                    (Kirkpatrick et al., 2017, eq 3)
 
     with ``w*_t``, the global model after the last round of task t, and ``F_t``, the diagonal Fisher information of the
-    task's data at ``w*_t`` (:func:`cfl.methods.components.curvature.fisher.diagonal_fisher`; mean over samples). A sum
-    of quadratics is a quadratic, so only ``S = sum_t F_t`` and its centre ``A = sum_t F_t w*_t / S`` are stored. Every
-    local step adds ``strength S (w - A)`` to the gradient, before clipping and the optimizer. As for all methods, the
-    reported training loss does not include the penalty.
+    client's own data of the task at ``w*_t`` (:func:`cfl.methods.components.curvature.fisher.diagonal_fisher`; mean
+    over samples). A sum of quadratics is a quadratic, so only ``S = sum_t F_t`` and its centre ``A = sum_t F_t w*_t /
+    S`` are stored. Every local step adds ``strength S (w - A)`` to the gradient, before clipping and the optimizer. As
+    for all methods, the reported training loss does not include the penalty.
 
-    ``scope: client`` is the adaptation of FOT (Bakman et al., 2024): every client computes and keeps its own Fisher and
-    never sends it. A client without a Fisher has no penalty. ``scope: server``: the penalty is the same for all
-    clients, with the mean of their Fishers, which corresponds to the mean of their losses. This mean is unweighted,
-    whatever ``federated.client_weighting`` is.
-
-    Parameters that stay on their client (``PersonalLayers``) are pulled to that client's own values by its own
-    Fisher, for either scope. Outputs that are not in the loss have no Fisher and no penalty, nor have BatchNorm's
+    This is the adaptation of FOT (Bakman et al., 2024): every client computes and keeps its own Fisher and never sends
+    it. A client without a Fisher has no penalty. Parameters that stay on their client (``PersonalLayers``) are pulled
+    to that client's own values. Outputs that are not in the loss have no Fisher and no penalty, nor have BatchNorm's
     running statistics; with ``federated.batchnorm: drop`` the Fisher is that of the network normalised by its batches.
 
     Differs from the papers: FOT gives its strengths (40 for Permuted MNIST) without saying whether the penalty has the
@@ -56,15 +52,13 @@ class EWC(Method):
     With the method ``FoundBoundaries`` beside it, EWC is not told where tasks end. Every few rounds, each client
     computes its Fisher at the model that it has received, and keeps the two newest Fishers with their models. When a
     boundary is found, each client's newest Fisher of the old task's rounds counts. Its anchor is the model of its
-    round; with ``scope: server`` the anchor is the centre of the summed quadratics. A client that has computed no
-    Fisher in these rounds is left out.
+    round. A client that has computed no Fisher in these rounds is left out.
 
-    Sends: after every task but the last, an extra round: the new global model down and, with ``scope: server``, one
-    tensor per parameter up (two where boundaries are found), read as a sum; then ``S`` and ``A`` down in every round.
-    Extra memory per client: two tensors per parameter with ``scope: client`` and for personal parameters, else none;
-    where boundaries are found, four per parameter besides. Extra compute: two element-wise passes over the weights per
-    local step, and a Fisher per client and task, about one local epoch (``expected``: one backward pass per output);
-    where boundaries are found, one every few rounds. Scenarios: all. Optimizers: any; with ``limit`` SGD.
+    Sends: after every task but the last, an extra round: the new global model down, nothing up. Extra memory per
+    client: two tensors per parameter; where boundaries are found, four per parameter besides. Extra compute: two
+    element-wise passes over the weights per local step, and a Fisher per client and task, about one local epoch
+    (``expected``: one backward pass per output); where boundaries are found, one every few rounds. Scenarios: all.
+    Optimizers: any; with ``limit`` SGD.
 
     Args:
         strength: lambda, at least 0; 0 is federated averaging.
@@ -74,7 +68,6 @@ class EWC(Method):
         gamma: factor of earlier tasks with ``online``, in [0, 1].
         fisher: labels: ``empirical`` (true), ``expected`` (the model's own distribution, exactly), ``sampled``
             (one draw from it) or ``weighted`` (true, times its probability). Densities have no labels: ``empirical``.
-        scope: the Fisher of a client's penalty: the ``client``'s own, or the mean that the ``server`` keeps.
         limit: the greatest ``learning rate * strength * S``, or of twice that without ``half``, above 0 and below 2;
             null for no limit. Needs SGD. With 1 and without momentum the penalty alone moves a weight no further than
             to its anchor.
@@ -87,7 +80,7 @@ class EWC(Method):
     looks_back: ClassVar[bool] = True
     pulls_with: ClassVar[str] = "strength"
     scenarios = EVERY_SCENARIO
-    state = ("curvature", "anchor", "_rows")  # clients' own quadratics are in ``context.clients``
+    state = ("_rows",)  # the quadratics are in ``context.clients``
 
     def __init__(
         self,
@@ -96,7 +89,6 @@ class EWC(Method):
         consolidation: Literal["separate", "online"] = "separate",
         gamma: float = 1.0,
         fisher: FisherKind = "empirical",
-        scope: Literal["client", "server"] = "client",
         fisher_batch_size: int = 250,
         limit: float | None = None,
     ) -> None:
@@ -104,7 +96,6 @@ class EWC(Method):
         check_numbers("methods.ewc", "[0, 1]", gamma=gamma)
         check_choices("methods.ewc", ("separate", "online"), consolidation=consolidation)
         check_choices("methods.ewc", FISHER_KINDS, fisher=fisher)
-        check_choices("methods.ewc", ("client", "server"), scope=scope)
         if consolidation == "separate" and gamma != 1:
             raise ConfigError("methods.ewc.gamma", gamma, "1, or consolidation=online, which alone forgets")
         check_numbers("methods.ewc", "(0, 2)", or_null=True, limit=limit)
@@ -112,12 +103,8 @@ class EWC(Method):
         self.strength, self.half = strength, half
         self.consolidation, self.gamma = consolidation, gamma
         self.fisher: FisherKind = fisher
-        self.scope = scope
         self.fisher_batch_size, self.limit = fisher_batch_size, limit
-        self.curvature: Tensors = {}
-        self.anchor: Tensors = {}
         self._rows: list[dict[str, Any]] = []
-        self._holders: frozenset[int] | None = None
         self._finder: BoundaryFinder | None = None
 
     def follow_found_tasks(self, finder: BoundaryFinder) -> None:
@@ -125,56 +112,34 @@ class EWC(Method):
         self._finder, self.task_free = finder, True
 
     def setup(self, context: Context) -> None:
-        """Decide which parameters' quadratics the server keeps.
+        """Find the parameters that are held.
 
         Raises:
-            ConfigError: if there are two of these methods, which would share their clients' state, or if the network
-                has no labels of this kind or cannot be differentiated.
+            ConfigError: for ``limit`` without SGD; if there are two of these methods, which would share their clients'
+                state, or if the network has no labels of this kind or cannot be differentiated.
         """
         super().setup(context)
-        if context.optimizer is not None:
-            self._check_optimizer(context.optimizer)
+        optimizer = context.optimizer
+        if self.limit is not None and optimizer is not None and not isinstance(optimizer, SGD):
+            valid = f"null while the optimizer is {type(optimizer).__name__}, whose steps it does not bound"
+            raise ConfigError("methods.ewc.limit", self.limit, valid)
         self.refuse_twins(EWC, "one EWC; its strength is the sum of theirs")
         parameters = [name for name, _ in context.network.named_parameters()]
         self._names = [name for name in parameters if name not in context.frozen]
         check_fisher(
             self.fisher, context.network, "methods.ewc.fisher", context.measure, context.input_shape, self._names
         )
-        self._summed = [n for n in self._names if self.scope == "server" and n in context.shared_parameters]
-        self._kept = [n for n in self._names if n not in self._summed]
         self._remembered = NewestTwo(context, "ewc")
-
-    def _check_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse a limit for optimizers whose step is not proportional to the gradient.
-
-        Raises:
-            ConfigError: naming the optimizer.
-        """
-        if self.limit is not None and not isinstance(optimizer, SGD):
-            valid = f"null while the optimizer is {type(optimizer).__name__}, whose steps it does not bound"
-            raise ConfigError("methods.ewc.limit", self.limit, valid)
 
     # Local steps.
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         """The gradients of these clients' penalties, as pulls."""
-        if self.strength == 0:
+        holders = self.context.clients.holders("ewc")
+        if self.strength == 0 or set(holders).isdisjoint(cohort.clients):
             return {}
-        tensors = self.context.state_tensors()
-        curvature, anchor = {}, {}
-        if self.curvature:
-            self.context.channel.downlink("ewc", _joined(self.curvature, self.anchor), len(cohort.clients))
-            self.curvature, self.anchor = (
-                {n: value.to(tensors[n].device) for n, value in of.items()} for of in (self.curvature, self.anchor)
-            )
-            curvature, anchor = ({n: value[None] for n, value in of.items()} for of in (self.curvature, self.anchor))
-        if self._holders is None:
-            self._holders = frozenset(self.context.clients.holders("ewc"))
-        if not self._holders.isdisjoint(cohort.clients):
-            nothing = {n: torch.zeros_like(tensors[n]) for n in self._kept}
-            own = self.context.clients.gather("ewc", cohort.clients, _joined(nothing, nothing))
-            own_curvature, own_anchor = _parted(own)
-            curvature, anchor = {**curvature, **own_curvature}, {**anchor, **own_anchor}
+        nothing = {n: torch.zeros_like(self.context.network.get_parameter(n)) for n in self._names}
+        curvature, anchor = _parted(self.context.clients.gather("ewc", cohort.clients, _joined(nothing, nothing)))
         if self.limit is not None and cohort.lr > 0:
             most = self.limit / (cohort.lr * self._factor)
             curvature = {n: value.clamp(max=most) for n, value in curvature.items()}
@@ -197,22 +162,14 @@ class EWC(Method):
         if self.strength == 0 or context.is_last(plan.task):
             return
         started = time.perf_counter()
-        self._holders = None
         clients, lost = context.members(plan.task), context.channel.lost(plan.round)
         counted = (0, 0.0, 0.0)
         for client in context.extra_round(plan.task, clients):
             if client in lost:  # it receives the model but computes nothing
                 continue
             fisher, model = self._fisher(plan.task, client, plan.task)
-            self._keep(client, {n: fisher[n] for n in self._kept}, model)
-            if self._summed:
-                message = {n: fisher[n][None] for n in self._summed}
-                context.channel.uplink("ewc fisher", message, [1.0], [client])
+            self._keep(client, fisher, model)
             counted = _counted(counted, fisher)
-        if self._summed:
-            tensors = context.state_tensors()
-            latest = {n: tensors[n].detach().clone() for n in self._summed}
-            self._add(context.channel.mean("ewc fisher"), latest)
         self._note(plan.task, len(set(clients).difference(lost)), (*counted, time.perf_counter() - started))
 
     def _note(self, task: int, clients: int, figures: tuple[int, float, float, float]) -> None:
@@ -258,8 +215,6 @@ class EWC(Method):
 
     def _keep(self, client: int, fisher: Tensors, model: Tensors) -> None:
         """Add a task to a client's stored quadratic."""
-        if not fisher:
-            return
         context = self.context
         old = context.clients.get("ewc", client) or {}
         before = _parted({n: values.to(context.device) for n, values in old.items()})
@@ -285,32 +240,13 @@ class EWC(Method):
         if self.strength == 0:
             return
         started = time.perf_counter()
-        self._holders = None
-        context = self.context
         chosen = self._remembered.computed_in(rounds)
         counted = (0, 0.0, 0.0)
         for client, kept in self._remembered.read(plan.task, rounds, chosen):
             fisher, model = _parted(kept)
-            self._keep(client, {n: fisher[n] for n in self._kept}, model)
-            if self._summed:
-                message = _joined(*({n: of[n] for n in self._summed} for of in (fisher, _times(fisher, model))))
-                context.channel.uplink("ewc fisher", {n: v[None] for n, v in message.items()}, [1.0], [client])
+            self._keep(client, fisher, model)
             counted = _counted(counted, fisher)
-        if self._summed and chosen:
-            mean, moved = _parted(context.channel.mean("ewc fisher"))
-            tensors = context.state_tensors()
-            centre = {n: torch.where(mean[n] > 0, moved[n] / mean[n], tensors[n].detach()) for n in self._summed}
-            self._add(mean, centre)
         self._note(len(self._rows), len(chosen), (*counted, time.perf_counter() - started))
-
-    # The penalty.
-
-    def _add(self, fisher: Tensors, latest: Tensors) -> None:
-        """Add a task to the server's quadratic."""
-        old, anchor = (
-            {n: values.to(self.context.device) for n, values in of.items()} for of in (self.curvature, self.anchor)
-        )
-        self.curvature, self.anchor = self._consolidated(old, anchor, fisher, latest)
 
     def _consolidated(
         self, curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor], fisher: Tensors, latest: Tensors
@@ -328,20 +264,16 @@ class EWC(Method):
     # Reports and checkpoints.
 
     def report(self) -> Report:
-        """Seconds for Fishers, and bytes: what one client keeps, sends after a task, and receives every round.
+        """Seconds for Fishers, and bytes of the quadratic that a client keeps.
 
         If boundaries are found, also ``remembered_bytes``: bytes of Fishers that a client keeps for the next boundary.
 
         A row per task: clients that computed a Fisher, mean and greatest of its entries, seconds of the extra round.
         """
-        tensors = self.context.state_tensors()
-        kept, summed = (payload_bytes({n: tensors[n] for n in names}) for names in (self._kept, self._summed))
-        active = any(row["clients"] for row in self._rows)
+        size = payload_bytes({n: self.context.network.get_parameter(n) for n in self._names})
         figures = {
             "fisher_seconds": sum(row["fisher_seconds"] for row in self._rows),
-            "client_bytes": 2 * kept * active,
-            "fisher_bytes": summed * active * (1 if self._finder is None else 2),
-            "penalty_bytes": 2 * summed * active,
+            "client_bytes": 2 * size * any(row["clients"] for row in self._rows),
         }
         if self._finder is not None:
             figures["remembered_bytes"] = self._remembered.bytes()
@@ -352,11 +284,6 @@ class EWC(Method):
         figures = self.report().figures
         return int(figures["client_bytes"] + figures.get("remembered_bytes", 0))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state, and look up again which clients have a quadratic."""
-        super().load_state_dict(state)
-        self._holders = None
-
 
 def _counted(before: tuple[int, float, float], fisher: Tensors) -> tuple[int, float, float]:
     """Add a Fisher's entries to the number, sum and greatest of the entries ``before``."""
@@ -366,10 +293,6 @@ def _counted(before: tuple[int, float, float], fisher: Tensors) -> tuple[int, fl
         total + sum(float(values.sum()) for values in fisher.values()),
         max(most, *(float(values.max()) for values in fisher.values())),
     )
-
-
-def _times(fisher: Tensors, model: Tensors) -> Tensors:
-    return {n: value * model[n] for n, value in fisher.items()}
 
 
 def _joined(curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensors:

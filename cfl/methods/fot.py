@@ -333,7 +333,7 @@ class FOT(Method):
             return
         started = self._started or time.perf_counter()
         if self.gpse_model == "global":
-            clients = self.context.select_clients(plan, self.gpse_clients)
+            clients = list(plan.clients) if self.gpse_clients == "sampled" else self.context.members(plan.task)
             own = self.context.extra_round(plan.task, clients)
             self._send_sketches(plan, own, sorted(clients))
         self._grow(plan.task, started)

@@ -62,8 +62,8 @@ class SCAFFOLD(Method):
     needs shorter steps than federated averaging (in the paper's theorems lr falls as 1 / K), and diverges if steps are
     too long.
 
-    Differs from the paper, which has no tasks: at a task switch variates belong to the last task, and
-    ``at_task_switch`` decides whether they are kept. The paper's server learning rate is ``federated.server_lr``.
+    Differs from the paper, which has no tasks: at the beginning of a task variates belong to the last task. The paper's
+    server learning rate is ``federated.server_lr``.
 
     Sends: ``c`` down and ``c_i+ - c_i`` up, one tensor per exchanged parameter each, read as a sum: twice the
     communication of federated averaging in both directions. Memory per client: one tensor per exchanged parameter.
@@ -72,30 +72,22 @@ class SCAFFOLD(Method):
 
     Args:
         variant: the option, ``II`` or ``I``.
-        at_task_switch: ``keep`` variates when a new task begins, or ``reset`` all of them, the server's and the
-            clients', to zero. ``reset`` requires that clients change tasks together.
         any_optimizer: allow optimizers other than plain SGD, for which ``(w_t - y_i) / (K lr)`` is no gradient.
 
     Raises:
         ConfigError: for values other than these, another optimizer, two of these methods, no parameters that clients
-            and server exchange, ``reset`` where clients have clocks of their own, or option I where clients are exposed
-            to more than one task's samples, or a density is estimated.
+            and server exchange, or option I where clients are exposed to more than one task's samples, or a density is
+            estimated.
     """
 
     scenarios = EVERY_SCENARIO
+    task_free = True
     client_clocks = True
     state = ("variate",)  # clients' own variates are in ``context.clients``
 
-    def __init__(
-        self,
-        variant: Literal["II", "I"] = "II",
-        at_task_switch: Literal["keep", "reset"] = "keep",
-        any_optimizer: bool = False,
-    ) -> None:
+    def __init__(self, variant: Literal["II", "I"] = "II", any_optimizer: bool = False) -> None:
         check_choices("methods.scaffold", ("II", "I"), variant=variant)
-        check_choices("methods.scaffold", ("keep", "reset"), at_task_switch=at_task_switch)
-        self.task_free = at_task_switch == "keep"
-        self.variant, self.at_task_switch, self.any_optimizer = variant, at_task_switch, any_optimizer
+        self.variant, self.any_optimizer = variant, any_optimizer
         self.variate: Tensors = {}
         # name -> [k, ...] c - c_i of the current cohort, in its order of features; None between cohorts.
         self._correction: Tensors | None = None
@@ -110,9 +102,6 @@ class SCAFFOLD(Method):
         self.refuse_twins(SCAFFOLD, "one SCAFFOLD; two would correct the same drift twice")
         if not context.shared_parameters:
             raise ConfigError("methods", [self.name], "no SCAFFOLD where all parameters stay on their client")
-        if self.at_task_switch == "reset" and context.client_clocks:
-            valid = "0 while methods.scaffold.at_task_switch is reset: clients would not switch together"
-            raise ConfigError("schedule.clock_spread", context.clock_spread, valid)
         if self.variant == "I":
             if not context.measure.by_outputs:
                 raise ConfigError("methods.scaffold.variant", "I", "II where a density is estimated: I looks at labels")
@@ -146,12 +135,6 @@ class SCAFFOLD(Method):
         )
 
     # A round.
-
-    def begin_task(self, plan: RoundPlan) -> None:
-        """Reset the variates with ``at_task_switch: reset``."""
-        if self.at_task_switch == "reset":
-            self.variate = {}
-            self.context.clients.forget(_TOPIC)
 
     def start_clients(self, cohort: Cohort) -> None:
         """Send ``c`` to the clients, and compute their corrections ``c - c_i``."""

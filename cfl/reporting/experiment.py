@@ -60,9 +60,10 @@ RENAMED: Mapping[str, Mapping[str, str]] = {"ImageFolder": {"folder": "path"}}
 As with :data:`MOVED`, configurations may have either name, and experiments contain the former one.
 """
 REMOVED: Mapping[str, Mapping[str, Any]] = {
-    "EWC": {"fisher_clients": "all"},
+    "EWC": {"fisher_clients": "all", "scope": "client"},
     "GPM": {"memory_clients": "all"},
     "RGO": {"memory_clients": "all"},
+    "SCAFFOLD": {"at_task_switch": "keep"},
 }
 """Short names of classes of this project -> options that they no longer have -> the values that mean what they do.
 

@@ -74,14 +74,13 @@ class Codec:
         return replace(self, modulus=modulus)
 
 
-_GRADIENTS, _FISHERS, _MOMENTS = Codec(2.0**8, 26), Codec(2.0**12, 48), Codec(2.0**20, 44)
+_GRADIENTS = Codec(2.0**8, 26)
 DEFAULTS: Mapping[str, Codec] = {
     "update": Codec(2.0**4, 24),
     "scaffold": _GRADIENTS,
     "buffer gradient": _GRADIENTS,
-    "fedcurv": _FISHERS,
-    "ewc fisher": _FISHERS,
-    "fot *": _MOMENTS,
+    "fedcurv": Codec(2.0**12, 48),
+    "fot *": Codec(2.0**20, 44),
     "base": _GRADIENTS,
     "* means": Codec(2.0**4, 24),
     "*": Codec(2.0**12, 40),

@@ -223,11 +223,10 @@ def test_messages_with_noise_beside_updates_without(message: Any, beside: list[s
         ({"prox": FedProx(0.1)}, {}, []),
         ({"der": DER(4)}, {}, ["methods.der"]),
         ({"ewc": EWC(1.0)}, {}, ["methods.ewc"]),
-        ({"ewc": EWC(1.0, scope="server")}, {}, []),
         ({"own": PersonalLayers(["head.*"])}, {}, ["what clients keep from round to round"]),
         ({}, {"exposure": "cumulative"}, ["data.exposure = cumulative"]),
     ],
-    ids=["plain", "fedprox", "der", "ewc of clients", "ewc of the server", "personal", "cumulative"],
+    ids=["plain", "fedprox", "der", "ewc", "personal", "cumulative"],
 )
 def test_later_tasks_use_earlier_data_where_clients_keep_or_train_on_them(
     methods: dict[str, Any], data: dict[str, Any], expected: list[str]

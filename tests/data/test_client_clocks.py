@@ -161,7 +161,6 @@ def test_without_spread_nothing_is_as_if_clocks_agreed() -> None:
         (lambda: run({"ewc": EWC()}), "schedule.clock_spread"),
         (lambda: run({"fot": FOT()}), "schedule.clock_spread"),
         (lambda: run({"glfc": GLFC()}, data_of(scenario="class")), "schedule.clock_spread"),
-        (lambda: run({"scaffold": SCAFFOLD(at_task_switch="reset")}), "schedule.clock_spread"),
     ],
 )
 def test_settings_that_cannot_work(make: Any, key: str) -> None:

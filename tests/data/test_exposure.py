@@ -20,7 +20,7 @@ from cfl.data.exposure import Exposure, GlobalIndex, Handles, portions
 from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
-from cfl.methods import EWC, FOT, SCAFFOLD, FedAGEM, Method
+from cfl.methods import EWC, FOT, FedAGEM, Method
 from cfl.runtime.errors import ConfigError
 
 
@@ -228,7 +228,7 @@ def test_clients_at_different_tasks_train_each_on_its_own_outputs() -> None:
         torch.testing.assert_close(tensor, model[name], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", [EWC(), FOT(), SCAFFOLD(at_task_switch="reset")], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", [EWC(), FOT()], ids=lambda m: type(m).__name__)
 def test_methods_that_need_boundaries_are_refused(method: Method) -> None:
     data = asynchronous()
     with pytest.raises(ConfigError, match=r"data\.exposure.*methods\.some"):

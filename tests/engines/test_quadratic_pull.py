@@ -82,7 +82,6 @@ def methods_of(name: str) -> dict[str, Method]:
     makes: dict[str, Any] = {
         "fedprox": lambda: FedProx(0.8),
         "ewc": lambda: EWC(3.0),
-        "ewc of the server": lambda: EWC(3.0, scope="server"),
         "fedcurv": lambda: FedCurv(0.3),
         "own": OwnAnchors,
     }

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.tiny import fit, tiny_client, tiny_data
 
-from cfl.methods import EWC, Method
+from cfl.methods import FedCurv, Method
 from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
@@ -146,12 +146,12 @@ def test_a_method_without_a_declaration_has_no_state() -> None:
     Method().load_state_dict({})
 
 
-def test_a_quadratic_of_the_server_comes_back() -> None:
-    ewc, again = EWC(1.0, scope="server"), EWC(1.0, scope="server")
-    ewc.curvature, ewc.anchor = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
-    again.load_state_dict(ewc.state_dict())
-    assert again.curvature["w"].tolist() == [1.0, 1.0]
-    assert again.anchor["w"].tolist() == [0.0, 0.0]
+def test_sums_of_the_server_come_back() -> None:
+    fedcurv, again = FedCurv(), FedCurv()
+    fedcurv.u, fedcurv.v = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
+    again.load_state_dict(fedcurv.state_dict())
+    assert again.u["w"].tolist() == [1.0, 1.0]
+    assert again.v["w"].tolist() == [0.0, 0.0]
 
 
 def test_a_declaration_of_what_is_not_there_is_refused_after_setup() -> None:

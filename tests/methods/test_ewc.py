@@ -84,14 +84,7 @@ class After(Method):
             kept = {n: v[0] for n, v in federation.model.personal_state((client,)).items()}
             models[client] = {n: t.detach().clone() for n, t in {**federation.model.state_tensors(), **kept}.items()}
             fishers[client] = fisher_of(federation, plan.task, client, models[client])
-        mean = {n: sum(fishers[c][n] for c in clients) / len(clients) for n, _ in federation.network.named_parameters()}
-        for client in range(federation.data.num_clients):
-            fisher = dict(fishers.get(client, {}))
-            if self.ewc.scope == "server":
-                fisher |= {n: mean[n] for n in federation.model.shared_parameters}
-            if fisher:
-                model = models.get(client, {n: t.detach().clone() for n, t in federation.model.state_tensors().items()})
-                self.terms.setdefault(client, []).append((fisher, model))
+            self.terms.setdefault(client, []).append((fishers[client], models[client]))
 
     def penalty_of(self, client: int, parameters: dict[str, Tensor]) -> Tensor:
         """The penalty of one client's parameters, in the server's coordinates."""
@@ -131,7 +124,6 @@ def check(ewc: EWC, data: FederatedDataModule | None = None, network: NetworkFac
     return after
 
 
-@pytest.mark.parametrize("scope", ["client", "server"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -142,27 +134,25 @@ def check(ewc: EWC, data: FederatedDataModule | None = None, network: NetworkFac
     ],
     ids=lambda options: ", ".join(map(str, options)) or "defaults",
 )
-def test_it_adds_the_gradient_of_the_quadratic_over_all_tasks(options: dict[str, Any], scope: Any) -> None:
-    check(EWC(5.0, scope=scope, **options))
+def test_it_adds_the_gradient_of_the_quadratic_over_all_tasks(options: dict[str, Any]) -> None:
+    check(EWC(5.0, **options))
 
 
-@pytest.mark.parametrize("scope", ["client", "server"])
 @pytest.mark.parametrize("scenario", ["task", "class"])
-def test_it_does_so_where_tasks_have_outputs_of_their_own(scenario: Any, scope: Any) -> None:
+def test_it_does_so_where_tasks_have_outputs_of_their_own(scenario: Any) -> None:
     data = data_of(stream=split(3, classes=6, train=150), scenario=scenario)
-    after = check(EWC(5.0, scope=scope), data)
+    after = check(EWC(5.0), data)
     others = ~data.outputs.own[0]
     first = [after.terms[client][0][0]["head.weight"] for client in data.members[0]]
     assert all((f[others] == 0).all() == (scenario == "task") for f in first)
 
 
-@pytest.mark.parametrize("scope", ["client", "server"])
-def test_personal_parameters_are_held_to_their_clients_own_values(scope: Any) -> None:
-    ewc, head = EWC(5.0, scope=scope), PersonalLayers(["head.*"])
+def test_personal_parameters_are_held_to_their_clients_own_values() -> None:
+    ewc, head = EWC(5.0), PersonalLayers(["head.*"])
     check(ewc, None, mlp, personal=head)
     kept = ewc.context.clients.get("ewc", 0)
     assert kept is not None
-    assert {n.split(" ")[1].split(".")[0] for n in kept} == ({"head"} if scope == "server" else {"head", "layers"})
+    assert {n.split(" ")[1].split(".")[0] for n in kept} == {"head", "layers"}
 
 
 def test_with_fot_behind_it() -> None:
@@ -213,8 +203,7 @@ class ConstantGradients(Method):
 
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("limit", [None, 0.1])
-@pytest.mark.parametrize("scope", ["client", "server"])
-def test_one_client_walks_down_the_quadratic(scope: Any, limit: float | None, half: bool) -> None:
+def test_one_client_walks_down_the_quadratic(limit: float | None, half: bool) -> None:
     """Gradient descent with a constant pull g has a closed form, whose distance falls with the curvature S:
 
     ``w_n = A - g / S (1 - (1 - lr S)^n)``, where ``limit`` bounds ``lr S``. Without the factor 1/2 of eq 3, half
@@ -222,7 +211,7 @@ def test_one_client_walks_down_the_quadratic(scope: Any, limit: float | None, ha
     """
     data = tiny_data(permuted(2), num_clients=1, schedule={"rounds_per_task": [3, 4], "clients_per_round": 1})
     strength, lr = 30.0, 0.1
-    ewc = EWC(strength if half else strength / 2, half, scope=scope, limit=limit)
+    ewc = EWC(strength if half else strength / 2, half, limit=limit)
     anchors: dict[str, Tensor] = {}
 
     class Copy(Method):
@@ -251,8 +240,7 @@ def test_one_client_walks_down_the_quadratic(scope: Any, limit: float | None, ha
     assert (limited > 0) == (limit is not None)
 
 
-@pytest.mark.parametrize("scope", ["client", "server"])
-def test_a_greater_strength_keeps_the_model_nearer_to_the_old_one(scope: Any) -> None:
+def test_a_greater_strength_keeps_the_model_nearer_to_the_old_one() -> None:
     def way(strength: float) -> float:
         models: list[dict[str, Tensor]] = []
 
@@ -260,7 +248,7 @@ def test_a_greater_strength_keeps_the_model_nearer_to_the_old_one(scope: Any) ->
             def end_task(self, plan: RoundPlan) -> None:
                 models.append(weights(self.context))
 
-        run({"ewc": EWC(strength, scope=scope), "copy": Copy()}, data_of(tasks=2))
+        run({"ewc": EWC(strength), "copy": Copy()}, data_of(tasks=2))
         return float(sum((models[1][n] - models[0][n]).square().sum() for n in models[0]))
 
     ways = [way(strength) for strength in (0.0, 2.0, 8.0)]
@@ -270,29 +258,12 @@ def test_a_greater_strength_keeps_the_model_nearer_to_the_old_one(scope: Any) ->
 # The federation.
 
 
-def test_the_server_has_the_mean_of_what_clients_would_keep() -> None:
-    one = [run({"ewc": EWC(1.0, scope=scope)}, data_of(tasks=2)) for scope in ("client", "server")]  # type: ignore[arg-type]
-    local, central = one
-    members = local.data.members[0].tolist()
-    kept = [local.clients.get("ewc", client) for client in members]
-    ewc = central.methods["ewc"]
-    assert isinstance(ewc, EWC)
-    assert central.clients.holders("ewc") == []
-    for name, value in ewc.curvature.items():
-        mean = torch.stack([own[f"curvature {name}"] for own in kept if own is not None]).mean(0)
-        torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-14)
-        assert float((kept[0][f"curvature {name}"] - mean).abs().max()) > 1e-6  # type: ignore[index]
-
-
 def test_bytes_are_counted() -> None:
-    """Two extra rounds with four and five clients; the penalty goes to three clients in each of four rounds."""
+    """Two extra rounds with four and five clients."""
     model = sum(p.numel() for p in tiny_client(data_of()).network.parameters()) * 8
-    local = run({"ewc": EWC(1.0)}).channel
-    assert local.downlink_bytes == {"model": (6 * 3 + 4 + 5) * model}
-    assert local.uplink_bytes == {"update": 6 * 3 * model}
-    central = run({"ewc": EWC(1.0, scope="server")})
-    assert central.channel.downlink_bytes == {"model": (6 * 3 + 4 + 5) * model, "ewc": 4 * 3 * 2 * model}
-    assert central.channel.uplink_bytes == {"update": 6 * 3 * model, "ewc fisher": (4 + 5) * model}
+    channel = run({"ewc": EWC(1.0)}).channel
+    assert channel.downlink_bytes == {"model": (6 * 3 + 4 + 5) * model}
+    assert channel.uplink_bytes == {"update": 6 * 3 * model}
 
 
 def test_reports() -> None:
@@ -306,24 +277,18 @@ def test_reports() -> None:
     assert 0 < rows[1]["fisher_mean"] < greatest <= rows[1]["fisher_max"]
     summary = ewc.report().figures
     assert summary.pop("fisher_seconds") == sum(row["fisher_seconds"] for row in rows) > 0
-    assert summary == {"client_bytes": 2 * model, "fisher_bytes": 0, "penalty_bytes": 0}
+    assert summary == {"client_bytes": 2 * model}
     assert federation.clients.bytes() == 5 * summary["client_bytes"]
-    central = EWC(1.0, scope="server")
-    run({"ewc": central})
-    assert central.report().figures["fisher_bytes"] == model
-    assert central.report().figures["penalty_bytes"] == 2 * model
 
 
-@pytest.mark.parametrize("scope", ["client", "server"])
-def test_clients_that_drop_out_of_a_tasks_last_round_are_not_in_its_row(scope: Any) -> None:
+def test_clients_that_drop_out_of_a_tasks_last_round_are_not_in_its_row() -> None:
     data = data_of(schedule={"rounds_per_task": 2, "clients_per_round": 1.0, "client_dropout": 0.5})
-    federation = run({"ewc": EWC(1.0, scope=scope)}, data)
+    federation = run({"ewc": EWC(1.0)}, data)
     rows = federation.methods["ewc"].report().rows
     there = [set(data.members[task].tolist()) - set(data.rounds.dropouts(2 * task + 1)) for task in (0, 1)]
     assert [row["clients"] for row in rows] == [len(clients) for clients in there]
     assert 0 < len(there[0]) < len(data.members[0])
-    if scope == "client":
-        assert federation.clients.holders("ewc") == sorted(set.union(*there))
+    assert federation.clients.holders("ewc") == sorted(set.union(*there))
 
 
 def test_nothing_is_computed_after_the_last_task_or_without_strength() -> None:
@@ -350,9 +315,9 @@ def test_drawn_labels_come_from_a_generator_of_each_client() -> None:
         assert_close({n: kept[f"curvature {n}"] for n in expected}, expected)
 
 
-def test_width_does_not_matter_for_quadratics_of_the_server() -> None:
+def test_width_does_not_matter_for_the_quadratics() -> None:
     def at(width: int) -> dict[str, Tensor]:
-        methods: dict[str, Method] = {"ewc": EWC(5.0, scope="server"), "own": PersonalLayers(["head.*"])}
+        methods: dict[str, Method] = {"ewc": EWC(5.0), "own": PersonalLayers(["head.*"])}
         return weights(run(methods, data_of(width), norm_net, MOMENTUM))
 
     one = at(1)
@@ -360,9 +325,9 @@ def test_width_does_not_matter_for_quadratics_of_the_server() -> None:
     assert_close(at(3), one, 1e-9)
 
 
-def test_a_resumed_run_is_the_same_for_an_online_quadratic_of_the_server(tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_same_for_an_online_quadratic(tmp_path: Path) -> None:
     def go(callbacks: Sequence[Any] = (), ckpt_path: Path | None = None) -> Federation:
-        ewc = EWC(5.0, scope="server", consolidation="online", gamma=0.5)
+        ewc = EWC(5.0, consolidation="online", gamma=0.5)
         methods: dict[str, Method] = {"ewc": ewc, "own": PersonalLayers(["head.bias"])}
         return run(methods, callbacks=callbacks, ckpt_path=ckpt_path)
 
@@ -395,7 +360,6 @@ def test_a_limit_needs_steps_along_the_gradient() -> None:
         ({"gamma": 0.9}, "gamma"),
         ({"consolidation": "both"}, "consolidation"),
         ({"fisher": "exact"}, "fisher"),
-        ({"scope": "global"}, "scope"),
         ({"fisher_batch_size": 0}, "fisher_batch_size"),
     ],
     ids=str,

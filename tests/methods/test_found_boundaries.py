@@ -148,11 +148,10 @@ def test_it_changes_no_training() -> None:
         assert torch.equal(tensor, weights(found)[name])
 
 
-@pytest.mark.parametrize("scope", ["server", "client"])
-def test_the_penalty_is_that_of_what_clients_computed_in_the_old_tasks_rounds(scope: Any) -> None:
+def test_the_penalty_is_that_of_what_clients_computed_in_the_old_tasks_rounds() -> None:
     """With Fishers computed in rounds 0 and 3 and a boundary found after round 5, the penalty uses that of round 3."""
     data, watch = data_of(), Rounds()
-    method = EWC(3.0, scope=scope)
+    method = EWC(3.0)
     federation = run({"boundaries": FoundBoundaries(**QUICK), "ewc": method}, data, callbacks=[watch])
     assert [row["round"] for row in rows_of(federation, "boundaries") if row["found"]] == [ROUNDS]
     (row,) = rows_of(federation, "ewc")
@@ -161,20 +160,12 @@ def test_the_penalty_is_that_of_what_clients_computed_in_the_old_tasks_rounds(sc
     fishers = [naive_fisher(federation.network, model, *samples(data, 0, client)) for client in range(4)]
     for name, anchor in model.items():
         each = torch.stack([fisher[name] for fisher in fishers])
-        if scope == "server":
-            curvature, centre = (of[name] for of in (method.curvature, method.anchor))
-            torch.testing.assert_close(curvature, each.mean(0), rtol=1e-9, atol=1e-12)
-            torch.testing.assert_close(centre[curvature > 1e-12], anchor[curvature > 1e-12], rtol=1e-6, atol=1e-9)
-        else:
-            kept = [federation.clients.get("ewc", client) or {} for client in range(4)]
-            torch.testing.assert_close(torch.stack([k[f"curvature {name}"] for k in kept]), each, rtol=1e-9, atol=1e-12)
-            assert all(torch.equal(k[f"anchor {name}"], anchor) for k in kept)
+        kept = [federation.clients.get("ewc", client) or {} for client in range(4)]
+        torch.testing.assert_close(torch.stack([k[f"curvature {name}"] for k in kept]), each, rtol=1e-9, atol=1e-12)
+        assert all(torch.equal(k[f"anchor {name}"], anchor) for k in kept)
     parameters = sum(tensor.numel() for tensor in model.values())
-    own = 2 * parameters * 8 if scope == "client" else 0
     assert method.report().figures["remembered_bytes"] == 4 * parameters * 8 + 16
-    assert method.client_storage() == own + 4 * parameters * 8 + 16
-    sent = federation.channel.uplink_bytes.get("ewc fisher", 0)
-    assert 4 * method.report().figures["fisher_bytes"] == sent == (4 * 2 * parameters * 8 if scope == "server" else 0)
+    assert method.client_storage() == 2 * parameters * 8 + 4 * parameters * 8 + 16
 
 
 def naive_fisher(network: nn.Module, model: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -259,7 +250,7 @@ def test_the_first_layer_is_frozen_once_a_task_is_found_to_have_ended() -> None:
 def test_clients_without_a_fisher_of_the_task_have_no_part() -> None:
     """No client computes a Fisher in the second task before its end is found."""
     data = data_of(tasks=3)
-    methods = {"boundaries": FoundBoundaries(**{**QUICK, "keep_every": 100}), "ewc": EWC(3.0, scope="server")}
+    methods = {"boundaries": FoundBoundaries(**{**QUICK, "keep_every": 100}), "ewc": EWC(3.0)}
     federation = run(methods, data)
     found = rows_of(federation, "ewc")
     assert [row["clients"] for row in found] == [4, 0]
@@ -279,7 +270,7 @@ class Poison(Method):
 def test_clients_that_are_skipped_neither_send_nor_keep_anything() -> None:
     methods = {
         "boundaries": FoundBoundaries(**QUICK),
-        "ewc": EWC(3.0, scope="server"),
+        "ewc": EWC(3.0),
         "fot": FOT(0.9, message="covariance"),
         "poison": Poison(),
     }
@@ -291,7 +282,7 @@ def test_clients_that_are_skipped_neither_send_nor_keep_anything() -> None:
         assert [int(rounds[f"{name} newest"]) for rounds in kept] == [0, 3, 3, 3]
 
 
-@pytest.mark.parametrize("make", [partial(EWC, 30.0, scope="server"), partial(FOT, 0.9, message="covariance")])
+@pytest.mark.parametrize("make", [partial(EWC, 30.0, limit=1.0), partial(FOT, 0.9, message="covariance")])
 def test_found_boundaries_save_what_told_ones_do(make: Callable[[], Method]) -> None:
     """On permuted tasks the method reduces forgetting, whether boundaries are told or found."""
     forgotten = {}
@@ -307,7 +298,7 @@ def test_found_boundaries_save_what_told_ones_do(make: Callable[[], Method]) -> 
     assert forgotten["told"] < forgotten["none"]
 
 
-@pytest.mark.parametrize("make", [partial(EWC, 3.0, scope="server"), partial(FOT, 0.9, message="covariance")])
+@pytest.mark.parametrize("make", [partial(EWC, 3.0), partial(FOT, 0.9, message="covariance")])
 @pytest.mark.parametrize("after", [ROUNDS, ROUNDS + 1], ids=["before the alarm", "after it"])
 def test_a_resumed_run_finds_and_learns_the_same(make: Callable[[], Method], after: int, tmp_path: Path) -> None:
     def methods() -> dict[str, Method]:
@@ -327,7 +318,7 @@ def test_a_resumed_run_finds_and_learns_the_same(make: Callable[[], Method], aft
 
 
 def ewc() -> dict[str, Method]:
-    return {"ewc": EWC(20.0, scope="server")}
+    return {"ewc": EWC(20.0)}
 
 
 def fot() -> dict[str, Method]:
@@ -370,9 +361,9 @@ def test_processes_do_not_matter(beside: str) -> None:
     [
         partial(FOT, message="covariance", gpse_clients="sampled"),
         partial(FOT, message="covariance", gpse_clients="all"),
-        partial(EWC, 1.0, scope="server"),
+        partial(EWC, 1.0),
     ],
-    ids=["fot-sampled", "fot-all", "ewc-server"],
+    ids=["fot-sampled", "fot-all", "ewc"],
 )
 def test_a_found_task_of_which_nobody_is_left_ends_no_run(make: Callable[[], Method], seed: int) -> None:
     schedule = {"rounds_per_task": 6, "clients_per_round": 2, "client_dropout": 0.5}

@@ -90,7 +90,6 @@ class Naive:
         clip: greatest norm of a local step's corrected gradient.
         mu: strength of a proximal term in the loss.
         by_samples: whether samples weight the clients in the mean of the models.
-        reset: variates become zero when a task begins.
         personal: which parameters stay on their client.
         unheard: (round, client) whose messages do not count.
         global_model, c, c_i: the results of :meth:`run`.
@@ -101,7 +100,6 @@ class Naive:
     clip: float | None = None
     mu: float = 0.0
     by_samples: bool = False
-    reset: bool = False
     personal: Callable[[str], bool] = lambda name: False
     unheard: Collection[Key] = ()
     global_model: Tensors = field(default_factory=dict)
@@ -118,8 +116,6 @@ class Naive:
         self.c, self.c_i = dict(zeros), {}
         for number in range(data.num_rounds):
             plan = data.rounds.round(number)
-            if self.reset and plan.round_in_task == 0:
-                self.c, self.c_i = dict(zeros), {}
             changes, models = [], []
             for client in plan.clients:
                 received = {**w, **own.get(client, {})}
@@ -286,15 +282,6 @@ def test_option_two_takes_in_what_other_methods_add() -> None:
     """In either order of the methods."""
     check(Naive(mu=2.0), {"prox": FedProx(2.0), "scaffold": SCAFFOLD()})
     check(Naive(mu=2.0), {"scaffold": SCAFFOLD(), "prox": FedProx(2.0)})
-
-
-@both
-def test_variates_may_be_reset_at_a_task_switch(variant: Any) -> None:
-    of_data = {"stream": permuted(3), "schedule": {"rounds_per_task": 2, "clients_per_round": 2}}
-    check(Naive(variant, reset=True), {"scaffold": SCAFFOLD(variant, "reset")}, of_data)
-    kept, reset = (Naive(variant, reset=reset).run(data_of(**of_data)) for reset in (False, True))
-    assert farthest(kept.global_model, reset.global_model) > 1e-3
-    assert len(reset.c_i) < len(kept.c_i)
 
 
 # Known results.
@@ -608,11 +595,11 @@ def test_option_one_is_right_on_average_over_dropout_masks() -> None:
     assert float(error.max()) > 1e-6
 
 
-def test_a_resumed_run_is_the_same_by_option_one_with_variates_reset(tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_same_by_option_one(tmp_path: Path) -> None:
     """From the middle of a task, from its end, and after the first round of the next."""
 
     def go(callbacks: Sequence[Any] = (), ckpt_path: Path | None = None) -> Federation:
-        return run({"scaffold": SCAFFOLD("I", "reset")}, callbacks=callbacks, ckpt_path=ckpt_path)
+        return run({"scaffold": SCAFFOLD("I")}, callbacks=callbacks, ckpt_path=ckpt_path)
 
     whole = go([SaveAfter(r, tmp_path / f"{r}.ckpt") for r in (1, 2, 3)])
     for r in (1, 2, 3):
@@ -628,12 +615,9 @@ def test_a_resumed_run_is_the_same_by_option_one_with_variates_reset(tmp_path: P
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("options", "key"), [({"variant": "III"}, "variant"), ({"at_task_switch": "drop"}, "at_task_switch")]
-)
-def test_refused_options(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"methods\.scaffold\.{key}"):
-        SCAFFOLD(**options)
+def test_an_unknown_variant_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"methods\.scaffold\.variant"):
+        SCAFFOLD("III")  # type: ignore[arg-type]
 
 
 OTHERS = {

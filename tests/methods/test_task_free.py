@@ -85,7 +85,7 @@ FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "glfc+fed_agem": lambda: {**FREE["glfc"](), "fed_agem": FedAGEM(8)},
     "found-ewc": lambda: {
         "boundaries": FoundBoundaries(0.0, 0.1, warm_up=2, floor=0.001, keep_every=1),
-        "ewc": EWC(5.0, scope="server"),
+        "ewc": EWC(5.0),
     },
     "found-fot": lambda: {
         "boundaries": FoundBoundaries(0.0, 0.1, warm_up=2, floor=0.001, keep_every=1),
@@ -223,7 +223,6 @@ SEEN: list[tuple[Callable[[Context], Any], Any]] = [
     (lambda context: context.plan(1).task + 1, 2),
     (lambda context: context.task_at(1, 0) + 1, 2),
     (lambda context: context.due(RoundPlan(0, 0, 0, (0,), True)), [0, 1, 2, 3]),
-    (lambda context: context.select_clients(RoundPlan(0, 0, 0, (0,), True), "all"), [0, 1, 2, 3]),
     (lambda context: context.members(1), [0, 1, 2, 3]),
     (lambda context: context.own_clients(1, [0]), [0]),
     (lambda context: context.extra_round(1, [0]), [0]),
@@ -483,7 +482,7 @@ def test_tasks_are_hidden_from_the_free_method_alone() -> None:
     assert bound.heard == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1)]
 
 
-@pytest.mark.parametrize("method", [ER(per_task=False, update="step"), EWC(), SCAFFOLD(at_task_switch="reset")])
+@pytest.mark.parametrize("method", [ER(per_task=False, update="step"), EWC()])
 def test_other_methods_are_refused_where_clients_have_their_own_clocks(method: Method) -> None:
     data = tiny_data(exposure="asynchronous")
     with pytest.raises(ConfigError, match=r"data\.exposure"):
@@ -494,7 +493,6 @@ def test_other_methods_are_refused_where_clients_have_their_own_clocks(method: M
     ("method", "free"),
     [
         (ER(per_task=False, update="step"), FedProx(mu=0.1)),
-        (SCAFFOLD(at_task_switch="reset"), SCAFFOLD(at_task_switch="keep")),
         (L2P(), L2P(mask_logits=False)),
     ],
 )

@@ -185,8 +185,10 @@ def test_a_removed_option_counts_as_before_and_is_refused_at_other_values(
     config_file = trained / "config.yaml"
     written = config_file.read_text()
     assert "fisher_clients" not in written
+    assert "scope" not in written
     experiment = experiment_of(yaml.safe_load(written))
     assert experiment["methods"]["ewc"]["init_args"]["fisher_clients"] == "all"
+    assert experiment["methods"]["ewc"]["init_args"]["scope"] == "client"
     assert summary(trained)["config_hash"] == config_hash(experiment)
     for value, status in (("all", 0), ("sampled", 2)):
         config_file.write_text(written.replace("strength: 1.0\n", f"strength: 1.0\n      fisher_clients: {value}\n"))

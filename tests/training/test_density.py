@@ -411,7 +411,6 @@ def test_there_are_no_labels_to_draw() -> None:
 
 METHODS: dict[str, tuple[Any, Any]] = {
     "ewc": (lambda: EWC(50.0), lambda: EWC(0.0)),
-    "ewc of the server": (lambda: EWC(50.0, scope="server"), lambda: EWC(0.0, scope="server")),
     "fedcurv": (lambda: FedCurv(5.0), lambda: FedCurv(0.0)),
     "fedprox": (lambda: FedProx(1.0), lambda: FedProx(0.0)),
     "scaffold": (lambda: SCAFFOLD(), None),

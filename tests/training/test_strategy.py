@@ -204,15 +204,10 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "fedcurv of one": (mlp, lambda: {"fedcurv": FedCurv(2.0)}, {"schedule": {"clients_per_round": 1}}, {}),
-    "ewc of the server": (
-        mlp,
-        lambda: {"ewc": EWC(5.0, scope="server", fisher="sampled")},
-        {},
-        {},
-    ),
+    "ewc with drawn labels": (mlp, lambda: {"ewc": EWC(5.0, fisher="sampled")}, {}, {}),
     "scaffold, fedprox": (
         mlp,
-        lambda: {"prox": FedProx(0.5), "scaffold": SCAFFOLD(at_task_switch="reset", any_optimizer=True)},
+        lambda: {"prox": FedProx(0.5), "scaffold": SCAFFOLD(any_optimizer=True)},
         {"schedule": {"clients_per_round": 3}},
         {},
     ),
