@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
+from cfl.methods.components.common_model import network_with_common_features
 from cfl.methods.components.layer_inputs.of_clients import client_model
 from cfl.methods.components.layer_inputs.packed import pack, unpack
 from cfl.methods.context import Context
-from cfl.models.base import Network
 from cfl.models.evaluation import evaluation_mode
 from cfl.models.features import features_of
 from cfl.randomness.generators import torch_generator
@@ -89,12 +89,8 @@ class AnalyticHead(Method):
             ConfigError: clients have no common features, or features depend on the batch or would change later.
         """
         super().setup(context)
-        network, key = context.network, f"methods.{self.name}"
-        if not isinstance(network, Network):
-            valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with {key}"
-            raise ConfigError("model.network", type(network).__name__, valid)
-        if context.has_personal_models:
-            raise ConfigError(key, "with parameters kept local", "one model for all clients")
+        network, key = network_with_common_features(self), f"methods.{self.name}"
+        self._network = network
         norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
         if norms and context.batchnorm != "average":
             raise ConfigError("federated.batchnorm", context.batchnorm, f"average with {key}: features must be common")
@@ -151,7 +147,7 @@ class AnalyticHead(Method):
         device = context.device
         gram = torch.zeros(self._size, self._size, dtype=torch.float64, device=device)
         sums = gram.new_zeros(context.num_outputs, self._size)
-        model = client_model(context, task, client)
+        model = client_model(context, client)
         with evaluation_mode(context.network):
             for x, y in context.client_batches(task, client, context.eval_batch_size, device):
                 features = self._mapped(self._features(model, x))
@@ -173,12 +169,12 @@ class AnalyticHead(Method):
     @property
     def _size(self) -> int:
         """Number m of features."""
-        return self.random_features or cast(Network, self.context.network).head.in_features
+        return self.random_features or self._network.head.in_features
 
     def _features(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Features ``[B, d]``, with the running statistics that the network had when it was frozen."""
         self._statistics = {name: tensor.to(x.device) for name, tensor in self._statistics.items()}
-        return features_of(cast(Network, self.context.network), {**model, **self._statistics}, x)
+        return features_of(self._network, {**model, **self._statistics}, x)
 
     def _mapped(self, features: Tensor) -> Tensor:
         """Features ``[B, m]`` in float64, mapped by R with ``random_features``."""

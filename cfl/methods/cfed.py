@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import ExtraSamples, Samples
@@ -22,7 +21,8 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import LocalObjective, has
-from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
+from cfl.methods.components.common_model import check_common_model
+from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global, run_model
 from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
 from cfl.methods.context import Context
@@ -124,8 +124,7 @@ class CFeD(Method):
         """Read the surrogate set and deal it to the clients."""
         super().setup(context)
         key = f"methods.{self.name}"
-        if context.has_personal_models:
-            raise ConfigError(key, "with parameters kept local", "one model for all clients")
+        check_common_model(self)
         replaced = [n for n, m in context.methods.items() if has(m, LocalObjective)]
         if replaced:
             raise ConfigError(
@@ -191,7 +190,7 @@ class CFeD(Method):
             count = cohort.sizes[row] * context.local_epochs
             purpose = f"{self.name} order"
             self._orders[row] = passes(self._shards[client], count, context.seed, purpose, cohort.round, client)
-            self._models[row] = {**client_model(context, cohort.task, client), **old}
+            self._models[row] = {**client_model(context, client), **old}
         self._compared = self._outputs(cohort.task).to(device)
         if cohort.used_outputs is not None:  # reviewing clients do not train the outputs of the task
             cohort.used_outputs[rows] = self._compared
@@ -255,7 +254,7 @@ class CFeD(Method):
     @torch.no_grad()
     def _soft(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """``softmax(h(x) / T)`` ``[B, O]`` over the outputs compared, 0 elsewhere."""
-        logits: Tensor = functional_call(self.context.network, dict(model), (x,))
+        logits = run_model(self.context, model, x)
         return (logits.masked_fill(~self._compared, -torch.inf) / self.temperature).softmax(-1)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
@@ -320,8 +319,7 @@ class CFeD(Method):
                 x = self._pixels(plan.task, part)
                 target = torch.stack([self._soft(model, x) for model in received]).mean(0)
                 with torch.enable_grad():
-                    logits: Tensor = functional_call(context.network, {**state, **leaves}, (x,))
-                    loss = self._soft_cross_entropy(logits, target).mean()
+                    loss = self._soft_cross_entropy(run_model(context, {**state, **leaves}, x), target).mean()
                     optimizer.zero_grad()
                     loss.backward()
                 optimizer.step()

@@ -18,6 +18,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import BoundaryFinder
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
+from cfl.methods.components.layer_inputs.of_clients import client_model
 from cfl.methods.components.newest_two import NewestTwo
 from cfl.methods.context import Context
 from cfl.randomness.generators import torch_generator
@@ -198,8 +199,7 @@ class EWC(Method):
             moment: keys the labels that are drawn.
         """
         context = self.context
-        kept = {n: values[0] for n, values in context.personal_state((client,)).items()}
-        model = {**context.state_tensors(), **kept}
+        model = client_model(context, client)
         fisher = diagonal_fisher(
             context.network,
             model,
@@ -218,8 +218,7 @@ class EWC(Method):
         context = self.context
         old = context.clients.get("ewc", client) or {}
         before = _parted({n: values.to(context.device) for n, values in old.items()})
-        latest = {n: model[n].detach() for n in fisher}
-        kept = _joined(*self._consolidated(*before, fisher, latest))
+        kept = _joined(*self._consolidated(*before, fisher, {n: model[n] for n in fisher}))
         stacked = {n: values[None] for n, values in kept.items()}
         usable = context.channel.usable(stacked, [client], "ewc")
         context.clients.scatter("ewc", [client], stacked, usable)
@@ -233,7 +232,7 @@ class EWC(Method):
             return
         for client in (cohort.clients[position] for position in positions):
             fisher, model = self._fisher(cohort.task, client, cohort.round)
-            self._remembered.keep(client, cohort.round, _joined(fisher, {n: model[n].detach() for n in fisher}))
+            self._remembered.keep(client, cohort.round, _joined(fisher, {n: model[n] for n in fisher}))
 
     def end_found_task(self, plan: RoundPlan, rounds: range) -> None:
         """Add the newest Fisher that each client has computed in the task's rounds to the penalty."""

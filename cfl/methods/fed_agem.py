@@ -280,7 +280,7 @@ class FedAGEM(Method):
             return False
         key = seed_for(context.seed, "dropout of the reference", plan.round, client)
         task = context.task_at(plan.round, client)  # with clients' own clocks, it may not be the round's task
-        model = client_model(context, task, client)
+        model = client_model(context, client)
         outputs = context.outputs_in_loss_of(drawn.tasks, task)
         gradient = self._gradient(model, drawn, outputs, key)
         message = {name: value[None] for name, value in gradient.items()}

@@ -12,7 +12,7 @@ from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method, Report
-from cfl.methods.components.layer_inputs.of_clients import evaluating
+from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
 from cfl.methods.components.page_hinkley import PageHinkley
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.context import Context
@@ -124,12 +124,10 @@ class FoundBoundaries(Method):
         clients = [cohort.clients[position] for position in positions]
         losses = torch.zeros(len(clients), dtype=torch.float64)
         with evaluating(context):
-            shared = context.state_tensors()  # without running statistics if they are dropped
             for row, client in enumerate(clients):
-                own = {n: values[0] for n, values in context.personal_state((client,)).items()}
                 losses[row] = validation_loss(
                     context.network,
-                    {**shared, **own},
+                    client_model(context, client),
                     context.client_batches(cohort.task, client, self.batch_size, device),
                     context.outputs_in_loss(cohort.task, client),
                     client,

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import ExtraSamples, Samples
+from cfl.data.samples import Samples
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import TaskRef
@@ -21,7 +20,8 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
-from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
+from cfl.methods.components.common_model import network_with_common_features
+from cfl.methods.components.exemplars import Table, no_exemplars, with_classes, with_exemplars
 from cfl.methods.components.glfc_proxy import KeptModel, ProxyServer
 from cfl.methods.components.gradient_inversion import (
     GradientEncoder,
@@ -30,14 +30,12 @@ from cfl.methods.components.gradient_inversion import (
     recovered_label,
 )
 from cfl.methods.components.herding import herd
-from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
+from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global, run_model
 from cfl.methods.components.own_loss import OwnLoss
 from cfl.methods.context import Context
 from cfl.methods.gradient_compensation import over_group_means
-from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.randomness.generators import torch_generator
-from cfl.runtime.errors import ConfigError
 from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import MOST_AT_ONCE, check_integers, check_numbers
 
@@ -137,16 +135,11 @@ class GLFC(OwnLoss):
         self._table: Table = {}
         self._signals: list[bool] = []
         self._old: list[KeptModel | None] = []
-        self._models: list[dict[str, Tensor] | None] = []
 
     def setup(self, context: Context) -> None:
         """Give every client an empty memory, and create the encoder."""
         super().setup(context)
-        if not isinstance(context.network, Network):
-            valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with methods.{self.name}"
-            raise ConfigError("model.network", type(context.network).__name__, valid)
-        if context.has_personal_models:
-            raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
+        self._network = network_with_common_features(self)
         self.proxy = ProxyServer(context.num_outputs)
         generator = torch_generator(context.seed, f"{self.name} encoder")
         self._encoder = GradientEncoder(context.input_shape, context.num_outputs, generator)
@@ -158,10 +151,6 @@ class GLFC(OwnLoss):
             "before": torch.full((context.most_trained_on,), -1, dtype=torch.int64),
             "version": torch.tensor(0),
         }
-
-    @property
-    def _network(self) -> Network:
-        return cast(Network, self.context.network)
 
     # A client's data and memory.
 
@@ -187,7 +176,7 @@ class GLFC(OwnLoss):
         total = 0.0
         with evaluating(self.context):
             for x, _ in self._batches(places):
-                logits: Tensor = functional_call(self.context.network, dict(model), (x,))
+                logits = run_model(self.context, model, x)
                 if allowed is not None:
                     logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)
                 total += float(torch.special.entr(logits.double().softmax(1)).sum())
@@ -229,7 +218,7 @@ class GLFC(OwnLoss):
             table = self._noted(table, places)
             kept = {name: table[name] for name in ("before", "last", "version")}
             before = _held(table["before"])
-            model = client_model(context, cohort.task, client)
+            model = client_model(context, client)
             entropy = self._entropy(model, places, context.outputs_in_loss(cohort.task, client))
             signals = first or entropy - float(table["entropy"]) > self.threshold
             if signals and len(before):
@@ -240,13 +229,12 @@ class GLFC(OwnLoss):
                 table["version"] = torch.tensor(old.version)
             table["entropy"] = torch.tensor(entropy, dtype=torch.float64)
             self._signals.append(signals)
-            self._old.append(None if old is None else replace(old, classes=old.classes.to(context.device)))
+            self._old.append(None if old is None else self._received(model, old))
             for name, values in table.items():
                 stacked[name][row] = values
         self._table = stacked
         for model_sent in late:
             context.channel.downlink(f"{self.name} old model", model_sent.tensors, 1)
-        self._models = [self._client_model(cohort, row, old) for row, old in enumerate(self._old)]
 
     def _classes(self, places: Tensor) -> Tensor:
         """``[O]`` bool, the outputs among the labels of these samples."""
@@ -254,20 +242,25 @@ class GLFC(OwnLoss):
         found[self.context.labels_at(places)] = True
         return found
 
-    def _client_model(self, cohort: Cohort, row: int, old: KeptModel | None) -> dict[str, Tensor] | None:
-        """An old model with the client's own running statistics, if it keeps any."""
-        if old is None:
-            return None
-        tensors = {name: tensor.to(self.context.device) for name, tensor in old.tensors.items()}
-        return {**client_model(self.context, cohort.task, cohort.clients[row]), **tensors}
+    def _received(self, model: dict[str, Tensor], old: KeptModel) -> KeptModel:
+        """An old model at a client, with the running statistics of its ``model`` if it keeps its own."""
+        device = self.context.device
+        tensors = {name: tensor.to(device) for name, tensor in old.tensors.items()}
+        return replace(old, tensors={**model, **tensors}, classes=old.classes.to(device))
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Add memory samples, and the extras that the losses need."""
-        masks = batch.mask_on_cpu
-        known = [self._known(row, batch.x[row], batch.y[row], masks[row]) for row in range(len(cohort.clients))]
-        batch = batch.with_extras(_stacked(known))
-        added = self._replayed(cohort, batch)
-        return batch if added is None else batch.with_added(added)
+        batch = batch.with_extras(self._extras(batch.x, batch.y, batch.mask_on_cpu))
+        return with_exemplars(self, self._table, cohort, batch, self.batch_size, self._extras)
+
+    def _extras(self, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """:meth:`_known` of all clients' samples ``[K, M]``, stacked in the wider of their dtypes."""
+        known = [self._known(row, *of_client) for row, of_client in enumerate(zip(x, y, mask, strict=True))]
+        found = {}
+        for name in known[0]:
+            dtype = max((k[name].dtype for k in known), key=lambda d: d.itemsize)
+            found[name] = torch.stack([k[name].to(dtype) for k in known])
+        return found
 
     def _known(self, row: int, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """The extras of one client's samples ``[M]``: their compensation groups, and the old model's sigmoids.
@@ -284,27 +277,16 @@ class GLFC(OwnLoss):
         """
         learned = self._table["learned"][row]
         group = torch.where(moved(learned, y.device)[y], 2, 1) if bool(learned.any()) else torch.zeros_like(y)
-        old, model = self._old[row], self._models[row]
+        old = self._old[row]
         target = torch.full((len(y), self.context.num_outputs), -1.0, device=y.device)
-        if old is not None and model is not None and bool(mask.any()):
+        if old is not None and bool(mask.any()):
             with torch.no_grad(), evaluating(self.context):
                 rows = moved(mask.nonzero().squeeze(1), x.device)
-                logits: Tensor = functional_call(self.context.network, model, (x[rows],))
+                logits = run_model(self.context, old.tensors, x[rows])
             target = target.to(logits.dtype)
             target[rows] = torch.where(old.classes, logits.sigmoid(), -1.0)
         distils = torch.full(y.shape, old is not None, device=y.device)
         return {f"{self.name} group": group, f"{self.name} distils": distils, f"{self.name} old": target}
-
-    def _replayed(self, cohort: Cohort, batch: CohortBatch) -> ExtraSamples | None:
-        seed, purpose = self.context.seed, f"{self.name} draw"
-        some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
-        if some is None:
-            return None
-        x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step), batch.index.device)
-        extras = _stacked(
-            [self._known(row, x[row], y[row], some.mask_on_cpu[row]) for row in range(len(cohort.clients))]
-        )
-        return ExtraSamples(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Gradient compensation and relation distillation."""
@@ -354,7 +336,7 @@ class GLFC(OwnLoss):
         optimizer = torch.optim.SGD([image], lr=cohort.lr / 10, weight_decay=1e-5)
         with torch.enable_grad(), evaluating(context):
             for _ in range(self.perturbation_steps):
-                logits = functional_call(context.network, dict(model), (image,))
+                logits = run_model(context, model, image)
                 truth = F.one_hot(y, logits.shape[1]).to(logits.dtype)
                 loss = mean_bce(logits, truth, allowed).sum()
                 optimizer.zero_grad()
@@ -369,7 +351,7 @@ class GLFC(OwnLoss):
         """Invert the received gradients, and evaluate the new global model on the images."""
         started = time.perf_counter()
         context = self.context
-        self._models, self._old = [], []
+        self._old = []
         messages = context.channel.collect_individually(f"{self.name} prototypes")
         moved = False
         if messages:
@@ -409,7 +391,7 @@ class GLFC(OwnLoss):
             state = {n: t.detach() for n, t in context.state_tensors().items()}
             model = {**state, **shared}
             for rows in torch.arange(len(labels)).split(context.eval_batch_size):
-                logits: Tensor = functional_call(context.network, model, (pool[rows].to(context.device),)).cpu()
+                logits = run_model(context, model, pool[rows].to(context.device)).cpu()
                 known = logits.masked_fill(~self.proxy.classes, -torch.inf)
                 correct += int((known.argmax(1) == labels[rows]).sum())
         return context.at_server(lambda: correct / len(labels))
@@ -450,12 +432,3 @@ def compensation(logits: Tensor, y: Tensor, ours: Tensor, group: Tensor) -> Tens
 def _held(places: Tensor) -> Tensor:
     """Handles without the padding behind them."""
     return places[places >= 0]
-
-
-def _stacked(known: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack the tensors of several rows, in the wider of their dtypes."""
-    found = {}
-    for name in known[0]:
-        dtype = max((k[name].dtype for k in known), key=lambda d: d.itemsize)
-        found[name] = torch.stack([k[name].to(dtype) for k in known])
-    return found

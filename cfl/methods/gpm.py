@@ -208,7 +208,7 @@ class GPM(Method):
         before = dict(zip(self._dims, held["ranks"][0].tolist(), strict=True))
         memories = {name: self._directions(name, [client], rank, context.device)[0] for name, rank in before.items()}
         inputs = {n: ResidualInputs(rows.T) for n, rows in memories.items()}
-        model = client_model(context, task, client)
+        model = client_model(context, client)
         with seen_inputs(self._protected, lambda name, rows: inputs[name].add(rows)):
             for x in some_samples(context, task, client, self.samples, "gpm samples", self.batch_size):
                 run_model(context, model, x)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import ExtraSamples, Samples
+from cfl.data.samples import Samples
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
-from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
-from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
+from cfl.methods.components.common_model import network_with_common_features
+from cfl.methods.components.exemplars import Table, no_exemplars, with_classes, with_exemplars
+from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, run_model
 from cfl.methods.components.own_loss import OwnLoss
 from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.context import Context
-from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.moving import moved
@@ -109,18 +108,10 @@ class ICaRL(OwnLoss):
             ConfigError: if clients' models differ, so that there are no common features, or ``size`` is too small.
         """
         super().setup(context)
-        if not isinstance(context.network, Network):
-            valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with methods.{self.name}"
-            raise ConfigError("model.network", type(context.network).__name__, valid)
-        if context.has_personal_models:
-            raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
+        self._network = network_with_common_features(self)
         if self.size < context.num_outputs:
             self._check_size()
         self._empty = no_exemplars(self.size)
-
-    @property
-    def _network(self) -> Network:
-        return cast(Network, self.context.network)
 
     def _seen(self, task: int) -> Tensor:
         """``[O]`` bool: outputs of the tasks up to this one."""
@@ -159,40 +150,32 @@ class ICaRL(OwnLoss):
         if not self._old:
             return
         old = self._old.lend(context, "old model", cohort.clients, context.device)
-        self._models = [{**client_model(context, cohort.task, client), **old} for client in cohort.clients]
+        self._models = [{**client_model(context, client), **old} for client in cohort.clients]
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Add exemplars, and the old model's outputs for all samples."""
-        added = self._exemplars(cohort, batch)
         if self._models:
-            batch = batch.with_extras({f"{self.name} old": self._outputs(batch.x, batch.mask_on_cpu)})
-        return batch if added is None else batch.with_added(added)
-
-    def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> ExtraSamples | None:
-        seed, purpose = self.context.seed, f"{self.name} draw"
-        some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
-        if some is None:
-            return None
-        x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step), batch.index.device)
-        extras = {f"{self.name} old": self._outputs(x, some.mask_on_cpu)} if self._models else {}
-        return ExtraSamples(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
+            batch = batch.with_extras(self._outputs(batch.x, batch.y, batch.mask_on_cpu))
+        return with_exemplars(self, self._table, cohort, batch, self.batch_size, self._outputs)
 
     @torch.no_grad()
-    def _outputs(self, x: Tensor, mask: Tensor) -> Tensor:
+    def _outputs(self, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """``sigmoid(h_old(x))`` ``[k, M, O]``, the old model in evaluation mode; 0 where there is no sample.
 
         Computed client by client: layers may depend on the whole batch, and clients' running statistics may differ.
-        ``mask`` is on the CPU.
+        ``mask`` is on the CPU. Empty without an old model.
         """
+        if not self._models:
+            return {}
         found = x.new_zeros((*mask.shape, self._network.num_outputs))
         with evaluating(self.context):
             for row, (model, own) in enumerate(zip(self._models, mask, strict=True)):
                 if bool(own.any()):
                     rows = moved(own.nonzero().squeeze(1), x.device)
-                    logits: Tensor = functional_call(self.context.network, model, (x[row][rows],))
+                    logits = run_model(self.context, model, x[row][rows])
                     found = found.to(logits.dtype)
                     found[row, rows] = logits.sigmoid()
-        return found
+        return {f"{self.name} old": found}
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Binary cross-entropy over the classes seen, with the old model's outputs as targets for earlier ones."""
@@ -219,7 +202,7 @@ class ICaRL(OwnLoss):
         each = max(1, self.size // int(seen.sum()))
         chooses = set(context.members(plan.task)).difference(context.channel.lost(plan.round))
         for client in context.extra_round(plan.task, self._called_back(plan.task)):
-            model, table = client_model(context, plan.task, client), self._kept(client)
+            model, table = client_model(context, client), self._kept(client)
             with evaluating(context):
                 if client in chooses:
                     table = self._chosen(table, plan.task, client, model, each)
@@ -284,8 +267,7 @@ class ICaRL(OwnLoss):
         near = -torch.cdist(features, self.means.to(features.dtype))
         if self._complete:
             return near
-        logits: Tensor = functional_call(self.context.network, model, (x,))
-        return torch.where(self.known, near, logits.sigmoid() - 1000)
+        return torch.where(self.known, near, run_model(self.context, model, x).sigmoid() - 1000)
 
     # Reports and checkpoints.
 

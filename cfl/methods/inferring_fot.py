@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from cfl.data.scenarios import Scenario
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Report
-from cfl.methods.components.layer_inputs.of_clients import inputs_watched
+from cfl.methods.components.common_model import check_common_model
+from cfl.methods.components.layer_inputs.of_clients import inputs_watched, run_model
 from cfl.methods.context import Context
 from cfl.methods.fot import FOT
 from cfl.metrics.accuracy import AccuracyMatrix
@@ -79,8 +79,7 @@ class InferringFOT(FOT):
                 protected.
         """
         super().setup(context)
-        if context.has_personal_models:
-            raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
+        check_common_model(self)
         if not self._protected:
             raise ConfigError(f"{self.key}.layers", self.layers, "at least one layer, whose inputs are compared")
         self.identified = AccuracyMatrix(context.num_tasks)
@@ -124,7 +123,7 @@ class InferringFOT(FOT):
 
         network = self.context.network
         with inputs_watched({network.get_submodule(name): watch(name) for name in self.task_bases}):
-            logits: Tensor = functional_call(network, model, (x,))
+            logits = run_model(self.context, model, x)
         return logits, torch.stack(list(shares.values())).sum(0)
 
     def report(self) -> Report:

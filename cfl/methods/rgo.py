@@ -252,7 +252,7 @@ class RGO(Method):
     def _curvatures(self, task: int, client: int) -> dict[str, Tensor]:
         """Layer -> ``c A [d, d]`` float64 of a client's samples, in the server's order of features."""
         context = self.context
-        model = self.model_for(task, client_model(context, task, client))
+        model = self.model_for(task, client_model(context, client))
         device = context.device
         moments = {n: torch.zeros(d, d, dtype=torch.float64, device=device) for n, d in self._dims.items()}
         squares = dict.fromkeys(self._dims, 0.0)

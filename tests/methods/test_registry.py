@@ -388,8 +388,6 @@ STATES: dict[str, dict[str, tuple[str, str]]] = {
     "CONFEDMADE": FEDWEIT_STATE,
     "DPFedAvg": {"clips": ("clips", "Tensor"), "rows": ("_rows", "list[{round: int, clip: float, within: float}]")},
     "EWC": {
-        "curvature": ("curvature", "dict"),
-        "anchor": ("anchor", "dict"),
         "rows": (
             "_rows",
             "list[{task: int, clients: int, fisher_mean: float, fisher_max: float, fisher_seconds: float}]",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import ExtraSamples
 from cfl.engines.cohort import Cohort
 from cfl.federation.replay_memory import chosen
+from cfl.methods.base import Method
 from cfl.methods.components.herding import herd
 from cfl.randomness.generators import seed_for
 from cfl.runtime.moving import moved
@@ -55,47 +56,37 @@ def with_classes(before: Table, each: int, features: Tensor, labels: Tensor, pla
     return table
 
 
-class Replayed(NamedTuple):
-    """Exemplars that join a local step, as if they were in the clients' training sets.
+def with_exemplars(
+    method: Method,
+    table: Table,
+    cohort: Cohort,
+    batch: CohortBatch,
+    batch_size: int | None,
+    extras: Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]],
+) -> CohortBatch:
+    """A step with exemplars of its clients, as if they were in their training sets; see :func:`memory_share`.
 
-    Attributes:
-        places: ``[K, M]`` int64 indices on the CPU; arbitrary valid ones where a client takes fewer than M.
-        mask: ``[K, M]`` bool, False for these arbitrary indices.
-        mask_on_cpu: ``mask`` on the CPU.
-        weights: ``[K, M]`` float64, of the exemplars' losses. With a number of exemplars per step, the loss is the mean
-            over the step's own samples and exemplars together. With their proportion it is the mean over the step's own
-            samples times n/(n + m) plus the mean over its exemplars times m/(n + m), with n training samples and m
-            exemplars of the client: over an epoch, every sample of both counts the same.
-        own_factor: ``[K]`` float64, factor of the mean over own samples in that loss.
-    """
-
-    places: Tensor
-    mask: Tensor
-    mask_on_cpu: Tensor
-    weights: Tensor
-    own_factor: Tensor
-
-
-def replayed(
-    table: Table, cohort: Cohort, batch: CohortBatch, batch_size: int | None, seed: int, purpose: str
-) -> Replayed | None:
-    """The exemplars that join a step, see :func:`memory_share`; None if there are none.
+    With ``batch_size`` the loss is the mean over the step's own samples and exemplars together. With their proportion
+    it is the mean over the step's own samples times n/(n + m) plus the mean over its exemplars times m/(n + m), with n
+    training samples and m exemplars of the client: over an epoch, every sample of both counts the same.
 
     Args:
+        method: adds the exemplars; its name keys the draw.
         table: the cohort's, ``[K, S]``.
         cohort: its clients.
-        batch: the step.
+        batch: the step; returned as it is if there are no exemplars.
         batch_size: exemplars per client; None for their proportion.
-        seed: the run's.
-        purpose: name of the draw.
+        extras: makes the extra tensors of ``[K, M]`` exemplars, given inputs, outputs and, on the CPU, a mask that is
+            False where a client takes fewer than M.
     """
-    keys = [seed_for(seed, purpose, client, cohort.round, batch.step) for client in cohort.clients]
+    context, device = method.context, batch.index.device
+    keys = [seed_for(context.seed, f"{method.name} draw", c, cohort.round, batch.step) for c in cohort.clients]
     drawn = memory_share(table["place"] >= 0, cohort.sizes, batch.mask_on_cpu, batch_size, keys)
     if drawn is None:
-        return None
+        return batch
     slots, taken = drawn
-    places, device = table["place"].gather(1, slots), batch.index.device
-    filled, mask = torch.where(taken, places, places[taken][0]), moved(taken, device)
+    places, mask = table["place"].gather(1, slots), moved(taken, device)
+    places = torch.where(taken, places, places[taken][0])
     joined = mask.sum(1)
     if batch_size is None:  # rounded up to whole exemplars, a step may have more than their proportion
         own, added = moved(torch.tensor(cohort.sizes), device), moved((table["place"] >= 0).sum(1), device)
@@ -103,7 +94,10 @@ def replayed(
         own, added = batch.mask.sum(1), joined
     total = (own + added).clamp(min=1)
     weights = mask.double() / joined.clamp(min=1).unsqueeze(1) * (added.double() / total).unsqueeze(1)
-    return Replayed(filled, mask, taken, weights, own.double() / total)
+    x, y, tasks = context.samples_at(places, (cohort.round, batch.step), device)
+    return batch.with_added(
+        ExtraSamples(x, y, tasks, mask, weights, method.source, extras(x, y, taken), own_factor=own.double() / total)
+    )
 
 
 def memory_share(

@@ -6,6 +6,8 @@ import math
 import sys
 from typing import Any
 
+from cfl.methods import declared_state
+
 
 class PageHinkley:
     """Sums how far values lie above their mean, in standard deviations, and finds a rise when the sum is large::
@@ -29,6 +31,8 @@ class PageHinkley:
     Attributes:
         since: moment of the first value of the present sum, or None if it is 0.
     """
+
+    state = ("_sum", "since", "_count", "_mean", "_variance", "_last", "_first")
 
     def __init__(self, tolerance: float, threshold: float, window: int, warm_up: int, floor: float) -> None:
         self.tolerance, self.threshold = tolerance, threshold
@@ -71,18 +75,8 @@ class PageHinkley:
 
     def state_dict(self) -> dict[str, Any]:
         """The sum and the running mean and variance, for checkpoints."""
-        return {
-            "sum": self._sum,
-            "since": self.since,
-            "count": self._count,
-            "mean": self._mean,
-            "variance": self._variance,
-            "last": self._last,
-            "first": self._first,
-        }
+        return declared_state.save(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        self._sum, self.since, self._count = state["sum"], state["since"], state["count"]
-        self._mean, self._variance = state["mean"], state["variance"]
-        self._last, self._first = state["last"], state["first"]
+        declared_state.restore(self, state)

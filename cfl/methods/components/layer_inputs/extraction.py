@@ -92,7 +92,7 @@ class SubspaceExtraction:
                 yield from zip(sizes, ({**shared, **own} for own in local), strict=True)
                 return
             for client in sizes:
-                yield client, client_model(context, task, client)
+                yield client, client_model(context, client)
 
         def compute(network: nn.Module, job: tuple[int, dict[str, Tensor]]) -> dict[str, Tensor]:
             return self._message(network, task, moment, *job, sizes[job[0]], senders, bases)

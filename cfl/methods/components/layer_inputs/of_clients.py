@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cfl.data.task_handles import TaskRef
 from cfl.methods.components.layer_inputs.weighted_layers import WeightedLayer
 from cfl.methods.components.subspace import layer_inputs
 from cfl.models.evaluation import evaluation_mode
@@ -39,8 +38,8 @@ def some_samples(
         yield context.gather(task, part)[0]
 
 
-def client_model(context: Context, task: TaskRef, client: int) -> dict[str, Tensor]:
-    """Parameters and buffers of a client's model in a task before it trains: the global ones and its own.
+def client_model(context: Context, client: int) -> dict[str, Tensor]:
+    """Parameters and buffers of a client's model before it trains: the global ones and its own.
 
     If running statistics are dropped, the returned ones are copies, because a pass with batch statistics changes them.
     """
