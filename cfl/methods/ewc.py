@@ -18,6 +18,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import BoundaryFinder
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
+from cfl.methods.components.joined_tensors import joined, parted
 from cfl.methods.components.layer_inputs.of_clients import client_model
 from cfl.methods.components.newest_two import NewestTwo
 from cfl.methods.context import Context
@@ -140,7 +141,8 @@ class EWC(Method):
         if self.strength == 0 or set(holders).isdisjoint(cohort.clients):
             return {}
         nothing = {n: torch.zeros_like(self.context.network.get_parameter(n)) for n in self._names}
-        curvature, anchor = _parted(self.context.clients.gather("ewc", cohort.clients, _joined(nothing, nothing)))
+        own = self.context.clients.gather("ewc", cohort.clients, joined(curvature=nothing, anchor=nothing))
+        curvature, anchor = parted(own, "curvature", "anchor")
         if self.limit is not None and cohort.lr > 0:
             most = self.limit / (cohort.lr * self._factor)
             curvature = {n: value.clamp(max=most) for n, value in curvature.items()}
@@ -217,8 +219,9 @@ class EWC(Method):
         """Add a task to a client's stored quadratic."""
         context = self.context
         old = context.clients.get("ewc", client) or {}
-        before = _parted({n: values.to(context.device) for n, values in old.items()})
-        kept = _joined(*self._consolidated(*before, fisher, {n: model[n] for n in fisher}))
+        before = parted({n: values.to(context.device) for n, values in old.items()}, "curvature", "anchor")
+        curvature, anchor = self._consolidated(*before, fisher, {n: model[n] for n in fisher})
+        kept = joined(curvature=curvature, anchor=anchor)
         stacked = {n: values[None] for n, values in kept.items()}
         usable = context.channel.usable(stacked, [client], "ewc")
         context.clients.scatter("ewc", [client], stacked, usable)
@@ -232,7 +235,7 @@ class EWC(Method):
             return
         for client in (cohort.clients[position] for position in positions):
             fisher, model = self._fisher(cohort.task, client, cohort.round)
-            self._remembered.keep(client, cohort.round, _joined(fisher, {n: model[n] for n in fisher}))
+            self._remembered.keep(client, cohort.round, joined(curvature=fisher, anchor={n: model[n] for n in fisher}))
 
     def end_found_task(self, plan: RoundPlan, rounds: range) -> None:
         """Add the newest Fisher that each client has computed in the task's rounds to the penalty."""
@@ -242,7 +245,7 @@ class EWC(Method):
         chosen = self._remembered.computed_in(rounds)
         counted = (0, 0.0, 0.0)
         for client, kept in self._remembered.read(plan.task, rounds, chosen):
-            fisher, model = _parted(kept)
+            fisher, model = parted(kept, "curvature", "anchor")
             self._keep(client, fisher, model)
             counted = _counted(counted, fisher)
         self._note(len(self._rows), len(chosen), (*counted, time.perf_counter() - started))
@@ -292,16 +295,3 @@ def _counted(before: tuple[int, float, float], fisher: Tensors) -> tuple[int, fl
         total + sum(float(values.sum()) for values in fisher.values()),
         max(most, *(float(values.max()) for values in fisher.values())),
     )
-
-
-def _joined(curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensors:
-    """Curvature and anchor in one mapping, to be sent or stored."""
-    return {**{f"curvature {n}": v for n, v in curvature.items()}, **{f"anchor {n}": v for n, v in anchor.items()}}
-
-
-def _parted(joined: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-    """Undo :func:`_joined`."""
-    curvature, anchor = (
-        {n.removeprefix(kind): v for n, v in joined.items() if n.startswith(kind)} for kind in ("curvature ", "anchor ")
-    )
-    return curvature, anchor

@@ -20,6 +20,7 @@ from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
+from cfl.methods.components.joined_tensors import joined, parted
 from cfl.methods.components.sparse import kept_entries, largest, message_bytes
 from cfl.methods.context import Context
 from cfl.models.copies import networks_for_threads
@@ -178,12 +179,12 @@ class FedCurv(Method):
         if not self.u:
             return {}
         context = self.context
-        context.channel.downlink("fedcurv", _joined(self.u, self.v), len(cohort.clients), self._penalty_bytes)
+        context.channel.downlink("fedcurv", joined(u=self.u, v=self.v), len(cohort.clients), self._penalty_bytes)
         tensors = context.state_tensors()
         nothing = {n: torch.zeros_like(tensors[n]) for n in self._names}
-        default = {**_joined(nothing, nothing), "round": torch.tensor(-1)}
+        default = {**joined(u=nothing, v=nothing), "round": torch.tensor(-1)}
         own = context.clients.gather("fedcurv", cohort.clients, default)
-        own_u, own_v = _parted(own)
+        own_u, own_v = parted(own, "u", "v")
         took_part = own["round"] == self._of_round
         others_u, others_v = {}, {}
         for name in self._names:
@@ -220,7 +221,7 @@ class FedCurv(Method):
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         u = self._fishers(cohort, clients, trained)
         ends = {n: trained[n] for n in self._names}
-        message = _joined(u, {n: u[n] * ends[n] for n in self._names})
+        message = joined(u=u, v={n: u[n] * ends[n] for n in self._names})
         usable = context.channel.usable(message, clients, "fedcurv")
         if self.keep < 1:
             message = self._sparse(message)
@@ -257,11 +258,13 @@ class FedCurv(Method):
 
     def _sparse(self, message: Mapping[str, Tensor]) -> Tensors:
         """The message with zeros in all but each client's largest entries of the Fisher."""
-        u, v = _parted(message)
+        u, v = parted(message, "u", "v")
         flat = torch.cat([u[n].reshape(len(u[n]), -1) for n in self._names], dim=1)
         parts = largest(flat, self.keep).split([u[n][0].numel() for n in self._names], dim=1)
         chosen = {n: part.view(u[n].shape) for n, part in zip(self._names, parts, strict=True)}
-        return _joined(*({n: torch.where(chosen[n], of[n], 0) for n in self._names} for of in (u, v)))
+        return joined(
+            **{k: {n: torch.where(chosen[n], of[n], 0) for n in self._names} for k, of in (("u", u), ("v", v))}
+        )
 
     def _sizes(self) -> tuple[int, int]:
         """Number of exchanged parameters, and bytes of one value of F and one of F w for all of them."""
@@ -280,7 +283,7 @@ class FedCurv(Method):
         if not self._sends_after(plan.round):
             return
         sums, clients = self.context.channel.sum("fedcurv")
-        self.u, self.v = _parted(sums)
+        self.u, self.v = parted(sums, "u", "v")
         self._of_round = plan.round
         size, dense = self._sizes()
         self._penalty_bytes = dense
@@ -344,17 +347,6 @@ class FedCurv(Method):
     def client_storage(self) -> int:
         """Bytes of a client's shares of u and v, once it has sent them."""
         return self._fisher_bytes() if self._rows else 0
-
-
-def _joined(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> Tensors:
-    """u and v in one mapping, to be sent or stored."""
-    return {**{f"u {n}": values for n, values in u.items()}, **{f"v {n}": values for n, values in v.items()}}
-
-
-def _parted(joined: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-    """Undo :func:`_joined`."""
-    u, v = ({n.removeprefix(kind): t for n, t in joined.items() if n.startswith(kind)} for kind in ("u ", "v "))
-    return u, v
 
 
 def _anchor(u: Tensor, v: Tensor) -> Tensor:
