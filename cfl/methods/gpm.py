@@ -22,8 +22,8 @@ from cfl.methods.components.layer_inputs.of_clients import (
     some_samples,
 )
 from cfl.methods.components.layer_inputs.residual import ResidualInputs
-from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
-from cfl.methods.components.subspace import choose_rank, grow_basis
+from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
+from cfl.methods.components.subspace import choose_rank, grow_basis, layer_dim
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
@@ -113,7 +113,7 @@ class GPM(Method):
         self.refuse_twins(GPM, "one GPM; which layers, with which thresholds, are its options")
         free = context.network.head if context.scenario != "domain" else None
         self._protected = choose_layers(context.network, self.layers, "methods.gpm.layers", free, context.frozen)
-        self._dims = {name: input_dim(layer) for name, layer in self._protected.items()}
+        self._dims = {name: layer_dim(layer) for name, layer in self._protected.items()}
         self._thresholds = {name: self._threshold_of(name) for name in self._protected}
         if isinstance(self.threshold, dict):
             for pattern in self.threshold:

@@ -14,6 +14,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import LearningRateFactors, crosses_tasks, has
+from cfl.methods.components.curvature.fisher import drawn_labels
 from cfl.methods.components.layer_inputs.after_task import figures_after_task
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
 from cfl.methods.components.layer_inputs.of_clients import (
@@ -24,7 +25,8 @@ from cfl.methods.components.layer_inputs.of_clients import (
     some_samples,
 )
 from cfl.methods.components.layer_inputs.recursive_inverse import inverse_with, normalised
-from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
+from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
+from cfl.methods.components.subspace import layer_dim
 from cfl.methods.context import Context
 from cfl.methods.declared_state import declared_state
 from cfl.randomness.generators import numpy_generator, torch_generator
@@ -124,7 +126,7 @@ class RGO(Method):
         self.refuse_twins(RGO, "one RGO; which layers is its option")
         free = context.network.head if context.scenario != "domain" else None
         self._layers = choose_layers(context.network, self.layers, "methods.rgo.layers", free, context.frozen)
-        self._dims = {name: input_dim(layer) for name, layer in self._layers.items()}
+        self._dims = {name: layer_dim(layer) for name, layer in self._layers.items()}
         count = context.num_clients
         if self.share > 0 and round(self.share * count) == 0:
             valid = f"0, or at least {0.5 / count:g}, so that one of {count} clients keeps a matrix"
@@ -341,10 +343,7 @@ def drawn_label_loss(logits: Tensor, allowed: Tensor | None, generator: torch.Ge
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
-    # On the CPU, because torch has no deterministic cumulative sum on a GPU (trainer.deterministic).
-    reached = logits.detach().double().softmax(1).cpu().cumsum(1)
-    drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64)
-    labels = (reached <= drawn * reached[:, -1:]).sum(1).to(logits.device)
+    labels = drawn_labels(logits.detach().double().softmax(1), generator)
     return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 

@@ -38,7 +38,7 @@ from cfl.data.streams import ClassSplit, Permuted
 from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
 from cfl.methods import AGEM, DER, EWC, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
-from cfl.methods.components.curvature.fisher import FISHER_KINDS, diagonal_fisher
+from cfl.methods.components.curvature.fisher import diagonal_fisher
 from cfl.metrics.likelihood import NLLMatrix, nll_forgetting
 from cfl.metrics.measure import NLL
 from cfl.metrics.measures.likelihood import negative_log_likelihoods
@@ -396,14 +396,6 @@ def test_fisher_of_decomposed_weights_goes_sample_by_sample() -> None:
         for name, gradient in zip(expected, torch.autograd.grad(loss, list(network.parameters())), strict=True):
             expected[name] += gradient.square()
     assert_same(found, expected, 1e-12)
-
-
-def test_there_are_no_labels_to_draw() -> None:
-    network, x, y = MADE((1, 1, 4), 4), torch.zeros(2, 1, 1, 4), torch.zeros(2, dtype=torch.int64)
-    for kind in FISHER_KINDS:
-        if kind != "empirical":
-            with pytest.raises(ValueError, match="empirical of a network that estimates a density"):
-                diagonal_fisher(network, {}, [(x, y)], kind, generator=torch.Generator())
 
 
 # Methods

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cfl.runtime.errors import ConfigError
-from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
+from cfl.methods.components.layer_inputs.weighted_layers import WeightedLayer
 
 RankRule = Literal["code", "gpm"]
 
@@ -32,29 +31,17 @@ _ROUNDING = 1e-6
 _INSIDE = 1e-5
 
 
-def layer_dim(layer: nn.Module, with_bias: bool) -> int:
+def layer_dim(layer: WeightedLayer, with_bias: bool = False) -> int:
     """Length ``d`` of a layer's input vectors: columns of its weight viewed as ``[o, d]``, plus 1 for the bias.
 
     Args:
-        layer: ``nn.Linear``, or ``nn.Conv2d`` with zero padding and ``groups=1``.
-        with_bias: protect the bias too, as one more input that is always 1.
-
-    Raises:
-        ConfigError: the layer is of another kind.
-        ValueError: ``with_bias`` for a layer that has no bias.
+        layer: as :func:`cfl.methods.components.layer_inputs.weighted_layers.choose_layers` chooses it.
+        with_bias: count the bias too, as the weight of one more input that is always 1.
     """
-    if isinstance(layer, nn.Conv2d):
-        if layer.groups != 1 or layer.padding_mode != "zeros":
-            valid = "Linear layers and Conv2d layers with groups=1 and padding_mode='zeros'"
-            raise ConfigError("methods.fot.layers", str(layer), valid)
-    elif not isinstance(layer, nn.Linear):
-        raise ConfigError("methods.fot.layers", str(layer), "Linear and Conv2d layers")
-    if with_bias and layer.bias is None:
-        raise ValueError(f"{layer} has no bias to protect")
-    return layer.weight[0].numel() + int(with_bias)
+    return layer.weight[0].numel() + with_bias
 
 
-def layer_inputs(layer: nn.Module, x: Tensor, with_bias: bool = False, max_rows: int = 2048) -> Iterator[Tensor]:
+def layer_inputs(layer: WeightedLayer, x: Tensor, with_bias: bool = False, max_rows: int = 2048) -> Iterator[Tensor]:
     """The vectors a layer multiplies its weight with, as rows ``[n, d]``, in pieces of at most ``max_rows``.
 
     ``rows @ weight.view(o, -1).T`` is the layer's output without bias, one row per sample (Linear) or per sample and
@@ -71,20 +58,10 @@ def layer_inputs(layer: nn.Module, x: Tensor, with_bias: bool = False, max_rows:
         x: the layer's input: ``[..., in_features]`` for Linear, ``[..., C, H, W]`` for Conv2d.
         with_bias: append the column of ones.
         max_rows: largest ``n`` of a piece, at least 1.
-
-    Raises:
-        ConfigError, ValueError: as :func:`layer_dim`; ValueError also if ``x`` does not fit the layer.
     """
-    layer_dim(layer, with_bias)
-    if max_rows < 1:
-        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     if isinstance(layer, nn.Conv2d):
-        if x.ndim < 3 or x.shape[-3] != layer.in_channels:
-            raise ValueError(f"{layer} does not take an input of shape {list(x.shape)}")
         pieces = _patches(layer, x.reshape(-1, *x.shape[-3:]), max_rows)
     else:
-        if x.shape[-1] != layer.in_features:
-            raise ValueError(f"{layer} does not take an input of shape {list(x.shape)}")
         pieces = iter(x.reshape(-1, x.shape[-1]).split(max_rows))
     return (torch.cat([p, p.new_ones(len(p), 1)], 1) for p in pieces) if with_bias else pieces
 
@@ -152,8 +129,6 @@ class Sketch:
     def __init__(
         self, d: int, s: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> None:
-        if d < 1 or s < 1:
-            raise ValueError(f"a sketch needs d >= 1 and s >= 1, got d={d}, s={s}")
         # Allocated later: filling a wide sketch with zeros takes longer than multiplying its first piece.
         self.A = torch.zeros((), dtype=dtype, device=device).expand(d, s)
         self.input_energy = torch.zeros((), dtype=torch.float64, device=device)
@@ -174,12 +149,12 @@ class Sketch:
             residual = rows if basis is None else project(rows, basis.to(self.A.dtype))
             gaussian = gaussian.to(self.A.dtype)
             self.A = residual.T @ gaussian if self.rows == 0 else self.A.addmm_(residual.T, gaussian)
-            self.input_energy += _energy(rows)
-            self.residual_energy += _energy(residual)
+            self.input_energy += energy(rows)
+            self.residual_energy += energy(residual)
         self.rows += len(rows)
 
 
-def _energy(rows: Tensor) -> Tensor:
+def energy(rows: Tensor) -> Tensor:
     """``||rows||_F^2`` as float64: short sums in the rows' own precision, the long one over rows in float64."""
     return torch.linalg.vector_norm(rows, dim=1).double().square().sum()
 
@@ -250,13 +225,7 @@ def choose_rank(
         Directions to add: at most ``room``, and at most the number of singular values above 1e-6 of the largest, as
         the others are rounding errors. That number is also the result if no ``r`` meets the rule (``"code"`` with
         threshold 1).
-
-    Raises:
-        ConfigError: threshold, rule or minimum_rank outside what is valid.
     """
-    check_numbers("methods.fot", "[0, 1]", threshold=threshold)
-    check_choices("methods.fot", get_args(RankRule), rank_rule=rule)
-    check_integers("methods.fot", 0, minimum_rank=minimum_rank)
     values = singular_values.detach().double().cpu()
     nonzero = int((values > _ROUNDING * values.max()).sum()) if values.numel() else 0
     if nonzero == 0:

@@ -83,12 +83,6 @@ def test_the_matrix_is_the_sum_over_all_rows(
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12 * expected.max())
 
 
-def test_inputs_that_do_not_fit_are_refused() -> None:
-    layer = nn.Conv2d(3, 2, 3)
-    with pytest.raises(ValueError, match="does not take"):
-        InputCovariance(layer).add(layer, torch.zeros(1, 4, 8, 8))
-
-
 def test_autocast_and_gradients_stay_out() -> None:
     layer, x = nn.Conv2d(3, 2, 3), normal(4, 3, 8, 8, dtype=torch.float32)
     basis = orthonormal(27, 5)
@@ -144,7 +138,7 @@ def sketches_of(x: Tensor, basis: Tensor | None, s: int, seed: int) -> dict[str,
         for part in x.split(50):
             sketch.add(layer, part)
         ways[name] = sketch.finish()
-    assert not torch.equal(ways["direct"].A, ways["covariance"].A)
+    assert not torch.equal(ways["direct"][0], ways["covariance"][0])
     return ways
 
 
@@ -270,6 +264,6 @@ def test_how_a_client_cuts_its_samples_changes_nothing() -> None:
         sketch = LayerSketch(layer, True, 95, None, torch_generator(0, "z"), 24 * 56)
         for part in x.split(batch):
             sketch.add(layer, part)
-        found.append(sketch.finish().A)
+        found.append(sketch.finish()[0])
     for other in found[1:]:
         assert torch.allclose(other, found[0], rtol=0, atol=1e-5 * float(found[0].abs().max()))

@@ -55,7 +55,7 @@ def diagonal_fisher(
         network: images ``[B, C, H, W]`` to logits ``[B, O]``, each row from its own sample alone.
         tensors: parameters and buffers to compute with, by name; missing ones are taken from the network.
         batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices.
-        kind: the labels.
+        kind: the labels; ``empirical`` where clients do not classify (:func:`check_fisher`).
         outputs: ``[O]`` bool, the outputs over which the softmax is taken, or None for all. Parameters that affect only
             the other outputs get zero.
         names: the parameters w_i; all if not given.
@@ -69,24 +69,20 @@ def diagonal_fisher(
         name -> tensor shaped and typed as the parameter, entries at least 0.
 
     Raises:
-        ValueError: no samples, an unknown kind, ``sampled`` without a generator, a label that is not among ``outputs``,
-            or another kind than ``empirical`` where clients do not classify.
+        ValueError: no samples, ``sampled`` without a generator, or a label that is not among ``outputs``.
     """
-    if kind not in FISHER_KINDS:
-        raise ValueError(f"kind = {kind!r}: one of {list(FISHER_KINDS)}")
     if kind == "sampled" and generator is None:
         raise ValueError("kind = 'sampled' draws labels: give it a generator")
     density = is_density(network)
-    if density and kind != "empirical":
-        raise ValueError(f"kind = {kind!r}: empirical of a network that estimates a density")
-    if not measure.is_cross_entropy and kind != "empirical":
-        raise ValueError(f"kind = {kind!r}: empirical where clients do not classify")
     wanted = [n for n, _ in network.named_parameters()] if names is None else list(names)
     total: dict[str, Tensor] = {}
     samples, turned = 0, False
     for x, y in batches:
-        if not samples and (turned := _gains(network, x, weights := _turned(network, tensors))):
-            tensors = weights
+        if not samples:
+            weights = _turned(network, tensors)
+            with evaluation_mode(network):
+                turned = gains_by_channels_last(network, x, weights)
+            tensors = weights if turned else tensors
         x = channels_last(x) if turned else x
         if density:
             scores = _scores_of_bits(x)
@@ -102,14 +98,11 @@ def diagonal_fisher(
     return {name: value.div_(samples) for name, value in total.items()} if reduction == "mean" else total
 
 
-def _gains(network: nn.Module, x: Tensor, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether to put channels last: pooling and convolutions of small maps then take two thirds of the time."""
-    with evaluation_mode(network):
-        return gains_by_channels_last(network, x, tensors)
-
-
 def _turned(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters and buffers, with the weights of convolutions in the images' memory format."""
+    """Parameters and buffers, with channels last in the weights of convolutions.
+
+    Pooling and convolutions of small maps, with images in the same format, then take two thirds of the time.
+    """
     weights = {name: tensors.get(name, own) for name, own in network.named_parameters() if own.ndim == 4}
     return {**tensors, **{name: channels_last(weight.detach()) for name, weight in weights.items()}}
 
@@ -211,7 +204,7 @@ def _scores(
             for label in classes:
                 yield _score(p, torch.full_like(y, label)) * p[:, label, None].sqrt()
         elif kind == "sampled":
-            yield _score(p, _draw(p, generator))
+            yield _score(p, drawn_labels(p, generator))
         elif kind == "weighted":
             yield _score(p, y) * p.gather(1, y[:, None]).sqrt()
         else:
@@ -225,8 +218,8 @@ def _score(p: Tensor, y: Tensor) -> Tensor:
     return -p.scatter_add(1, y[:, None], p.new_full((1, 1), -1.0).expand(len(y), 1))
 
 
-def _draw(p: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One label per row of ``p [B, O]``, from one uniform number each."""
+def drawn_labels(p: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One label per row of the probabilities ``p [B, O]``, from one uniform number each, drawn on the CPU."""
     uniform = torch.rand(len(p), 1, generator=generator, dtype=torch.float64)
     # On the CPU, because torch has no deterministic cumulative sum on a GPU (trainer.deterministic).
     share = p.double().cpu().cumsum(1)

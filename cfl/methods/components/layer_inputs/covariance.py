@@ -66,11 +66,7 @@ class InputCovariance:
 
     @torch.no_grad()
     def add(self, layer: nn.Module, x: Tensor) -> None:
-        """Add inputs of ``layer``, or of a copy of it; they are not stored.
-
-        Raises:
-            ValueError: ``x`` does not fit the layer.
-        """
+        """Add inputs of ``layer``, or of a copy of it; they are not stored."""
         with torch.autocast(x.device.type, enabled=False):
             if isinstance(layer, nn.Conv2d) and self._by_lines:
                 for lines in _image_lines(layer, x, self._dtype):
@@ -131,8 +127,6 @@ def by_lines(layer: nn.Module) -> bool:
 
 def _image_lines(layer: nn.Conv2d, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Padded images as ``[H, n, channels * kw]``, some at a time."""
-    if x.ndim < 3 or x.shape[-3] != layer.in_channels:
-        raise ValueError(f"{layer} does not take an input of shape {list(x.shape)}")
     images = F.pad(x.reshape(-1, *x.shape[-3:]), conv_padding(layer))
     extent = layer.dilation[1] * (layer.kernel_size[1] - 1) + 1
     windows = images.unfold(3, extent, layer.stride[1])[..., :: layer.dilation[1]].permute(2, 0, 3, 1, 4)

@@ -48,13 +48,6 @@ class LayerOfClient(NamedTuple):
         return torch_generator(self.seed, purpose, self.moment, self.client, self.number)
 
 
-class Collector(Protocol):
-    """Takes a layer's inputs from forward passes."""
-
-    def add(self, layer: nn.Module, x: Tensor) -> None:
-        """Add inputs of the layer, or of a copy of it."""
-
-
 class GpseMessage(Protocol):
     """Makes a client's message about a layer's inputs, and reads the sum of these messages at the server."""
 
@@ -67,7 +60,7 @@ class GpseMessage(Protocol):
         """The parts of a message to which a mechanism adds no noise, in words; empty if there are none."""
 
     def collector(self, layer: nn.Module, of: LayerOfClient) -> Any:
-        """A :class:`Collector` for one client's inputs."""
+        """Takes one client's inputs from forward passes, by its ``add(layer, x)``; the layer may be a copy."""
 
     def sent(self, collector: Any, of: LayerOfClient) -> dict[str, Tensor]:
         """The client's message for the layer, each tensor ``[1, ...]``, from a collector that has seen all inputs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cfl.methods.components.subspace import principal_directions, project, residual_share
+from cfl.methods.components.subspace import energy, principal_directions, project, residual_share
 
 
 class ResidualInputs:
@@ -30,8 +30,8 @@ class ResidualInputs:
         """Add inputs ``[n, d]``."""
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         residual = project(rows, self.basis)
-        self._energy += torch.linalg.vector_norm(rows, dim=1).double().square().sum()
-        self._residual_energy += torch.linalg.vector_norm(residual, dim=1).double().square().sum()
+        self._energy += energy(rows)
+        self._residual_energy += energy(residual)
         self._rows.append(residual.clone() if residual is rows else residual)
         self._count += len(rows)
         d = len(self.basis)

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from cfl.methods.components.layer_inputs.covariance import InputCovariance, covariance_is_cheaper, draw_sketch
 from cfl.methods.components.subspace import Sketch, layer_dim, layer_inputs, sketch_rows
-
-
-class Sketched(NamedTuple):
-    """A sketch of a layer's inputs.
-
-    Attributes:
-        A: ``[d, s]``.
-        input_energy: ``||X||_F^2``, float64 scalar.
-        residual_energy: ``||X*||_F^2``, likewise.
-    """
-
-    A: Tensor
-    input_energy: Tensor
-    residual_energy: Tensor
 
 
 class LayerSketch:
@@ -70,10 +54,11 @@ class LayerSketch:
         elif self._sketch is not None:
             sketch_rows(self._sketch, layer_inputs(layer, x, self._with_bias), self._basis, self._generator)
 
-    def finish(self) -> Sketched:
-        """The sketch of all inputs added; to be called once."""
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sketch ``A [d, s]`` of all inputs added, and the float64 scalars ``||X||_F^2`` and ``||X*||_F^2``; to be
+        called once."""
         if self._sketch is not None:
-            return Sketched(self._sketch.A, self._sketch.input_energy, self._sketch.residual_energy)
+            return self._sketch.A, self._sketch.input_energy, self._sketch.residual_energy
         assert self._covariance is not None
         matrix, self._covariance = self._covariance.matrix(), None
-        return Sketched(*draw_sketch(matrix, self._basis, self._columns, self._generator))
+        return draw_sketch(matrix, self._basis, self._columns, self._generator)

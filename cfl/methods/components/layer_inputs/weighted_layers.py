@@ -99,8 +99,3 @@ def _other_weights(network: nn.Module) -> str:
         for parameter, _ in module.named_parameters(recurse=False)
     ]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def input_dim(layer: WeightedLayer) -> int:
-    """Length d of the vectors that a layer multiplies its weight with, the weight viewed as ``[o, d]``."""
-    return layer.weight[0].numel()
