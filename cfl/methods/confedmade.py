@@ -101,16 +101,16 @@ class CONFEDMADE(FedWeIT):
         base_mean: Literal["senders", "clients"] = "senders",
     ) -> None:
         super().__init__(
-            sparsity,
-            sparsity if mask_sparsity is None else mask_sparsity,
-            consolidation,
-            weight_decay,
-            retroactive,
-            "current",
-            threshold,
             top_kappa=top_kappa,
             attention=attention,
             base_mean=base_mean,
+            sparsity=sparsity,
+            mask_sparsity=sparsity if mask_sparsity is None else mask_sparsity,
+            consolidation=consolidation,
+            weight_decay=weight_decay,
+            retroactive=retroactive,
+            adaptive_from="current",
+            threshold=threshold,
         )
         check_numbers(self._key, "(0, inf)", lambda_3=lambda_3)
         check_choices(self._key, ("rank", "value"), cut_off_by=cut_off_by)

@@ -71,7 +71,7 @@ class FedWeIT(APD):
         lenders: A comes from the clients of a task's ``last_round`` (the code), or from those clients of the
             ``next_round`` that have trained in the task (the paper, Algorithm 2, line 6). The same if all clients take
             part in every round, and without effect if clients have clocks of their own.
-        sparsity: see :class:`APD`, also for the other options.
+        options: those of :class:`APD`.
 
     Raises:
         ConfigError: for values other than these; otherwise as :class:`APD`.
@@ -82,14 +82,7 @@ class FedWeIT(APD):
 
     def __init__(
         self,
-        sparsity: float = 1e-3,
-        mask_sparsity: float = 0.0,
-        consolidation: float = 100.0,
-        weight_decay: float = 1e-4,
-        retroactive: bool = True,
-        adaptive_from: Literal["initial", "current"] = "initial",
-        threshold: float | None = None,
-        draws: Literal["common", "own"] = "common",
+        *,
         keep: float = 0.3,
         send_base: bool = True,
         send_adaptive: bool = True,
@@ -99,17 +92,9 @@ class FedWeIT(APD):
         attention: Literal["random", "uniform", "zeros"] = "random",
         base_mean: Literal["senders", "clients"] = "senders",
         lenders: Literal["last_round", "next_round"] = "last_round",
+        **options: Any,
     ) -> None:
-        super().__init__(
-            sparsity,
-            mask_sparsity,
-            consolidation,
-            weight_decay,
-            retroactive and use_adaptive,
-            adaptive_from,
-            threshold,
-            draws,
-        )
+        super().__init__(**options)
         check_numbers(self._key, "(0, 1]", keep=keep, top_kappa=top_kappa)
         check_choices(self._key, ("random", "uniform", "zeros"), attention=attention)
         check_choices(self._key, ("senders", "clients"), base_mean=base_mean)
@@ -119,6 +104,7 @@ class FedWeIT(APD):
         self.send_base = send_base
         self.borrows = self.individual_uplinks = send_adaptive and use_adaptive
         self.use_adaptive, self.use_mask = use_adaptive, use_mask
+        self.retroactive = self.retroactive and use_adaptive
         self.attention = attention
         self._sent: Tensors = {}
         self._knowledge: list[dict[str, Any]] = []

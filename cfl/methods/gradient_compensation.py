@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,28 +32,15 @@ class GradientCompensation(ER):
     Args:
         loss: ``ce``: cross-entropy with softmax probabilities; ``bce``: GLFC's binary cross-entropy with logits, mean
             over the outputs of the sample's task, and sigmoid probabilities.
-        size: see ER.
-        per_task: see ER.
-        update: see ER.
-        batch_size: see ER.
-        weight: see ER; 0 is federated averaging with ``loss: ce``.
         weighting: see ER; the default is ``appended`` because GLFC appends the memory to the training set.
+        options: the others of ER. A ``weight`` of 0 is federated averaging with ``loss: ce``.
     """
 
     _source_name = "glfc"
 
-    def __init__(
-        self,
-        loss: Literal["ce", "bce"] = "ce",
-        size: int = 1,
-        per_task: bool = True,
-        update: Literal["task", "step"] = "task",
-        batch_size: int | None = None,
-        weight: float = 1.0,
-        weighting: Weighting = "appended",
-    ) -> None:
+    def __init__(self, loss: Literal["ce", "bce"] = "ce", *, weighting: Weighting = "appended", **options: Any) -> None:
         check_choices(self.key, ("ce", "bce"), loss=loss)
-        super().__init__(size, per_task, update, batch_size, weight, weighting)
+        super().__init__(weighting=weighting, **options)
         self.loss = loss
         self.reweighs_added_only = loss == "ce"
         self.replaces_own_loss = loss == "bce"
