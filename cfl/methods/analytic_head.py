@@ -89,8 +89,8 @@ class AnalyticHead(Method):
             ConfigError: clients have no common features, or features depend on the batch or would change later.
         """
         super().setup(context)
-        network, key = network_with_common_features(self), f"methods.{self.name}"
-        self._network = network
+        key = self.key
+        self._network = network = network_with_common_features(self)
         norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
         if norms and context.batchnorm != "average":
             raise ConfigError("federated.batchnorm", context.batchnorm, f"average with {key}: features must be common")

@@ -123,7 +123,6 @@ class CFeD(Method):
     def setup(self, context: Context) -> None:
         """Read the surrogate set and deal it to the clients."""
         super().setup(context)
-        key = f"methods.{self.name}"
         check_common_model(self)
         replaced = [n for n, m in context.methods.items() if has(m, LocalObjective)]
         if replaced:
@@ -134,12 +133,12 @@ class CFeD(Method):
         later = [len(self._reviewing(plan)) for plan in plans if plan.task > 0]
         if self.share > 0 and later and not max(later):
             valid = f"a greater one, or more clients per round: that share of {len(plans[-1].clients)} clients is none"
-            raise ConfigError(f"{key}.share", self.share, valid)
+            raise ConfigError(f"{self.key}.share", self.share, valid)
         parties = context.num_clients + (self.server_distillation > 0)
-        images = read_surrogate(self.surrogate, context.root, context.input_shape, f"{key}.surrogate")
+        images = read_surrogate(self.surrogate, context.root, context.input_shape, f"{self.key}.surrogate")
         if len(images) < parties:
             valid = f"at least {parties}, one for everybody who has a shard"
-            raise ConfigError(f"{key}.surrogate", f"{self.surrogate.name}, {len(images)} images", valid)
+            raise ConfigError(f"{self.key}.surrogate", f"{self.surrogate.name}, {len(images)} images", valid)
         self._images, self._surrogate_digest = images, tensors_digest([images])
         self._shards = shards(len(images), parties, context.seed, f"{self.name} shards")
 
@@ -353,6 +352,6 @@ class CFeD(Method):
         """
         # Older checkpoints hold no digest.
         if state.get("surrogate", self._surrogate_digest) != self._surrogate_digest:
-            value = f"a checkpoint of a run with other images of methods.{self.name}.surrogate: they have changed since"
+            value = f"a checkpoint of a run with other images of {self.key}.surrogate: they have changed since"
             raise ConfigError("ckpt_path", value, "data.root with the files of that run, or a new run on these")
         super().load_state_dict({"surrogate": self._surrogate_digest, **state})

@@ -94,6 +94,5 @@ class DER(Method):
             losses = squares.mean(-1)
         else:
             losses = (squares * allowed).sum(-1) / allowed.sum(-1).clamp(min=1)
-        weights = weights.to(logits.dtype) * samples.mask
         # Not a product with the mask: padded entries may be infinite.
-        return torch.where(samples.mask, weights * losses, torch.zeros_like(losses)).sum()
+        return torch.where(samples.mask, weights.to(logits.dtype) * losses, torch.zeros_like(losses)).sum()

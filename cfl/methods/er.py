@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -149,9 +150,7 @@ class ER(Method):
         own, kept = batch.mask.sum(1), added.mask.sum(1)
         total = (own + kept).clamp(min=1)
         weights = self.weight * added.mask.double() / total.unsqueeze(1)
-        return ExtraSamples(
-            added.x, added.y, added.tasks, added.mask, weights, added.source, own_factor=own.double() / total
-        )
+        return replace(added, weights=weights, own_factor=own.double() / total)
 
     @property
     def computes_locally(self) -> bool:

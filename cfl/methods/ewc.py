@@ -219,8 +219,8 @@ class EWC(Method):
         """Add a task to a client's stored quadratic."""
         context = self.context
         old = context.clients.get("ewc", client) or {}
-        before = parted({n: values.to(context.device) for n, values in old.items()}, "curvature", "anchor")
-        curvature, anchor = self._consolidated(*before, fisher, {n: model[n] for n in fisher})
+        curvature, anchor = parted({n: v.to(context.device) for n, v in old.items()}, "curvature", "anchor")
+        curvature, anchor = self._consolidated(curvature, anchor, fisher, {n: model[n] for n in fisher})
         kept = joined(curvature=curvature, anchor=anchor)
         stacked = {n: values[None] for n, values in kept.items()}
         usable = context.channel.usable(stacked, [client], "ewc")

@@ -150,11 +150,11 @@ class FedAGEM(Method):
         if not context.shared_parameters:
             keeping = [n for n, m in context.methods.items() if m is not self and has(m, PersonalParameters)]
             what = f"every parameter of the model stays on its client (methods.{', methods.'.join(keeping)})"
-            raise ConfigError(f"methods.{self.name}", what, "a run with at least one parameter that clients share")
+            raise ConfigError(self.key, what, "a run with at least one parameter that clients share")
         rounds = context.num_rounds
         if self.every > 1 and self.every >= rounds:
             valid = f"an integer below {rounds}, the number of rounds: there would be no reference in any"
-            raise ConfigError(f"methods.{self.name}.every", self.every, valid)
+            raise ConfigError(f"{self.key}.every", self.every, valid)
         self._masks = DropoutMasks(context.network, context.input_shape)
 
     # Local training.

@@ -15,7 +15,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.components.gan.consolidation import MadeBatch, consolidated
-from cfl.methods.components.gan.losses import Generation, acgan_loss, class_losses, divergences
+from cfl.methods.components.gan.losses import acgan_loss, class_losses, divergences, generated_images
 from cfl.methods.context import Context
 from cfl.models.acgan import ACGAN
 from cfl.models.dropout import DropoutMasks
@@ -121,7 +121,7 @@ class FedCIL(Method):
         super().setup(context)
         network = context.network
         if not isinstance(network, ACGAN):
-            valid = f"ACGAN, with {type(network).__name__} as its classifier, while methods.{self.name} is used"
+            valid = f"ACGAN, with {type(network).__name__} as its classifier, while {self.key} is used"
             raise ConfigError("model.network", type(network).__name__, valid)
         statistics = {name for name, _ in network.generator.named_buffers(prefix="generator")}
         if statistics and context.batchnorm != "average":
@@ -132,8 +132,7 @@ class FedCIL(Method):
             kept &= set(network.generator_names)
         if kept:
             valid = "no parameters that clients keep" if self.consolidation_steps else "a generator that clients share"
-            raise ConfigError(f"methods.{self.name}", f"with {sorted(kept)} kept local", valid)
-        self._generation = Generation(network)
+            raise ConfigError(self.key, f"with {sorted(kept)} kept local", valid)
         self._noise = f"{self.name} noise"
         self._masks = DropoutMasks(network, context.input_shape)
 
@@ -230,7 +229,7 @@ class FedCIL(Method):
         """Images of the replay generator in evaluation mode, for given noise and outputs."""
         # Kept, so that a resumed run, which reads them to the CPU, does not copy them in every step.
         self._replay = {name: tensor.to(noise.device) for name, tensor in self._replay.items()}
-        return self._generation.images(self._replay, noise, y)
+        return generated_images(self._network, self._replay, noise, y)
 
     # Consistency enforcement.
 
@@ -250,8 +249,8 @@ class FedCIL(Method):
         y = choices(self._keys("outputs", cohort, batch), seen, count)
         noises = [self._drawn_noise(purpose, cohort, batch, count) for purpose in ("own classes", "any class")]
         found = {
-            self._of_own: self._generation.images(received, noises[0], batch.y),
-            self._of_any: self._generation.images(received, noises[1], y),
+            self._of_own: generated_images(self._network, received, noises[0], batch.y),
+            self._of_any: generated_images(self._network, received, noises[1], y),
             f"{self._of_any}: outputs": y,
         }
         # The outputs of these classes are trained, too, with or without replay.
@@ -357,7 +356,7 @@ class FedCIL(Method):
         for number, tensors in enumerate(generators):
             rows = who_there == number
             if rows.any():
-                x[rows] = self._generation.images(tensors, given[rows], y_there[rows]).to(dtype)
+                x[rows] = generated_images(network, tensors, given[rows], y_there[rows]).to(dtype)
         xs, ys, share = [x], [y_there], 0.0
         if self._replays:
             share = self.replay_share

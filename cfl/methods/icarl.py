@@ -129,7 +129,7 @@ class ICaRL(OwnLoss):
         most = len(held[client])
         if self.size < most:
             valid = f"at least {most}, an exemplar for each class that client {client} comes to hold"
-            raise ConfigError(f"methods.{self.name}.size", self.size, valid)
+            raise ConfigError(f"{self.key}.size", self.size, valid)
 
     # Local training.
 

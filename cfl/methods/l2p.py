@@ -60,11 +60,11 @@ class L2P(Method):
         """
         super().setup(context)
         if not isinstance(context.network, PromptedViT):
-            valid = f"PromptedViT while methods.{self.name} is used"
+            valid = f"PromptedViT while {self.key} is used"
             raise ConfigError("model.network", type(context.network).__name__, valid)
         if self.mask_logits and context.scenario == "class":
             if context.class_loss == "seen":
-                raise ConfigError("data.class_loss", "seen", f"all while methods.{self.name}.mask_logits is true")
+                raise ConfigError("data.class_loss", "seen", f"all while {self.key}.mask_logits is true")
             context.train_own_outputs()
 
     @property

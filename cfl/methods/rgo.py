@@ -158,7 +158,7 @@ class RGO(Method):
         elif context.scenario == "class":
             valid = "false with data.scenario: class: which order a test image needs would tell its task"
         if valid:
-            raise ConfigError(f"methods.{self.name}.feature_encoding", True, valid)
+            raise ConfigError(f"{self.key}.feature_encoding", True, valid)
 
     def keepers(self, task: int) -> frozenset[int]:
         """The clients that add a task to their ``P``."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import numpy as np
 
 
-def neighbours_of(clients: Sequence[int], degree: int | None, generator: np.random.Generator) -> dict[int, list[int]]:
+def neighbours_of(clients: Collection[int], degree: int | None, generator: np.random.Generator) -> dict[int, list[int]]:
     """Client -> its neighbours, ascending: the nearest ones, as many on either side, on a circle in random order.
 
     Args:
-        clients: the sum's clients, in any order.
+        clients: the sum's clients.
         degree: number of neighbours of each client, even. None, or at least the number of other clients: all others.
         generator: draws the order.
     """

@@ -96,7 +96,9 @@ class IntegerSums:
             RuntimeError: a client sends a second message, or was not asked.
         """
         started = time.perf_counter()
-        running = self._running.get(topic) or self._begin(topic, moment[0], asked, gone)
+        if topic not in self._running:
+            self._running[topic] = RunningSum(topic, moment[0], asked, gone, self._codec(topic, len(asked)))
+        running = self._running[topic]
         strangers = set(clients) & running.came | (set(clients) - set(running.asked))
         if strangers:
             raise RuntimeError(f"topic {topic!r}: client {min(strangers)} was not asked for a message of this sum")
@@ -111,9 +113,6 @@ class IntegerSums:
             running.total = total if running.total is None else running.total.add_(total)
         running.came.update(clients)
         self.figures.seconds += time.perf_counter() - started
-
-    def _begin(self, topic: str, round: int, asked: Sequence[int], gone: Collection[int]) -> RunningSum:
-        return self._running.setdefault(topic, RunningSum(topic, round, asked, gone, self._codec(topic, len(asked))))
 
     def _integers(
         self,
@@ -209,6 +208,7 @@ class IntegerSums:
         round, asked, gone, layout, _ = known[0]
         came = set().union(*(other[-1] for other in known))
         codec = self._codec(topic, len(asked))
+        modulus = codec.modulus or 64
         attendance = Attendance.of(asked, gone, self.settings.stage, came)
         neighbours = self.graph(round, attendance)
         check_recoverable(attendance, neighbours, self.settings.threshold, what)
@@ -219,10 +219,10 @@ class IntegerSums:
         else:
             own = {} if running is None or running.total is None else {"integers": running.total}
             total = distributed.add_up(own)["integers"]
-            up, down = traffic(attendance, neighbours, len(total) * (codec.modulus or 64) // 8)
+            up, down = traffic(attendance, neighbours, len(total) * modulus // 8)
             if distributed.rank() > 0:
                 up = down = 0
-        total = centred(total, codec.modulus or 64)
+        total = centred(total, modulus)
         self.figures.sums(topic, len(came))
         sums = decoded(codec, total, layout)
         self.figures.seconds += time.perf_counter() - started
@@ -249,7 +249,7 @@ class IntegerSums:
 
     def graph(self, round: int, attendance: Attendance) -> dict[int, list[int]]:
         """Client that has sent keys -> its neighbours in a round's sums."""
-        return neighbours_of(sorted(attendance.keys), self.settings.neighbours, self._generator(round))
+        return neighbours_of(attendance.keys, self.settings.neighbours, self._generator(round))
 
     def _generator(self, round: int) -> np.random.Generator:
         return numpy_generator(self.settings.seed, "neighbours", round)

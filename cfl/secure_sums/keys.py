@@ -43,7 +43,7 @@ class AgreementKey:
 
 def encrypt(key: bytes, plain: bytes, context: bytes) -> bytes:
     """Encrypt and authenticate by AES-GCM; the nonce is a hash of the context, so use a key only once per context."""
-    return _gcm(key, context).encrypt(_nonce(context), plain, context)
+    return _gcm(key).encrypt(_nonce(context), plain, context)
 
 
 def decrypt(key: bytes, sealed: bytes, context: bytes) -> bytes:
@@ -55,12 +55,12 @@ def decrypt(key: bytes, sealed: bytes, context: bytes) -> bytes:
     from cryptography.exceptions import InvalidTag
 
     try:
-        return bytes(_gcm(key, context).decrypt(_nonce(context), sealed, context))
+        return bytes(_gcm(key).decrypt(_nonce(context), sealed, context))
     except InvalidTag as error:
         raise SumRefused("shares that their sender has not encrypted for this client and session") from error
 
 
-def _gcm(key: bytes, context: bytes) -> Any:
+def _gcm(key: bytes) -> Any:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     return AESGCM(key)

@@ -50,7 +50,7 @@ class ProtocolSum:
         self.server = SumServer(
             session,
             {client: identity.public for client, identity in identities.items()},
-            lambda clients: neighbours_of(sorted(clients), degree, generator),
+            lambda clients: neighbours_of(clients, degree, generator),
             threshold,
             count,
             modulus,

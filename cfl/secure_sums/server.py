@@ -109,7 +109,7 @@ class SumServer:
 
     def keys(self) -> dict[int, bytes]:
         """Draw the neighbours; return client -> the public keys of its neighbours."""
-        self.neighbours = self._graph(sorted(self._keys))
+        self.neighbours = self._graph(self._keys)
         return self._sent({c: listed({o: self._keys[o] for o in self.neighbours[c]}) for c in self._keys})
 
     def shares(self) -> dict[int, bytes]:
@@ -129,7 +129,8 @@ class SumServer:
             near = [other for other in self.neighbours[client] if client in self._tags.get(other, ())]
             tags[client] = listed({other: self._tags[other][client] for other in near})
         asked = {client: listed(self._asked(client)) for client in self._tags}
-        self._sent(tags), self._sent(asked)
+        self._sent(tags)
+        self._sent(asked)
         return {client: (tags[client], asked[client]) for client in self._tags}
 
     def _asked(self, client: int) -> dict[int, bytes]:

@@ -14,7 +14,7 @@ def check_common_model(method: Method) -> None:
         ConfigError: naming the method.
     """
     if method.context.has_personal_models:
-        raise ConfigError(f"methods.{method.name}", "with parameters kept local", "one model for all clients")
+        raise ConfigError(method.key, "with parameters kept local", "one model for all clients")
 
 
 def network_with_common_features(method: Method) -> Network:
@@ -25,7 +25,7 @@ def network_with_common_features(method: Method) -> Network:
     """
     network = method.context.network
     if not isinstance(network, Network):
-        valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with methods.{method.name}"
+        valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with {method.key}"
         raise ConfigError("model.network", type(network).__name__, valid)
     check_common_model(method)
     return network

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 Refinement = Literal["project", "project_and_scale", "rotate", "average"]
-REFINEMENTS: tuple[Refinement, ...] = ("project", "project_and_scale", "rotate", "average")
+REFINEMENTS: tuple[Refinement, ...] = get_args(Refinement)
 
 ROUNDING = 64
 """A projection on the reference, in units of its length, counts as 0 up to this many times the gradients' precision."""

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cfl.methods.components.layer_inputs.weighted_layers import WeightedLayer
-
 RankRule = Literal["code", "gpm"]
 
 # Float32 rounding error of values that should be 0, relative to their inputs. Measured for 27 <= d <= 2048: at most
@@ -31,17 +29,17 @@ _ROUNDING = 1e-6
 _INSIDE = 1e-5
 
 
-def layer_dim(layer: WeightedLayer, with_bias: bool = False) -> int:
+def layer_dim(layer: nn.Module, with_bias: bool = False) -> int:
     """Length ``d`` of a layer's input vectors: columns of its weight viewed as ``[o, d]``, plus 1 for the bias.
 
     Args:
         layer: as :func:`cfl.methods.components.layer_inputs.weighted_layers.choose_layers` chooses it.
         with_bias: count the bias too, as the weight of one more input that is always 1.
     """
-    return layer.weight[0].numel() + with_bias
+    return layer.get_parameter("weight")[0].numel() + with_bias
 
 
-def layer_inputs(layer: WeightedLayer, x: Tensor, with_bias: bool = False, max_rows: int = 2048) -> Iterator[Tensor]:
+def layer_inputs(layer: nn.Module, x: Tensor, with_bias: bool = False, max_rows: int = 2048) -> Iterator[Tensor]:
     """The vectors a layer multiplies its weight with, as rows ``[n, d]``, in pieces of at most ``max_rows``.
 
     ``rows @ weight.view(o, -1).T`` is the layer's output without bias, one row per sample (Linear) or per sample and

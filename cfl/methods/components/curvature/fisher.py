@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.runtime.errors import ConfigError
 
 FisherKind = Literal["empirical", "expected", "sampled", "weighted"]
-FISHER_KINDS: tuple[FisherKind, ...] = ("empirical", "expected", "sampled", "weighted")
+FISHER_KINDS: tuple[FisherKind, ...] = get_args(FisherKind)
 
 
 def diagonal_fisher(

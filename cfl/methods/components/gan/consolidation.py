@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
-from cfl.methods.components.gan.losses import acgan_loss
+from cfl.methods.components.gan.losses import Calling, acgan_loss
 from cfl.models.acgan import ACGAN
 from cfl.models.dropout import dropout_masks
 from cfl.models.evaluation import training_mode
@@ -51,7 +51,7 @@ def consolidated(
     trained = {name: tensors[name].detach().clone().requires_grad_() for name in names}
     # Fused Adam reads the weights once per step: on CPUs four times as fast as separate operations.
     optimizer = torch.optim.Adam(trained.values(), lr=lr, betas=(0.5, 0.999), fused=True)
-    loss_of = _Loss(network)
+    loss_of = Calling(network, _loss)
     with training_mode(network):
         for batch in batches:
             with torch.enable_grad(), dropout_masks(network, batch.dropped):
@@ -63,12 +63,5 @@ def consolidated(
     return {name: tensor.detach() for name, tensor in trained.items()}
 
 
-class _Loss(nn.Module):
-    """The loss as a module, so that ``functional_call`` can put parameters in."""
-
-    def __init__(self, network: ACGAN) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, batch: MadeBatch) -> Tensor:
-        return acgan_loss(self.network, batch.x, batch.y, batch.weights, batch.noise, batch.weights, batch.allowed)
+def _loss(network: ACGAN, batch: MadeBatch) -> Tensor:
+    return acgan_loss(network, batch.x, batch.y, batch.weights, batch.noise, batch.weights, batch.allowed)

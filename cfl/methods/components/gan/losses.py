@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -70,52 +73,41 @@ def _masked(logits: Tensor, allowed: Tensor | None) -> Tensor:
     return logits if allowed is None else logits.masked_fill(~allowed, _NEVER)
 
 
+class Calling(nn.Module):
+    """A function of a network as a module, so that ``functional_call`` can put parameters into ``network``."""
+
+    def __init__(self, network: ACGAN, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.network, self.function = network, function
+
+    def forward(self, *inputs: Any) -> Any:
+        """The function's result for the network as it is now."""
+        return self.function(self.network, *inputs)
+
+
 def _frozen_judge(network: ACGAN, x: Tensor) -> tuple[Tensor, Tensor]:
     """The critic's outputs, differentiable with respect to the images only."""
     tensors = {f"network.{name}": tensor.detach() for name, tensor in network.named_parameters()}
-    judged: tuple[Tensor, Tensor] = functional_call(_Judge(network), tensors, (x,))
+    judged: tuple[Tensor, Tensor] = functional_call(
+        Calling(network, lambda network, x: network.judge(x)), tensors, (x,)
+    )
     return judged
 
 
-class _Judge(nn.Module):
-    """``network.judge`` as a module's forward pass, so that ``functional_call`` can put tensors in."""
-
-    def __init__(self, network: ACGAN) -> None:
-        super().__init__()
-        self.network = network
-        self.training = network.training
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.network.judge(x)
-
-
-class Generation(nn.Module):
-    """Generates images with given generators, one generator at a time, in batches and without gradients.
+@torch.no_grad()
+def generated_images(network: ACGAN, parameters: Mapping[str, Tensor], noise: Tensor, y: Tensor) -> Tensor:
+    """Images of a given generator, ``[..., C, H, W]``, computed in batches.
 
     Args:
         network: the architecture; its own generator is not used.
+        parameters: parameters and buffers of the generator, under the network's names.
+        noise: ``[..., Z]`` standard normal.
+        y: ``[...]`` int64 outputs.
     """
-
-    def __init__(self, network: ACGAN) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, noise: Tensor, y: Tensor) -> Tensor:
-        """``network.generate``, so that ``functional_call`` can put parameters in."""
-        return self.network.generate(noise, y)
-
-    @torch.no_grad()
-    def images(self, parameters: dict[str, Tensor], noise: Tensor, y: Tensor) -> Tensor:
-        """``[..., Z]`` noise and ``[...]`` outputs to ``[..., C, H, W]`` images.
-
-        Args:
-            parameters: parameters and buffers of the generator, under the network's names.
-            noise: standard normal.
-            y: int64.
-        """
-        tensors = {f"network.{name}": tensor for name, tensor in parameters.items()}
-        parts = zip(noise.flatten(0, -2).split(_AT_ONCE), y.flatten().split(_AT_ONCE), strict=True)
-        dtype = next(iter(parameters.values())).dtype
-        with self.network.generating():
-            made = [functional_call(self, tensors, (z.to(dtype), c)) for z, c in parts]
-        return torch.cat(made).unflatten(0, y.shape)
+    tensors = {f"network.{name}": tensor for name, tensor in parameters.items()}
+    parts = zip(noise.flatten(0, -2).split(_AT_ONCE), y.flatten().split(_AT_ONCE), strict=True)
+    dtype = next(iter(parameters.values())).dtype
+    generate = Calling(network, lambda network, z, c: network.generate(z, c))
+    with network.generating():
+        made = [functional_call(generate, tensors, (z.to(dtype), c)) for z, c in parts]
+    return torch.cat(made).unflatten(0, y.shape)
