@@ -126,7 +126,7 @@ class APD(Method):
 
     @property
     def _key(self) -> str:
-        return f"methods.{type(self).__name__.lower()}"
+        return f"methods.{self._topic}"
 
     @property
     def _topic(self) -> str:

@@ -296,10 +296,8 @@ class FedAGEM(Method):
         x, y = drawn.x[0][used], drawn.y[0][used]
         allowed = None if outputs is None else outputs[0][used]
         masks: dict[str, Tensor] = {}
-        if self.mode == "train" and self._masks:
-            keys = torch.tensor([key], dtype=torch.int64, device=x.device)
-            per_client = self._masks.draw(keys, len(x), next(network.parameters()).dtype)
-            masks = {name: mask[0] for name, mask in per_client.items()}
+        if self.mode == "train":
+            masks = self._masks.draw_for_one(key, len(x), next(network.parameters()))
         with evaluating(context) if self.mode == "eval" else nullcontext():
             found = mean_gradient(network, model, [Labelled(x, y, allowed, masks)], context.measure)
         return {name: found[name] for name in context.shared_parameters}

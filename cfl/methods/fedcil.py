@@ -369,8 +369,7 @@ class FedCIL(Method):
         weights = weights.to(device)
         for step in range(steps):
             key = seed_for(self.context.seed, "fedcil consolidation dropout", plan.round, step)
-            masks = self._masks.draw(torch.tensor([key], device=device), len(weights), dtype)
-            dropped = {name: mask[0] for name, mask in masks.items()}
+            dropped = self._masks.draw_for_one(key, len(weights), x)
             yield MadeBatch(x[step], y[step], weights, against[step], self._allowed(y[step], plan.task), dropped)
 
     def end_task(self, plan: RoundPlan) -> None:

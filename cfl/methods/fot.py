@@ -262,26 +262,26 @@ class FOT(Method):
     def _right_factors(self, cohort: Cohort) -> dict[str, RightFactor]:
         """With ``project_clients``: weight name -> ``I - O diag(importance) O^T``, the same for all clients."""
         device = next(iter(cohort.parameters.values())).device
-        held = {name: self._protection(name, device) for name in self.bases}
-        sent = {name: basis for name, (basis, _) in held.items() if basis is not None and basis.shape[1]}
-        weights = {name: importance for name, (_, importance) in held.items() if importance is not None}
-        if not sent:
-            return {}
         clients = len(cohort.clients)
-        message = sent | {f"{name} importance": weights[name] for name in sent if name in weights}
-        self.context.channel.downlink("fot bases", message, clients)
         steps = clients * self.context.local_epochs * math.ceil(max(cohort.sizes) / self.context.batch_size)
-        factors = {}
-        for name, basis in sent.items():
+        message, factors = {}, {}
+        for name in self.bases:
+            basis, importance = self._protection(name, device)
+            if basis is None or not basis.shape[1]:
+                continue
+            message[name] = basis
             weight = self._protected[name].weight
             columns = basis[: weight[0].numel()]
-            if name in weights:
-                scaled = columns * weights[name].to(columns)
+            if importance is not None:
+                message[f"{name} importance"] = importance
+                scaled = columns * importance.to(columns)
                 factor = RightFactor(torch.eye(len(columns), device=device) - (scaled @ columns.T)[None])
             else:
                 orthonormal = torch.linalg.qr(columns).Q if self._with_bias[name] else columns
                 factor = removing(orthonormal[None], len(weight), steps)
             factors[f"{name}.weight"] = RightFactor(factor.matrix.expand(clients, -1, -1), factor.removes)
+        if message:
+            self.context.channel.downlink("fot bases", message, clients)
         return factors
 
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:

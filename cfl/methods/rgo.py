@@ -135,11 +135,7 @@ class RGO(Method):
             self._check_encoding()
             first = next(iter(weighted_layers(context.network)))
             inner = {f"{name}.weight": layer.weight for name, layer in self._layers.items() if name != first}
-            self._permutations = FeaturePermutations(
-                {name: weight.shape[1] for name, weight in inner.items()},
-                {name: weight.ndim - 2 for name, weight in inner.items()},
-                context.seed,
-            )
+            self._permutations = FeaturePermutations(inner, context.seed)
 
     def _check_encoding(self) -> None:
         """Refuse feature encoding if samples of several tasks would pass through one permutation, if a test image's

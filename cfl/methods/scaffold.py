@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -217,19 +218,20 @@ class SCAFFOLD(Method):
     def _gradients(self, cohort: Cohort, positions: Sequence[int]) -> Tensors:
         """``[k, ...]`` gradient of each client's loss at the global model."""
         context = self.context
-        device = context.device
-        tensors = context.state_tensors()
-        start = {**tensors, **cohort.global_parameters}
+        start = {**context.state_tensors(), **cohort.global_parameters}
+        some = next(context.network.parameters())
         stacks: dict[str, list[Tensor]] = {n: [] for n in context.shared_parameters}
         for row in positions:
             client = cohort.clients[row]
-            batches = context.client_batches(cohort.task, client, context.batch_size, device)
+            batches = context.client_batches(cohort.task, client, context.batch_size, some.device)
             allowed = context.outputs_in_loss(cohort.task, client)
+            # Of dropout masks; they differ from those of the local step of the same number.
+            key = partial(seed_for, context.seed, "scaffold dropout", cohort.round, client)
             found = mean_gradient(
                 context.network,
                 {**start, **{n: values[row] for n, values in cohort.own.items()}},
                 (
-                    Labelled(x, y, allowed, self._masks_of(cohort.round, client, number, len(y), device))
+                    Labelled(x, y, allowed, self._masks.draw_for_one(key(number), len(y), some))
                     for number, (x, y) in enumerate(batches)
                 ),
                 context.measure,
@@ -237,15 +239,6 @@ class SCAFFOLD(Method):
             for name, stack in stacks.items():
                 stack.append(found[name])
         return {name: torch.stack(stack) for name, stack in stacks.items()}
-
-    def _masks_of(self, round: int, client: int, number: int, samples: int, device: torch.device) -> Tensors:
-        """Dropout masks of a batch; they differ from those of the local step of the same number."""
-        if not self._masks:
-            return {}
-        key = seed_for(self.context.seed, "scaffold dropout", round, client, number)
-        keys = torch.tensor([key], dtype=torch.int64, device=device)
-        dtype = next(self.context.network.parameters()).dtype
-        return {name: mask[0] for name, mask in self._masks.draw(keys, samples, dtype).items()}
 
     # Reports and checkpoints.
 

@@ -183,6 +183,11 @@ class DropoutMasks:
                 masks[site.name] = mask
         return masks
 
+    def draw_for_one(self, key: int, samples: int, like: Tensor) -> dict[str, Tensor]:
+        """As :meth:`draw` for one client: layer name -> ``[B, ...]``, of the type and on the device of ``like``."""
+        keys = torch.tensor([key], dtype=torch.int64, device=like.device)
+        return {name: mask[0] for name, mask in self.draw(keys, samples, like.dtype).items()}
+
 
 @torch.no_grad()
 def _mask_shapes(

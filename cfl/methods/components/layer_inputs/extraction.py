@@ -143,8 +143,7 @@ class SubspaceExtraction:
         for batch, (x, _) in enumerate(context.client_batches(task, client, self.batch_size, device)):
             if self._dropout:
                 key = seed_for(context.seed, *self._masks_of(client, senders, moment), batch)
-                drawn = self._dropout.draw(torch.tensor([key], device=device), len(x), x.dtype)
-                watch_before_dropout(network, model, x, {name: mask[0] for name, mask in drawn.items()}, hooks)
+                watch_before_dropout(network, model, x, self._dropout.draw_for_one(key, len(x), x), hooks)
             else:
                 with inputs_watched(hooks):
                     functional_call(network, model, (x,))

@@ -17,14 +17,15 @@ class FeaturePermutations:
     ``W' h = W h'`` with ``h'_perm(j) = h_j``. So no layers have to be inserted.
 
     Args:
-        columns: weight name -> number of input features: of columns for a matrix ``[o, d]``, of channels for a
-            convolution ``[o, c, kh, kw]``.
-        kernel_axes: weight name -> number of axes behind the features: 0 for a matrix, 2 for a convolution.
+        weights: name -> a matrix ``[o, d]``, whose d columns are permuted, or the weight of a convolution ``[o, c, kh,
+            kw]``, whose c channels are.
         seed: the run's seed.
     """
 
-    def __init__(self, columns: Mapping[str, int], kernel_axes: Mapping[str, int], seed: int) -> None:
-        self.columns, self.kernel_axes, self.seed = dict(columns), dict(kernel_axes), seed
+    def __init__(self, weights: Mapping[str, Tensor], seed: int) -> None:
+        self.columns = {name: weight.shape[1] for name, weight in weights.items()}
+        self.kernel_axes = {name: weight.ndim - 2 for name, weight in weights.items()}
+        self.seed = seed
         self._known: dict[tuple[int, str, bool], Tensor] = {}
 
     def order(self, task: int, name: str) -> Tensor:
