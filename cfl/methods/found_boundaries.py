@@ -79,9 +79,7 @@ class FoundBoundaries(Method):
         check_numbers(key, "(0, inf)", threshold=threshold, floor=floor)
         check_integers(key, 2, window=window, warm_up=warm_up)
         check_integers(key, 1, keep_every=keep_every, batch_size=batch_size)
-        self.tolerance, self.threshold, self.window = tolerance, threshold, window
-        self.warm_up, self.floor, self.batch_size = warm_up, floor, batch_size
-        self.keep_every = keep_every
+        self.keep_every, self.batch_size = keep_every, batch_size
         self._test = PageHinkley(tolerance, threshold, window, warm_up, floor)
         self._rows: list[dict[str, Any]] = []
         self._ended: range | None = None

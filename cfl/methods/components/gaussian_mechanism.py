@@ -55,13 +55,7 @@ class GaussianMechanism:
         self.sigma_rule: SigmaRule = sigma_rule
 
     def sigma(self, num_clients: int) -> float:
-        """Standard deviation of the noise that each of ``num_clients`` clients adds to every entry.
-
-        Raises:
-            ValueError: ``num_clients`` below 1.
-        """
-        if num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+        """Standard deviation of the noise that each of ``num_clients`` clients adds to every entry."""
         factor = 2.0 if self.sigma_rule == "standard" else 1.0
         return self.clip / self.epsilon * math.sqrt(factor * math.log(1.25 / self.delta) / num_clients)
 

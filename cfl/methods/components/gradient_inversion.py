@@ -34,7 +34,6 @@ class GradientEncoder(nn.Module):
         self.conv2 = nn.Conv2d(12, 12, 5, stride=2, padding=2)
         self.conv3 = nn.Conv2d(12, 12, 5, padding=2)
         self.head = nn.Linear(12 * -(-height // 4) * -(-width // 4), num_outputs)
-        self.input_shape = input_shape
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)

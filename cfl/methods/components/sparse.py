@@ -12,13 +12,7 @@ from torch import Tensor
 
 
 def kept_entries(fraction: float, size: int) -> int:
-    """``ceil(fraction * size)`` with the decimal value of the fraction: 0.07 of 100 is exactly 7.
-
-    Raises:
-        ValueError: for a fraction outside (0, 1].
-    """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction = {fraction}: a number in (0, 1]")
+    """``ceil(fraction * size)`` with the decimal value of the fraction: 0.07 of 100 is exactly 7."""
     return math.ceil(Fraction(str(fraction)) * size)
 
 
@@ -31,9 +25,6 @@ def largest(values: Tensor, fraction: float) -> Tensor:
 
     Returns:
         ``[..., n]`` bool.
-
-    Raises:
-        ValueError: for a fraction outside (0, 1].
     """
     size = values.shape[-1]
     kept = kept_entries(fraction, size)

@@ -101,8 +101,3 @@ def test_an_epsilon_beyond_the_proof_is_accepted_with_a_warning(caplog: pytest.L
         assert not caplog.records
         GaussianMechanism(5.0, 1e-5)
     assert "epsilon = 5" in caplog.text
-
-
-def test_a_sum_over_no_clients_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_clients"):
-        GaussianMechanism(0.5, 1e-5).sigma(0)

@@ -30,12 +30,6 @@ def test_the_largest_are_kept_and_of_equal_ones_the_first(fraction: float, level
         assert torch.equal(largest(torch.tensor(row), fraction), chosen)
 
 
-@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01, float("nan")])
-def test_a_fraction_is_above_zero_and_at_most_one(fraction: float) -> None:
-    with pytest.raises(ValueError, match="fraction = "):
-        largest(torch.zeros(3), fraction)
-
-
 def test_bytes_of_a_message() -> None:
     assert message_bytes(10, 1000, 4) == 10 * (4 + 4)
     assert message_bytes(10, 1000, 8) == 10 * (8 + 4)
