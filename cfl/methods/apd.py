@@ -91,6 +91,8 @@ class APD(Method):
     asks_after_tasks = False
     pulls_with = "consolidation"
     adaptive_divisor = 3.0  # A starts from the base divided by this
+    use_mask = use_adaptive = True  # options of FedWeIT
+    borrows = False  # whether there is a knowledge base
     state = ("_initial", "_rows", "_client_bytes")  # clients' sets are in ``context.clients``
 
     def __init__(
@@ -138,11 +140,7 @@ class APD(Method):
         """Decompose the weights."""
         if decomposed_layers(network):
             raise ConfigError("methods", type(self).__name__, "one method that decomposes weights")
-        decompose(network, **self._parts())
-
-    def _parts(self) -> dict[str, bool]:
-        """The parts that weights are made of; see :func:`cfl.models.decomposition.decompose`."""
-        return {"remembers": self.retroactive}
+        decompose(network, self.use_mask, self.use_adaptive, self.borrows, self.retroactive)
 
     def setup(self, context: Context) -> None:
         """Give the network the first task's set, and store the initial values for later tasks."""
@@ -192,8 +190,7 @@ class APD(Method):
 
     def _drawn_parts(self, layer: DecomposedLayer) -> list[str]:
         """Names of a layer's vectors that start from random values."""
-        parts = [layer.mask if layer.parts.mask is not None else None, layer.bias]
-        parts.append(layer.attention if layer.parts.attention is not None else None)
+        parts = [layer.mask if self.use_mask else None, layer.bias, layer.attention if self.borrows else None]
         return [name for name in parts if name is not None]
 
     def _fresh(self, task: int, client: int) -> Tensors:
@@ -205,7 +202,7 @@ class APD(Method):
             for part, name in enumerate(self._drawn_parts(layer)):
                 generator = torch_generator(seed, "parameters of a task", task, number, part, *own)
                 found[name] = variance_scaled(tensors[name].detach(), generator)
-            if layer.parts.adaptive is not None:
+            if self.use_adaptive:
                 found[layer.adaptive] = self._initial[layer.base] / self.adaptive_divisor
         return found
 
@@ -240,9 +237,7 @@ class APD(Method):
         present: Tensors = {**cohort.parameters, **cohort.buffers}
         filed = {name: present[name][positions] for name in self._set}
         above = torch.zeros(len(positions), dtype=torch.int64, device=next(iter(filed.values())).device)
-        for layer in self._layers:
-            if layer.parts.adaptive is None:
-                continue
+        for layer in self._layers if self.use_adaptive else ():
             above += (filed[layer.adaptive].abs() > self.threshold).flatten(1).sum(1)
             if self.retroactive:
                 values = filed.pop(layer.adaptive)
@@ -264,7 +259,7 @@ class APD(Method):
             base = bases[layer.base]
             nothing[f"base {layer.name}"] = torch.zeros_like(base)
             nothing[f"gates {layer.name}"] = base.new_zeros(tasks - 1, len(base))
-            if layer.parts.earlier is not None:
+            if self.retroactive:
                 nothing[f"earlier {layer.name}"] = base.new_zeros(tasks - 1, *base.shape)
         anchor = clients.gather(f"{self._topic} anchor", cohort.clients, nothing)
         if not experienced:
@@ -278,22 +273,21 @@ class APD(Method):
                 mask = self._held_mask(cohort, layer, position)
                 anchor[f"gates {layer.name}"][position, latest[position]] = 1.0 if mask is None else torch.sigmoid(mask)
                 anchor[f"base {layer.name}"][position] = ended[layer.base][position]
-                if layer.parts.earlier is not None:
+                if self.retroactive:
                     anchor[f"earlier {layer.name}"][position] = cohort.parameters[layer.earlier][position]
         return anchor
 
     def _held_mask(self, cohort: Cohort, layer: DecomposedLayer, position: int) -> Tensor | None:
         """The mask m of a client's last task in the consolidation term; None if weights have no masks."""
-        return None if layer.parts.mask is None else cohort.parameters[layer.mask][position]
+        return cohort.parameters[layer.mask][position] if self.use_mask else None
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Give clients the set with which they begin the cohort's task."""
         for position in positions:
             fresh = self._fresh(cohort.task, cohort.clients[position])
-            if self.adaptive_from == "current":
+            if self.use_adaptive and self.adaptive_from == "current":
                 for layer in self._layers:
-                    if layer.parts.adaptive is not None:
-                        fresh[layer.adaptive] = cohort.parameters[layer.base][position] / self.adaptive_divisor
+                    fresh[layer.adaptive] = cohort.parameters[layer.base][position] / self.adaptive_divisor
             cohort.begin_with(position, fresh)
 
     # Local steps.
@@ -317,7 +311,7 @@ class APD(Method):
                 self._add_decay(gradients[layer.mask], values, self.mask_sparsity, self.weight_decay)
             if cohort.task == 0:
                 self._add_decay(gradients[layer.base], cohort.parameters[layer.base], 0.0, self.weight_decay)
-            elif layer.parts.earlier is not None:
+            elif self.retroactive:
                 self._hold_retroactively(cohort, layer, gradients[layer.base], where)
             elif self._anchor:
                 moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"]
@@ -389,19 +383,18 @@ class APD(Method):
         found = dict(model)
         if filed is not None:
             found |= {name: value.to(model[name].device) for name, value in filed.items() if name in model}
-        for layer in self._layers:
-            if layer.parts.adaptive is not None:
-                values = found[layer.adaptive]
-                if filed is not None and self.retroactive:
-                    values = model[layer.earlier][asked]
-                found[layer.adaptive] = self._above_threshold(values)
+        for layer in self._layers if self.use_adaptive else ():
+            values = found[layer.adaptive]
+            if filed is not None and self.retroactive:
+                values = model[layer.earlier][asked]
+            found[layer.adaptive] = self._above_threshold(values)
         self._borrow(client, at if filed is None else asked, found)
         return found
 
     @torch.no_grad()
     def as_tested(self, model: Tensors) -> Tensors:
         """The model without the entries of A at or below the threshold."""
-        adaptive = [layer.adaptive for layer in self._layers if layer.parts.adaptive is not None]
+        adaptive = [layer.adaptive for layer in self._layers if self.use_adaptive]
         return model | {name: self._above_threshold(model[name]) for name in adaptive}
 
     def _borrow(self, client: int, task: int, model: Tensors) -> None:
@@ -487,7 +480,7 @@ class APD(Method):
         adaptive = {layer.adaptive for layer in self._layers} if self.retroactive else set()
         one = payload_bytes({name: tensors[name] for name in self._set if name not in adaptive})
         bases = payload_bytes({layer.base: tensors[layer.base] for layer in self._layers})
-        earlier = payload_bytes({x.earlier: tensors[x.earlier] for x in self._layers if x.parts.earlier is not None})
+        earlier = payload_bytes({x.earlier: tensors[x.earlier] for x in self._layers if self.retroactive})
         total = one * max(self._tasks.filed(self.context.num_tasks).values(), default=0)
         total += (bases + earlier) * bool(states.holders(f"{self._topic} anchor"))
         total += bases * bool(states.holders(f"{self._topic} base"))

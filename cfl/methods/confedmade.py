@@ -135,7 +135,7 @@ class CONFEDMADE(FedWeIT):
         """Number of entries for all tasks except the last."""
         return super()._knowledge_entries() * (self.context.num_tasks - 1)
 
-    def _held(self, task: int, began: int) -> list[dict[str, Any]]:
+    def _borrowed(self, client: int, task: int) -> list[dict[str, Any]]:
         """The adaptive weights that clients had learned at the ends of all tasks before this one."""
         return [held for held in self._knowledge if held["task"] <= task]
 

@@ -114,15 +114,6 @@ class FedWeIT(APD):
 
     # Before training.
 
-    def _parts(self) -> dict[str, bool]:
-        """The parts that the options select."""
-        return {
-            "masked": self.use_mask,
-            "adaptive": self.use_adaptive,
-            "attends": self.borrows,
-            "remembers": self.retroactive,
-        }
-
     def keeps_local(self, name: str) -> bool:
         """Keep all tensors local; units of bases are sent in the method's own messages."""
         return True
@@ -154,43 +145,32 @@ class FedWeIT(APD):
             return
         began = self.context.began(cohort.task, cohort.clients[0])  # the same round for all clients of the cohort
         if self._lends != (cohort.task, began):
-            self._lend(cohort.task, began)
+            self._lend(cohort.clients[0], cohort.task)
+            self._lends = cohort.task, began
         usable = torch.stack([self._usable(client, cohort.task) for client in cohort.clients])
         for layer in self._layers:
             cohort.buffers[layer.others][: len(usable)].copy_(usable)
 
-    def _lend(self, task: int, began: int) -> None:
-        """Load the knowledge base of a task, begun in round ``began``, into the network."""
-        held = self._held(task, began)
+    def _lend(self, client: int, task: int) -> None:
+        """Load the knowledge base of a client's task into the network."""
+        held = self._borrowed(client, task)
         for layer in self._layers:
             base = layer.weight
             rows = [part["layers"][layer.name].dense(len(part["clients"])).to(base) for part in held]
             layer.parts.knowledge.entries = torch.cat(rows).view(-1, *base.shape) if rows else None
-        self._lends = task, began
 
-    def _held(self, task: int, began: int) -> list[dict[str, Any]]:
-        """The knowledge base of a task, in the order of its attention: adaptive weights at the ends of earlier tasks.
-
-        Args:
-            task: the task that uses it.
-            began: the first round of the task.
-        """
+    def _borrowed(self, client: int, task: int) -> list[dict[str, Any]]:
+        """The knowledge base of a client's task, in the order of its attention: adaptive weights at the ends of earlier
+        tasks."""
         if not self.context.client_clocks:
             return [part for part in self._knowledge if part["task"] == task]
+        began = self.context.began(task, client)
         newest = {part["clients"][0]: part for part in self._knowledge if part["round"] <= began}
         return [newest[owner] for owner in sorted(newest)]
 
-    def _borrowed(self, client: int, task: int) -> list[dict[str, Any]]:
-        """The knowledge base of a client's task; see :meth:`_held`."""
-        return self._held(task, self.context.began(task, client))
-
-    def _owners(self, client: int, task: int) -> list[int]:
-        """The clients to which the entries of the knowledge base of a client's task belong."""
-        return [owner for part in self._borrowed(client, task) for owner in part["clients"]]
-
     def _usable(self, client: int, task: int) -> Tensor:
         """``[J]``, 1 for the entries of a task's knowledge base that the client uses."""
-        factors = [float(owner != client) for owner in self._owners(client, task)]
+        factors = [float(owner != client) for part in self._borrowed(client, task) for owner in part["clients"]]
         return torch.tensor(factors + [0.0] * (self._knowledge_entries() - len(factors)))
 
     def _receive(self, cohort: Cohort) -> None:
@@ -262,7 +242,7 @@ class FedWeIT(APD):
         for layer in self._layers:
             base = trained[layer.base]
             sent = chosen[layer.name] = self._chosen(cohort, layer, trained)
-            if self.base_mean == "clients" and layer.mask in trained:
+            if self.base_mean == "clients" and self.use_mask:
                 base = base * per_unit(torch.sigmoid(trained[layer.mask]), base)
             message[layer.base] = torch.where(per_unit(sent, base), base, torch.zeros_like(base))
             message[f"units of {layer.name}"] = sent.to(base.dtype)
@@ -385,13 +365,12 @@ class FedWeIT(APD):
         if not self.borrows:
             return
         held = self._borrowed(client, task)
-        usable = self._usable(client, task)
+        usable, sizes = self._usable(client, task), [len(part["clients"]) for part in held]
         for layer in self._layers:
             attention, adaptive = model[layer.attention], model[layer.adaptive]
             weights = attention * usable.to(attention)
-            for part, first in zip(held, _starts(held), strict=True):
-                borrowed = part["layers"][layer.name].combined(weights[first : first + len(part["clients"])])
-                adaptive = adaptive + borrowed.view(adaptive.shape)
+            for part, of_part in zip(held, weights[: sum(sizes)].split(sizes), strict=True):
+                adaptive = adaptive + part["layers"][layer.name].combined(of_part).view(adaptive.shape)
             model[layer.adaptive] = adaptive
             model[layer.attention] = torch.zeros_like(attention)
 
@@ -437,12 +416,6 @@ class FedWeIT(APD):
         for layer in self._layers:
             layer.parts.knowledge.entries = None  # the next cohort loads that of its task
         self._lends = None
-
-
-def _starts(parts: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Number of the first entry of each part of a knowledge base."""
-    sizes = [len(part["clients"]) for part in parts]
-    return [sum(sizes[:number]) for number in range(len(parts))]
 
 
 def _adaptive_bytes(message: Mapping[str, Tensor]) -> int:
