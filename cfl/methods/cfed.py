@@ -25,6 +25,7 @@ from cfl.methods.components.common_model import check_common_model
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global, run_model
 from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
+from cfl.methods.components.weighted_sum import weighted_sum
 from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
@@ -262,9 +263,7 @@ class CFeD(Method):
         if weights is None:
             return logits.new_zeros(())
         losses = self._soft_cross_entropy(logits, samples.extras[f"{self.name} target"])
-        return torch.where(
-            samples.mask & (weights > 0), weights.to(losses.dtype) * losses, torch.zeros_like(losses)
-        ).sum()
+        return weighted_sum(losses, weights, samples.mask & (weights > 0))
 
     def _soft_cross_entropy(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropies ``[...]`` of target probabilities and logits, both ``[..., O]``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
@@ -12,6 +11,7 @@ from cfl.data.samples import ExtraSamples, Samples
 from cfl.data.scenarios import Scenario
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method
+from cfl.methods.components.weighted_sum import weighted_sum
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
@@ -94,5 +94,4 @@ class DER(Method):
             losses = squares.mean(-1)
         else:
             losses = (squares * allowed).sum(-1) / allowed.sum(-1).clamp(min=1)
-        # Not a product with the mask: padded entries may be infinite.
-        return torch.where(samples.mask, weights.to(logits.dtype) * losses, torch.zeros_like(losses)).sum()
+        return weighted_sum(losses, weights, samples.mask)

@@ -59,7 +59,7 @@ class ER(Method):
             client's training set and memory counts the same, the memory's times ``weight``.
     """
 
-    _source_name = "er"
+    _draws = "er"  # prefix of the purposes of random draws
 
     common_order: ClassVar[bool] = True
     asks_after_tasks = False
@@ -178,7 +178,7 @@ class ER(Method):
         held = [context.indices(plan.task, client) for client in clients]
         offered = torch.full((len(clients), max(map(len, held))), -1, dtype=torch.int64)
         for row, (client, own) in enumerate(zip(clients, held, strict=True)):
-            generator = numpy_generator(context.seed, f"{self._source_name} choice", plan.task, client)
+            generator = numpy_generator(context.seed, f"{self._draws} choice", plan.task, client)
             offered[row, : len(own)] = torch.from_numpy(generator.permutation(own))
         table = self.memory.read(clients)
         if self.per_task:
@@ -188,7 +188,7 @@ class ER(Method):
         self.memory.write(clients, table)
 
     def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
-        seed, purpose = self.context.seed, f"{self._source_name} {purpose}"
+        seed, purpose = self.context.seed, f"{self._draws} {purpose}"
         return torch.tensor([seed_for(seed, purpose, client, *indices) for client in clients], dtype=torch.int64)
 
     def client_storage(self) -> int:

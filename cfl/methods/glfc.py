@@ -32,6 +32,7 @@ from cfl.methods.components.gradient_inversion import (
 from cfl.methods.components.herding import herd
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global, run_model
 from cfl.methods.components.own_loss import OwnLoss
+from cfl.methods.components.weighted_sum import weighted_sum
 from cfl.methods.context import Context
 from cfl.methods.gradient_compensation import over_group_means
 from cfl.models.features import unit_features
@@ -154,9 +155,9 @@ class GLFC(OwnLoss):
 
     # A client's data and memory.
 
-    def _places(self, address: TaskRef, client: int) -> Tensor:
+    def _places(self, task: TaskRef, client: int) -> Tensor:
         """Handles ``[n]`` of a client's current data."""
-        return torch.from_numpy(self.context.global_index_trained_on(address, client))
+        return torch.from_numpy(self.context.global_index_trained_on(task, client))
 
     def _noted(self, before: Table, places: Tensor) -> Table:
         """A client's table after comparing its current data with those of its last round."""
@@ -299,7 +300,7 @@ class GLFC(OwnLoss):
         compensated = factors * mean_bce(logits, truth, samples.allowed)
         related = mean_bce(logits, torch.where(old >= 0, old, truth), samples.allowed)
         losses = torch.where(distils, 0.5 * compensated + 0.5 * related, compensated)
-        return torch.where(ours, samples.weights.to(losses.dtype) * losses, torch.zeros_like(losses)).sum()
+        return weighted_sum(losses, samples.weights, ours)
 
     # Prototypes of new classes.
 
@@ -353,16 +354,16 @@ class GLFC(OwnLoss):
         context = self.context
         self._old = []
         messages = context.channel.collect_individually(f"{self.name} prototypes")
-        moved = False
+        new_task = False
         if messages:
             # In one process, because rounding differences between processes would grow with every iteration.
             given = context.at_server(lambda: self._inverted(plan, messages))
-            moved = self.proxy.receive(*given)
+            new_task = self.proxy.receive(*given)
             self._rows.append(
-                {"round": plan.round, "clients": len(messages), "images": len(given[1]), "new_task": int(moved)}
+                {"round": plan.round, "clients": len(messages), "images": len(given[1]), "new_task": int(new_task)}
             )
         shared = context.shared_tensors()
-        self.proxy.judge(shared, self._accuracy, bool(messages) and not moved)
+        self.proxy.judge(shared, self._accuracy, bool(messages) and not new_task)
         self.seconds += time.perf_counter() - started
 
     def _inverted(self, plan: RoundPlan, messages: Mapping[int, dict[str, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cfl.data.samples import Samples
 from cfl.methods.components.binary_cross_entropy import mean_bce
+from cfl.methods.components.weighted_sum import weighted_sum
 from cfl.methods.er import ER, Weighting
 from cfl.runtime.option_checks import check_choices
 
@@ -36,7 +37,7 @@ class GradientCompensation(ER):
         options: the others of ER. A ``weight`` of 0 is federated averaging with ``loss: ce``.
     """
 
-    _source_name = "glfc"
+    _draws = "glfc"
 
     def __init__(self, loss: Literal["ce", "bce"] = "ce", *, weighting: Weighting = "appended", **options: Any) -> None:
         check_choices(self.key, ("ce", "bce"), loss=loss)
@@ -57,8 +58,8 @@ class GradientCompensation(ER):
             return logits.new_zeros(())
         target = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
         losses = mean_bce(logits, target, samples.allowed)
-        factors = samples.weights.to(losses.dtype) * self._compensation(logits, samples)
-        return torch.where(samples.mask & self.ours(samples), factors * losses, torch.zeros_like(losses)).sum()
+        weights = samples.weights.to(losses.dtype) * self._compensation(logits, samples)
+        return weighted_sum(losses, weights, samples.mask & self.ours(samples))
 
     def _compensation(self, logits: Tensor, samples: Samples) -> Tensor:
         """``[N]`` g over its group's mean; 1 for other methods' samples, and for all while the memory is empty."""

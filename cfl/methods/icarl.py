@@ -22,6 +22,7 @@ from cfl.methods.components.exemplars import Table, no_exemplars, with_classes, 
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, run_model
 from cfl.methods.components.own_loss import OwnLoss
 from cfl.methods.components.previous_model import PreviousModel
+from cfl.methods.components.weighted_sum import weighted_sum
 from cfl.methods.context import Context
 from cfl.models.features import unit_features
 from cfl.runtime.errors import ConfigError
@@ -185,8 +186,7 @@ class ICaRL(OwnLoss):
         if old is not None:
             target = torch.where(moved(self._seen(task - 1), logits.device), old.to(logits.dtype), target)
         losses = mean_bce(logits, target, self._seen(task))
-        factors = samples.weights.to(losses.dtype)
-        return torch.where(samples.mask & self.ours(samples), factors * losses, torch.zeros_like(losses)).sum()
+        return weighted_sum(losses, samples.weights, samples.mask & self.ours(samples))
 
     def end_round(self, plan: RoundPlan) -> None:
         """Record which clients have the old model."""
