@@ -10,7 +10,7 @@ where that can differentiate the network, with one backward pass per sample othe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -177,12 +177,12 @@ def _constant_statistics(network: nn.Module, also_training: bool) -> Iterator[No
             found[layer] = (mean, variance)
         layer.running_mean, layer.running_var = found[layer]
 
-    handles = [layer.register_forward_pre_hook(hook) for layer in layers]
     try:
-        yield
+        with ExitStack() as handles:
+            for layer in layers:
+                handles.enter_context(layer.register_forward_pre_hook(hook))
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
         for layer, mean, variance in before:
             layer.running_mean, layer.running_var = mean, variance
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +44,11 @@ def watch_before_dropout(
             watchers[layer](layer, kept)
         return torch.cat([dropped, dropped])
 
-    handles = [layer.register_forward_pre_hook(hook) for layer in weighted_layers(network).values()]
-    try:
-        with _dropping(network, {name: torch.cat([mask, torch.ones_like(mask)]) for name, mask in masks.items()}):
-            functional_call(network, dict(model), (torch.cat([x, x]),))
-    finally:
-        for handle in handles:
-            handle.remove()
+    both = {name: torch.cat([mask, torch.ones_like(mask)]) for name, mask in masks.items()}
+    with _dropping(network, both), ExitStack() as handles:
+        for layer in weighted_layers(network).values():
+            handles.enter_context(layer.register_forward_pre_hook(hook))
+        functional_call(network, dict(model), (torch.cat([x, x]),))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,15 +81,13 @@ def evaluating_global(context: Context) -> Iterator[None]:
 def inputs_watched(watchers: Mapping[nn.Module, Callable[[nn.Module, Tensor], None]]) -> Iterator[None]:
     """Within the context, every layer calls its watcher, as ``watcher(layer, x)``, with its input."""
 
-    def hook(watcher: Callable[[nn.Module, Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda layer, inputs: watcher(layer, inputs[0])
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        watchers[layer](layer, inputs[0])
 
-    handles = [layer.register_forward_pre_hook(hook(watcher)) for layer, watcher in watchers.items()]
-    try:
+    with ExitStack() as handles:
+        for layer in watchers:
+            handles.enter_context(layer.register_forward_pre_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -126,12 +124,10 @@ def probed_outputs(layers: Mapping[str, WeightedLayer]) -> Iterator[dict[str, li
 
         return add
 
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
-    try:
+    with ExitStack() as handles:
+        for name, layer in layers.items():
+            handles.enter_context(layer.register_forward_hook(hook(name)))
         yield probes
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def run_model(context: Context, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
