@@ -40,25 +40,21 @@ class LayerSketch:
     ) -> None:
         d, device = layer_dim(layer, with_bias), next(layer.parameters()).device
         self._with_bias, self._columns, self._basis, self._generator = with_bias, columns, basis, generator
-        self._covariance: InputCovariance | None = None
-        self._sketch: Sketch | None = None
-        if not shared and covariance_is_cheaper(layer, rows, d, columns):
-            self._covariance = InputCovariance(layer, with_bias, device)
-        else:
-            self._sketch = Sketch(d, columns, device=device)
+        cheaper = not shared and covariance_is_cheaper(layer, rows, d, columns)
+        self._covariance = InputCovariance(layer, with_bias, device) if cheaper else None
+        self._sketch = Sketch(d, columns, device=device)  # takes no memory before its first inputs
 
     def add(self, layer: nn.Module, x: Tensor) -> None:
         """Add inputs of the layer, or of a copy of it, from a forward pass."""
         if self._covariance is not None:
             self._covariance.add(layer, x)
-        elif self._sketch is not None:
+        else:
             sketch_rows(self._sketch, layer_inputs(layer, x, self._with_bias), self._basis, self._generator)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         """The sketch ``A [d, s]`` of all inputs added, and the float64 scalars ``||X||_F^2`` and ``||X*||_F^2``; to be
         called once."""
-        if self._sketch is not None:
+        if self._covariance is None:
             return self._sketch.A, self._sketch.input_energy, self._sketch.residual_energy
-        assert self._covariance is not None
         matrix, self._covariance = self._covariance.matrix(), None
         return draw_sketch(matrix, self._basis, self._columns, self._generator)
