@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
 from cfl.data.exposure import ONE_AT_A_TIME
 from cfl.data.scenarios import EVERY_SCENARIO
@@ -129,19 +129,23 @@ class FedCurv(Method):
         self._penalty_bytes = 0
         self._rows: list[dict[str, Any]] = []
         self._fisher_seconds = 0.0
-        self._lr: float | None = None
+        self._lr: float | None = None  # of an optimizer whose step along a quadratic is a gradient step
         self._warned = False
 
     def setup(self, context: Context) -> None:
         """Find the parameters that clients exchange.
 
         Raises:
-            ConfigError: if there are two of these methods, which would share their clients' state, clients train on
-                samples of other tasks, or the network has no labels of this kind or cannot be differentiated.
+            ConfigError: if ``on_unstable`` is not ``warn`` for an optimizer whose stability is not known, there are two
+                of these methods, which would share their clients' state, clients train on samples of other tasks, or
+                the network has no labels of this kind or cannot be differentiated.
         """
         super().setup(context)
-        if context.optimizer is not None:
-            self._check_optimizer(context.optimizer)
+        optimizer = context.optimizer
+        self._lr = float(optimizer.param_groups[0]["lr"]) if isinstance(optimizer, SGD) else None
+        if self._lr is None and optimizer is not None and self.on_unstable != "warn":
+            valid = f"warn while the optimizer is {type(optimizer).__name__}"
+            raise ConfigError("methods.fedcurv.on_unstable", self.on_unstable, valid)
         self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
         self._names = context.shared_parameters
         check_fisher(
@@ -154,17 +158,6 @@ class FedCurv(Method):
         if exposure not in ONE_AT_A_TIME:
             valid = "sequential or unannounced while FedCurv takes the Fisher of a task's samples"
             raise ConfigError("data.exposure", exposure, valid)
-
-    def _check_optimizer(self, optimizer: Optimizer) -> None:
-        """Read the learning rate, if the optimizer's step along a quadratic is a gradient step.
-
-        Raises:
-            ConfigError: ``on_unstable`` is not ``warn`` for an optimizer whose stability is not known.
-        """
-        self._lr = float(optimizer.param_groups[0]["lr"]) if isinstance(optimizer, SGD) else None
-        if self._lr is None and self.on_unstable != "warn":
-            name = type(optimizer).__name__
-            raise ConfigError("methods.fedcurv.on_unstable", self.on_unstable, f"warn while the optimizer is {name}")
 
     # Local steps.
 

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
@@ -102,10 +101,12 @@ class LearningRateDecay(Method):
     # Before training.
 
     def setup(self, context: Context) -> None:
-        """Refuse a run in which a client has no validation samples."""
+        """Refuse a floor that is not below the learning rate, and a run in which a client has no validation samples."""
         super().setup(context)
-        if context.optimizer is not None:
-            self._check_optimizer(context.optimizer)
+        if context.optimizer is not None and self.factor > 1:
+            lr = float(context.optimizer.param_groups[0]["lr"])
+            if not self.floor < lr:
+                raise ConfigError(f"{self.key}.floor", self.floor, f"a number below the learning rate, {lr:g}")
         self.refuse_twins(LearningRateDecay, "one LearningRateDecay, which knows the clients' learning rates")
         if self.factor == 1:
             return
@@ -121,12 +122,6 @@ class LearningRateDecay(Method):
                     what = f"client {client} has too few samples of task {task} to set one aside"
                     valid = "a partition with two or more for every client that takes part, or Holders with min_samples"
                     raise ConfigError("data.validation", what, valid)
-
-    def _check_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse a floor that is not below the learning rate."""
-        lr = float(optimizer.param_groups[0]["lr"])
-        if self.factor > 1 and not self.floor < lr:
-            raise ConfigError(f"{self.key}.floor", self.floor, f"a number below the learning rate, {lr:g}")
 
     # Local steps.
 
