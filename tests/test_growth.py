@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from benchmarks.growth import (
     task_figures,
 )
 from benchmarks.rounds import Measured
+from support.class_options import options_of
 
 import cfl.methods
 from cfl.models import MLP
@@ -92,7 +92,7 @@ def test_figures_of_tasks() -> None:
 def test_methods_are_measured_with_options_that_they_have(method: str) -> None:
     config = method_config(method, TASK_METHODS[method])
     for entry in config["methods"].values():
-        assert set(entry["init_args"]) <= set(signature(getattr(cfl.methods, entry["class_path"])).parameters)
+        assert set(entry["init_args"]) <= set(options_of(getattr(cfl.methods, entry["class_path"])))
     assert set(config) <= {"methods", "model"}
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 from support import tiny_cli
+from support.class_options import options_of
 from support.foreign import BOMB
 from torch.utils.data import TensorDataset
 
@@ -96,7 +97,7 @@ def _classes() -> Iterator[type]:
 def _numbers() -> Iterator[tuple[type, str, Any]]:
     """Yield every option of type float, with infinity and with NaN."""
     for kind in _classes():
-        for name, option in inspect.signature(kind).parameters.items():
+        for name, option in options_of(kind).items():
             if re.search(r"\bfloat\b", str(option.annotation)):
                 one_each = re.search("list|Sequence", str(option.annotation))
                 for value in (math.inf, math.nan):
@@ -116,7 +117,7 @@ def test_every_class_refuses_numbers_without_end(option: str) -> None:
     kind, name, value = NUMBERS[option]
     given = {
         other: NEEDED[other]
-        for other, parameter in inspect.signature(kind).parameters.items()
+        for other, parameter in options_of(kind).items()
         if parameter.default is inspect.Parameter.empty and other != name
     }
     if value == math.inf and f"{kind.__name__}.{name}" in ENDLESS:
@@ -172,9 +173,7 @@ def test_every_number_of_a_configuration_is_looked_at() -> None:
 
 
 def _needed(kind: type) -> dict[str, Any]:
-    parameters = inspect.signature(kind).parameters.items()
-    empty, others = inspect.Parameter.empty, inspect.Parameter.VAR_KEYWORD
-    return {name: NEEDED[name] for name, of in parameters if of.default is empty and of.kind is not others}
+    return {name: NEEDED[name] for name, of in options_of(kind).items() if of.default is inspect.Parameter.empty}
 
 
 @pytest.mark.parametrize(
