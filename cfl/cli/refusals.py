@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from cfl.cli.given import Given, value_of
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, NAMED_METHODS
 from cfl.cli.plugins import offered
+from cfl.reporting.experiment import REMOVED
 from cfl.runtime.class_paths import PACKAGE
 from cfl.runtime.command_line import ALLOW
 from cfl.runtime.errors import shown
@@ -107,6 +108,9 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
         said, what, valid = Given(key, NO_CLASS), "wrong", _BY_HAND["methods"]
     file = f" (in {said.file})" if said.file else ""
     if what == "unknown":
+        option = key.rpartition(".")[2]
+        if option in (removed := REMOVED.get(refused.owner, {})):
+            return f"{key} was removed; leave it out: {refused.owner} does what its value {removed[option]} meant{file}"
         return f"{key} is no option; valid: {valid}{file}"
     if what == "missing":
         return f"{key} is missing; {valid}{f', e.g. {_LOGGER}' if key.startswith('trainer.logger.') else ''}"

@@ -194,7 +194,10 @@ def test_a_removed_option_counts_as_before_and_is_refused_at_other_values(
         config_file.write_text(written.replace("strength: 1.0\n", f"strength: 1.0\n      fisher_clients: {value}\n"))
         assert f"fisher_clients: {value}" in config_file.read_text()
         assert run("validate", "--ckpt_path", str(trained / "last.ckpt")) == status
-    assert "methods.ewc.fisher_clients is no option" in capsys.readouterr().err
+    removed = "methods.ewc.fisher_clients was removed; leave it out: EWC does what its value all meant"
+    assert removed in capsys.readouterr().err
+    assert fit(tmp_path / "typed", "--methods.ewc", "EWC", "--methods.ewc.fisher_clients", "all") == 2
+    assert removed in capsys.readouterr().err
 
 
 def test_what_classes_say_of_themselves_is_found_by_their_former_paths(monkeypatch: pytest.MonkeyPatch) -> None:
