@@ -11,8 +11,8 @@ from uuid import uuid4
 import yaml
 from jsonargparse import Namespace
 
+from cfl.cli.class_entries import class_entries
 from cfl.cli.leaves import check_path
-from cfl.cli.places import classes_in, put_into
 from cfl.reporting.experiment import benchmark_name, config_hash, experiment_of, method_name
 from cfl.reporting.files_of_run import check_method_names, wandb_id_in
 from cfl.runtime.run_files import CHECKPOINT
@@ -65,11 +65,11 @@ def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled
         run.dir = str(Path(run.dir).expanduser()) if run.dir else run.dir  # an empty name is refused later
     if not trains:  # Lightning opens loggers anyhow: every scoring would be an empty run at wandb
         config.trainer.logger = False
-    put_into(run.dir, config.trainer)
+    _put_into(run.dir, config.trainer)
     wandb_id = None
-    for logger in classes_in(config.trainer.logger):
-        own = logger.init_args
-        if logger.class_path.endswith("WandbLogger"):
+    for _, logger in class_entries(config.trainer.logger):
+        own = logger["init_args"]
+        if logger["class_path"].endswith("WandbLogger"):
             own["group"] = own.get("group") or f"{run.benchmark}/{method}"
             own["job_type"] = own.get("job_type") or method
             own["name"] = own.get("name") or f"{method}-seed{seed}"
@@ -92,6 +92,18 @@ def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
     run = {**config["run"], "dir": folder, "benchmark": benchmark, "overwrite": False}
     kept = {key: value for key, value in config.items() if key != "ckpt_path"}
     return yaml.safe_dump({**kept, "run": run}, sort_keys=False)
+
+
+def _put_into(folder: str, trainer: Namespace) -> None:
+    """Move the folders of a Trainer's loggers and profiler below the run folder, in place.
+
+    Absolute paths and addresses of other machines stay."""
+    for key, option in (("logger", "save_dir"), ("profiler", "dirpath")):
+        for _, entry in class_entries(trainer.get(key)):
+            own = entry.get("init_args", {})
+            if option in own:
+                given = str(own[option] or ".")
+                own[option] = given if "://" in given else str(Path(folder, Path(given).expanduser()))
 
 
 def _wandb_id(checkpoint: str | None, folder: str) -> str:
