@@ -177,11 +177,11 @@ def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result
             _require_unchanged(text, entry[_DIGEST])
             result = Result(
                 entry["experiment"],
+                path,
                 entry["summary"],
                 entry["matrix"],
                 entry["space"],
                 entry["client_epochs"],
-                path,
                 entry.get("rounds", ()),
                 entry.get("matrix_task_il", ()),
                 {layer: {of["task"]: _attention(of)} for layer, of in entry.get("attention", {}).items()},

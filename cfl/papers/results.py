@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -18,15 +17,15 @@ from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.grids import Grid, attention_grid
 from cfl.reporting.attention import Attention, read_attention
 from cfl.reporting.checksums import check_unchanged
+from cfl.reporting.compare.reading import read_space
 from cfl.reporting.csv_file import RunFolderError, read_csv
-from cfl.reporting.experiment import config_hash, experiment_of
+from cfl.reporting.experiment import config_hash
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.names import is_method_name
-from cfl.reporting.run_folder import check_seed, read_curve, read_run, rounds_to
+from cfl.reporting.run_folder import read_curve, read_summary, rounds_to
 from cfl.running import finished
-from cfl.running.finished import Finished, Results
-from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
-from cfl.runtime.yaml_file import BadYAML, read_yaml
+from cfl.running.finished import Finished, Results, run_and_experiment
+from cfl.runtime.run_files import CONFIG, ROUNDS, matrix_file
 
 _OF_TASK = re.compile(r"_task_\d+$")
 
@@ -41,7 +40,6 @@ class Result(Finished):
         space: layer -> percent of its input space used after each task but the last, or with FOT's ``last_extraction``
             after each; empty if no method records it.
         client_epochs: local epochs of all clients over all rounds together.
-        source: the folder or file that it was read from.
         rounds: ACC in percent after each round, None after rounds without an evaluation; empty for a run that was
             evaluated at task ends only.
         matrix_task_il: as ``matrix``, with the task known at test time, of a class-incremental run; else empty.
@@ -54,7 +52,6 @@ class Result(Finished):
     matrix: list[list[float | None]]
     space: Mapping[str, list[float]] = field(default_factory=dict)
     client_epochs: int | None = None
-    source: Path | None = None
     rounds: Sequence[float | None] = ()
     matrix_task_il: Sequence[list[float | None]] = ()
     attention: Mapping[str, Mapping[int, Attention]] = field(default_factory=dict)
@@ -157,50 +154,49 @@ def read_result(folder: Path) -> Result:
     Raises:
         RunFolderError: the folder holds no finished run, or a file of the run is missing or damaged.
     """
-    run = read_run(folder)
+    run, experiment = run_and_experiment(folder)
     reading = CONFIG
+    space: dict[tuple[str, str], list[float]] = {}
+    attention: dict[str, dict[int, Attention]] = {}
     try:
-        check_unchanged(folder, reading)
-        config = read_yaml(folder / reading)
-        experiment = experiment_of(config)
-        local_epochs = experiment["schedule"]["local_epochs"]
-        methods = list(experiment["methods"])
-        if strange := [name for name in methods if not is_method_name(name)]:
-            raise ValueError(f"no method can be called {strange[0]!r}")
-        check_seed(run, int(experiment["seed_everything"]))
-        reading = SUMMARY
-        summary = json.loads((folder / reading).read_text(encoding="utf-8"))
-        space: dict[tuple[str, str], list[float]] = {}
-        attention: dict[str, dict[int, Attention]] = {}
-        for name in methods:
+        schedule = experiment["schedule"]
+        for name in experiment["methods"]:
+            if not is_method_name(name):
+                raise ValueError(f"no method can be called {name!r}")
             reading = f"{name}.csv"
             check_unchanged(folder, reading)
-            of_method = _rows(folder / reading)
-            attention |= read_attention(of_method)
-            for row in of_method:
-                if "used_space" in row and "layer" in row:
-                    space.setdefault((row["layer"], name), []).append(float(row["used_space"]))
-            for (layer, _), used in space.items():
-                if len(used) not in (run.tasks - 1, run.tasks):  # T rows with FOT's last_extraction
-                    raise ValueError(f"{len(used)} rows for {layer} and {run.tasks} tasks")
+            if (folder / reading).is_file():
+                attention |= read_attention(_rows(folder / reading))
+                for layer, used in read_space(folder / reading, run.tasks).items():
+                    space[layer, name] = [*used.values()]
         reading = ROUNDS
-        rounds = _rows(folder / reading)
-        if (folder / reading).is_file() and len(rounds) != int(summary["rounds"]):
-            raise ValueError(f"{len(rounds)} rounds, summary.json says {summary['rounds']}")
-        epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
-        curve = read_curve(folder / reading) if experiment["schedule"].get("evaluate_every") else []
-        columns = _beside(rounds) if experiment["schedule"].get("evaluate_every") else {}
-        known = folder / matrix_file("accuracy", "_task_il")
-        check_unchanged(folder, known.name)
-        task_il = _matrix(read_matrix_csv(known)[0]) if known.is_file() else []
+        has_rounds = (folder / reading).is_file()
+        rounds = _rows(folder / reading) if has_rounds else []
+        if has_rounds and len(rounds) != run.rounds:
+            raise ValueError(f"{len(rounds)} rounds, summary.json says {run.rounds}")
+        epochs = sum(int(row["clients"]) for row in rounds) * schedule["local_epochs"] if rounds else None
+        between = bool(schedule.get("evaluate_every"))
+        curve = read_curve(folder / reading) if between else []
+        columns = _beside(rounds) if between else {}
+        reading = matrix_file("accuracy", "_task_il")
+        check_unchanged(folder, reading)
+        task_il = _matrix(read_matrix_csv(folder / reading)[0]) if (folder / reading).is_file() else []
     except RunFolderError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, BadYAML) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise RunFolderError(f"{folder / reading}: not what a finished run leaves ({error})") from None
     methods_of = Counter(layer for layer, _ in space)
-    of_layers = {layer if methods_of[layer] == 1 else f"{name}.{layer}": used for (layer, name), used in space.items()}
     return Result(
-        experiment, summary, _matrix(run.matrix), of_layers, epochs, folder, curve, task_il, attention, columns
+        experiment,
+        folder,
+        summary=read_summary(folder),
+        matrix=_matrix(run.matrix),
+        space={layer if methods_of[layer] == 1 else f"{name}.{layer}": used for (layer, name), used in space.items()},
+        client_epochs=epochs,
+        rounds=curve,
+        matrix_task_il=task_il,
+        attention=attention,
+        columns=columns,
     )
 
 
@@ -217,8 +213,6 @@ def _matrix(matrix: torch.Tensor) -> list[list[float | None]]:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
     header, lines = read_csv(path)
     return [dict(zip(header, row, strict=True)) for _, row in lines]
 

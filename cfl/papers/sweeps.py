@@ -198,7 +198,8 @@ def _read_select(path: Path, entry: Mapping[str, Any]) -> tuple[str, Best]:
     value = expression(entry.get("value", "acc"), f"{path}, select.value")
     best: Any = one_of(entry.get("best", "highest"), get_args(Best), f"{path}, select.best")
     # A made-up run with an empty summary shows whether the expression gives a list or misspells a function.
-    made_up = Result({"data": {}}, {}, [[1.0, 1.0], [1.0, 1.0]], {}, 1, None, (1.0, 1.0), [[1.0, 1.0], [1.0, 1.0]])
+    matrix: list[list[float | None]] = [[1.0, 1.0], [1.0, 1.0]]
+    made_up = Result({"data": {}}, path, {}, matrix, client_epochs=1, rounds=(1.0, 1.0), matrix_task_il=matrix)
     with contextlib.suppress(Undefined):
         _number_of(made_up, value, path)
     return value, best

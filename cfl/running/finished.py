@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import experiment_of, setting_hash
-from cfl.reporting.run_folder import check_seed, read_run
+from cfl.reporting.run_folder import Run, check_seed, read_run
 from cfl.running.resolving import same_experiment
 from cfl.running.run_log import LOG, has_diverged
 from cfl.runtime.run_files import CONFIG, SUMMARY, folders_below
@@ -23,9 +23,11 @@ class Finished:
 
     Attributes:
         experiment: the settings that decide the run's results (:func:`cfl.reporting.experiment.experiment_of`).
+        folder: the run folder; of a run that the project keeps, its file.
     """
 
     experiment: Mapping[str, Any]
+    folder: Path
 
     @property
     def seed(self) -> int:
@@ -36,15 +38,17 @@ class Finished:
 R = TypeVar("R", bound=Finished)
 
 
-@dataclass(frozen=True, eq=False)
-class FinishedRun(Finished):
-    """A finished run and where it is."""
-
-    folder: Path
-
-
-def read_finished(folder: Path) -> FinishedRun:
+def read_finished(folder: Path) -> Finished:
     """Read a finished run's folder.
+
+    Raises:
+        RunFolderError: as for :func:`run_and_experiment`.
+    """
+    return Finished(run_and_experiment(folder)[1], folder)
+
+
+def run_and_experiment(folder: Path) -> tuple[Run, dict[str, Any]]:
+    """The figures of a finished run, and its experiment.
 
     Raises:
         RunFolderError: the folder holds no finished run, or a file of the run is missing or damaged.
@@ -55,7 +59,7 @@ def read_finished(folder: Path) -> FinishedRun:
     if experiment is None:
         raise RunFolderError(f"{folder / CONFIG}: not what a finished run leaves")
     check_seed(run, experiment["seed_everything"])
-    return FinishedRun(experiment, folder)
+    return run, experiment
 
 
 def read_experiment(folder: Path) -> dict[str, Any] | None:

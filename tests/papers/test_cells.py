@@ -291,7 +291,7 @@ def test_runs_are_found_behind_links_and_once(tmp_path: Path) -> None:
     for name, target in (("a", folder), ("b", folder), ("c", tmp_path / "runs")):
         (tmp_path / "runs" / name).symlink_to(target)
     results = read_results(tmp_path / "runs")
-    assert [result.source for result in results.all] == [tmp_path / "runs" / "a"]
+    assert [result.folder for result in results.all] == [tmp_path / "runs" / "a"]
     assert find_runs([tmp_path / "runs"]) == ([tmp_path / "runs" / "a"], [])
 
 
@@ -330,7 +330,7 @@ def test_two_methods_may_measure_a_layer(tmp_path: Path) -> None:
     gpm.write_text("task,layer,used_space\n0,b,1.0\n1,b,2.0\n2,b,3.0\n")  # with a row after the last task, too
     assert read_result(folder).space["gpm.b"] == [1.0, 2.0, 3.0]
     gpm.write_text("task,layer,used_space\n0,b,1.0\n")
-    with pytest.raises(RunFolderError, match=r"gpm\.csv: .*1 rows for b and 3 tasks"):
+    with pytest.raises(RunFolderError, match=r"gpm\.csv, line 2: b has 1 rows, of 2 tasks"):
         read_result(folder)
 
 
@@ -340,7 +340,7 @@ def test_two_methods_may_measure_a_layer(tmp_path: Path) -> None:
         ("rounds.csv", b"round,clients\n0,3\n1"),
         ("rounds.csv", b"round,clients\n0,three\n"),
         ("fot.csv", b"task,layer,used_space\n0,a\n"),
-        ("fot.csv", b"task,layer,used_space\n0,a,\n"),
+        ("fot.csv", b"task,layer,used_space\n0,a,\n1,a,20.0\n"),
         ("fot.csv", b"task,layer,used_space\n0,a,10.0\n0,b,11.0\n1,a,20.0\n"),
         ("rounds.csv", b"round,clients\n0,3\n"),
         ("rounds.csv", b"garbage"),

@@ -220,7 +220,7 @@ def test_the_projects_page_has_every_table_and_the_counts_of_the_written_one() -
 def test_every_kept_run_is_a_tables_or_is_named_as_a_sweeps(paper: Paper) -> None:
     """Every kept run belongs to a cell of a table, or its name begins with "sweeps-": a candidate of a sweep."""
     for scale, results in read_kept(paper).items():
-        left = {r.source.name: r for r in results if r.source and not r.source.name.startswith("sweeps-")}
+        left = {r.folder.name: r for r in results if not r.folder.name.startswith("sweeps-")}
         tables = paper.tables() if left else []
         for one in {recipe.arguments for table in tables for _, recipe in each_recipe(table, scale)}:
             wanted = resolver().experiment(one)

@@ -19,7 +19,7 @@ MATRIX = [[90.0, 10.0, 20.0], [70.0, 80.0, 30.0], [75.0, 60.0, 50.0]]
 
 
 def result() -> Result:
-    return Result({"seed_everything": 0}, {}, [[1.0, 0.0], [0.0, 1.0]], matrix_task_il=MATRIX)
+    return Result({"seed_everything": 0}, Path("run"), {}, [[1.0, 0.0], [0.0, 1.0]], matrix_task_il=MATRIX)
 
 
 def test_averages_forgetting_and_curves_are_those_of_the_other_matrix() -> None:
