@@ -161,7 +161,8 @@ class Run:
             ConfigError: images have another shape or type, the task is missing or does not exist, the run estimates a
                 density or finds boxes, or as for :attr:`model`.
         """
-        data = self._classifier.federation.data
+        classifier, choice = self._classifier, Choice(client, task)
+        data = classifier.federation.data
         try:
             images = torch.as_tensor(images)
         except (TypeError, ValueError) as error:
@@ -169,21 +170,21 @@ class Run:
             raise ConfigError("images", type(images).__name__, f"{valid} ({error})") from error
         if images.ndim == 2 and data.input_shape[:2] == (1, 1):
             try:
-                rows = self._classifier.source(client, task).images_of_array(images.detach().cpu().numpy(), data.root)
+                rows = classifier.source(choice).images_of_array(images.detach().cpu().numpy(), data.root)
             except ValueError as error:
                 raise ConfigError("images", list(images.shape), f"rows as in the run's data set ({error})") from error
-            images = self._classifier.network_input(rows, client, task)
+            images = classifier.network_input(rows, choice)
         stored = not images.is_floating_point()
         if stored and images.dtype != torch.uint8:
             valid = "torch.uint8 as stored, or floating-point network input"
             raise ConfigError("images", str(images.dtype), valid)
-        shapes = {tuple(data.input_shape)} | (self._classifier.stored_shapes(client, task) if stored else set())
+        shapes = {tuple(data.input_shape)} | (classifier.stored_shapes(choice) if stored else set())
         if images.ndim != 4 or tuple(images.shape[1:]) not in shapes:
             valid = " or ".join(f"[N, {', '.join(map(str, shape))}]" for shape in sorted(shapes))
             raise ConfigError("images", list(images.shape), f"shape {valid}")
         if stored:
-            images = self._classifier.network_input(images, client, task)
-        scores = self._classifier.scores(images.to(torch.float32), client, task)
+            images = classifier.network_input(images, choice)
+        scores = classifier.scores(images.to(torch.float32), choice)
         return scores.argmax(1) if self._measure.targets == "classes" else scores
 
     @cached_property

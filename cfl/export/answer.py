@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
+from cfl.data.datamodule import FederatedDataModule
 from cfl.data.task_handles import shown_task
 from cfl.federation.federation import Federation
 from cfl.methods.capabilities import Predictor, TaskModel
@@ -35,6 +36,19 @@ class Choice:
     client: int | None = None
     task: int | None = None
 
+    def tasks(self, data: FederatedDataModule) -> range:
+        """The numbers that ``task`` may have."""
+        return range(data.stream.num_tasks if self.client is None else data.num_tasks)
+
+    def stream_task(self, data: FederatedDataModule) -> int:
+        """The stream's number of the task, or of the first one if none is chosen."""
+        task = self.task or 0
+        return task if self.client is None else data.stream_task(task, self.client)
+
+    def stream_tasks(self, data: FederatedDataModule) -> list[int]:
+        """The stream's number of each of the :meth:`tasks`."""
+        return [Choice(self.client, task).stream_task(data) for task in self.tasks(data)]
+
 
 def as_option(error: BaseException) -> BaseException:
     """Turn an error about a choice's client or task into one about the command's option; return others unchanged."""
@@ -57,7 +71,7 @@ class Answer(nn.Module):
         frozen: modules that the network uses without holding their weights: frozen transformers, by name.
     """
 
-    def __init__(self, network: nn.Module, classifiers: Iterable[Any] = (), task: int = 0, client: int = 0) -> None:
+    def __init__(self, network: nn.Module, classifiers: Iterable[Any], task: int, client: int) -> None:
         super().__init__()
         self.network = network
         held = {name: part.vit for name, part in vars(network).items() if isinstance(part, FrozenViT)}
@@ -115,9 +129,9 @@ def answer_of(client: Client, choice: Choice) -> Answer:
 
 
 def _answer(client: Client, choice: Choice, classifiers: list[Any]) -> Answer:
-    federation, owner, task = client.require_federation(), choice.client, choice.task
-    model = federation.model.state_tensors() if owner is None else federation.model_of(owner, task)
-    stream_task = (task or 0) if owner is None else federation.data.stream_task(task or 0, owner)
+    federation, owner = client.require_federation(), choice.client
+    model = federation.model.state_tensors() if owner is None else federation.model_of(owner, choice.task)
+    stream_task = choice.stream_task(federation.data)
     network = plain_network(federation.network, federation.model_for(stream_task, model))
     if classifiers and set(network.state_dict()) != set(federation.network.state_dict()):
         names = ", ".join(name for name, method in federation.methods.items() if method in classifiers)
@@ -194,14 +208,14 @@ def _check_client(federation: Federation, client: int | None) -> None:
 
 def _check_task(federation: Federation, choice: Choice, by_task: str | None) -> None:
     recalled = choice.client is not None and federation.methods.tells_tasks_apart
-    tasks = federation.data.stream.num_tasks if choice.client is None else federation.data.num_tasks
+    tasks = choice.tasks(federation.data)
     if choice.task is None:
         if by_task is not None:
-            raise ConfigError("task", None, f"0..{tasks - 1}: with methods.{by_task} the model depends on it")
+            raise ConfigError("task", None, f"0..{tasks[-1]}: with methods.{by_task} the model depends on it")
     elif by_task is None and not recalled:
         raise ConfigError("task", choice.task, "unset: this run has one model for all tasks")
-    elif not 0 <= choice.task < tasks:
-        raise ConfigError("task", choice.task, f"0..{tasks - 1}")
+    elif choice.task not in tasks:
+        raise ConfigError("task", choice.task, f"0..{tasks[-1]}")
 
 
 def _check_statistics(federation: Federation, client: int | None) -> None:

@@ -50,10 +50,10 @@ def boxes_found(
         cfl.runtime.errors.DataFilesMissing: names a file that cannot be used.
     """
     root = classifier.federation.data.root
-    classifier.check_task(choice.client, choice.task)
+    classifier.check_task(choice)
     model, names = classifier.model_for(Choice(choice.client)), source.names(root)
     for files, stored in read_images(places, source, root):
-        answers = model(classifier.network_input(stored, choice.client, choice.task)).cpu()
+        answers = model(classifier.network_input(stored, choice)).cpu()
         for file, found in zip(files, answers, strict=True):
             if not bool(found.isfinite().all()):
                 raise ConfigError(

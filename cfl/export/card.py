@@ -174,11 +174,9 @@ def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
     lines = ["## Output", f"float32 `[N, {data.num_outputs}]`: {what}. {meaning}"]
     names = data.stream.class_names(data.root, data.seed)
     rows = ["| task | outputs | classes |", "|---:|---|---|"]
-    own = range(data.stream.num_tasks)
     if choice.client is not None and data.order is not None:
-        own = [int(task) for task in data.order[choice.client]]  # type: ignore[assignment]
         lines.append(f"Tasks are those of client {choice.client}, in its order.")
-    for number, task in enumerate(own):
+    for number, task in enumerate(choice.stream_tasks(data)):
         first, count = data.outputs.offsets[task], data.stream.classes_per_task[task]
         classes = in_markdown(", ".join(names[task]))
         rows.append(f"| {number} | {first} to {first + count - 1} | {classes} |")

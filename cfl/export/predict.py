@@ -99,17 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         client, _, _ = restored([*others, *unknown, "--ckpt_path", options.ckpt_path])
         classifier, choice = ImageClassifier(client), Choice(options.client, options.task)
         if classifier.federation.measure.predicts == "boxes":
-            source = classifier.source(choice.client, choice.task)
+            source = classifier.source(choice)
             table, text = _of_boxes(list(boxes_found(classifier, options.files, source, choice, options.top)))
         elif classifier.federation.measure.targets == "numbers":
             if options.top is not None:
                 raise ConfigError("--top", options.top, "unset: this run predicts numbers")
             table, text = _of_numbers(classifier, options.files, choice)
         else:
-            found = list(predictions(classifier, options.files, choice, options.top or 1))
-            sample = _sample(classifier, choice)
-            what = "probability" if classifier.gives_probabilities else "score"
-            table, text = _table(found, sample, what), _csv(found, sample, what)
+            table, text = _of_classes(classifier, options.files, choice, options.top or 1)
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             write_whole(options.out, printable(text))
@@ -135,8 +132,8 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
         ConfigError: client or task do not exist, or are missing.
         cfl.runtime.errors.DataFilesMissing: names a file that cannot be used.
     """
-    classifier.prepared(choice.client, choice.task)  # refuses an unknown task or client before names are read
-    names = output_names(classifier.federation, choice.client, choice.task)
+    classifier.prepared(choice)  # refuses an unknown task or client before names are read
+    names = output_names(classifier.federation, choice)
     for files, scores in _scores(classifier, places, choice):
         values = scores.softmax(1) if classifier.gives_probabilities else scores
         best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
@@ -150,11 +147,10 @@ def _scores(classifier: ImageClassifier, places: Sequence[Path], choice: Choice)
     Raises:
         ConfigError: the network's scores of a sample are not finite.
     """
-    owner, task = choice.client, choice.task
-    classifier.prepared(owner, task)  # raises its errors before files are read
-    source = classifier.source(owner, task)
+    classifier.prepared(choice)  # raises its errors before files are read
+    source = classifier.source(choice)
     for files, stored in _batches(read_images(places, source, classifier.federation.data.root)):
-        scores = classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
+        scores = classifier.scores(classifier.network_input(stored, choice), choice).double()
         strange = (scores.isnan() | scores.isposinf()).any(1) | scores.isneginf().all(1)
         if bool(strange.any()):
             valid = "inputs of a size as in training: the network's outputs for these are not finite"
@@ -163,7 +159,7 @@ def _scores(classifier: ImageClassifier, places: Sequence[Path], choice: Choice)
 
 
 def _sample(classifier: ImageClassifier, choice: Choice) -> str:
-    return "row" if classifier.source(choice.client, choice.task).holds_rows else "image"
+    return "row" if classifier.source(choice).holds_rows else "image"
 
 
 def _batches(read: Iterator[tuple[list[str], Tensor]]) -> Iterator[tuple[list[str], Tensor]]:
@@ -209,16 +205,18 @@ def _divided(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[lis
     return own, others
 
 
-def _columns(found: Sequence[Prediction]) -> int:
-    return max(len(one.best) for one in found)
-
-
-def _table(found: Sequence[Prediction], sample: str, what: str) -> TextTable:
-    headings = [sample, "class", what]
-    for number in range(2, _columns(found) + 1):
-        headings += [f"class {number}", what]
+def _of_classes(classifier: ImageClassifier, places: Sequence[Path], choice: Choice, top: int) -> tuple[TextTable, str]:
+    found = list(predictions(classifier, places, choice, top))
+    what = "probability" if classifier.gives_probabilities else "score"
+    shown, header = ["class", what], ["class", what]
+    for number in range(2, max(len(one.best) for one in found) + 1):
+        shown += [f"class {number}", what]
+        header += [f"class_{number}", f"{what}_{number}"]
     rows = [[one.place, *(text for name, value in one.best for text in (name, f"{value:.4f}"))] for one in found]
-    return TextTable(headings, rows, "l" + "lr" * _columns(found))
+    exact = [[one.place, *(part for pair in one.best for part in pair)] for one in found]
+    sample = _sample(classifier, choice)
+    table = TextTable([sample, *shown], rows, "l" + "lr" * (len(shown) // 2))
+    return table, csv_text([sample, *header], exact)
 
 
 def _of_numbers(classifier: ImageClassifier, places: Sequence[Path], choice: Choice) -> tuple[TextTable, str]:
@@ -227,7 +225,7 @@ def _of_numbers(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
         for files, scores in _scores(classifier, places, choice)
         for file, row in zip(files, scores.tolist(), strict=True)
     ]
-    names = classifier.source(choice.client, choice.task).names(classifier.federation.data.root)
+    names = classifier.source(choice).names(classifier.federation.data.root)
     headings = [_sample(classifier, choice), *names]
     rows = [[file, *(f"{number:.6g}" for number in row)] for file, row in found]
     return TextTable(headings, rows, "l" + "r" * len(names)), csv_text(headings, [[file, *row] for file, row in found])
@@ -246,10 +244,3 @@ def _of_boxes(found: Sequence[Box]) -> tuple[TextTable, str]:
         for one in found
     ]
     return TextTable(headings, rows, "llrrrrr"), csv_text(headings, exact)
-
-
-def _csv(found: Sequence[Prediction], sample: str, what: str) -> str:
-    header = [sample, "class", what]
-    for number in range(2, _columns(found) + 1):
-        header += [f"class_{number}", f"{what}_{number}"]
-    return csv_text(header, [[one.place, *(part for pair in one.best for part in pair)] for one in found])

@@ -41,23 +41,22 @@ class ImageClassifier:
         return self._answers[choice]
 
     @torch.no_grad()
-    def scores(self, x: Tensor, client: int | None = None, task: int | None = None) -> Tensor:
+    def scores(self, x: Tensor, choice: Choice) -> Tensor:
         """Return the model's outputs ``[N, O]``, with minus infinity for outputs that tests do not choose among.
 
         Args:
             x: ``[N, C, H, W]`` float32 network input.
-            client: the client whose model is used; None for the global model.
-            task: task of the images, from 0; with a client, counted among the client's own tasks.
+            choice: the client whose model is used, and the task of the images.
 
         Raises:
             ConfigError: the task is missing or does not exist, the run neither classifies nor predicts numbers, or as
                 for :meth:`model_for`.
         """
-        model, allowed = self.prepared(client, task)
+        model, allowed = self.prepared(choice)
         scores = torch.cat([model(part) for part in x.split(self.federation.data.eval_batch_size)])
         return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
-    def prepared(self, client: int | None = None, task: int | None = None) -> tuple[Answer, Tensor | None]:
+    def prepared(self, choice: Choice) -> tuple[Answer, Tensor | None]:
         """Return the model that :meth:`scores` uses, and ``[O]`` bool, the outputs to choose among, or None for all.
 
         Raises:
@@ -68,82 +67,78 @@ class ImageClassifier:
         if measure.targets not in ("classes", "numbers"):
             valid = f"a run that classifies or predicts numbers; this one measures {measure.words}"
             raise ConfigError("predict", data.stream.name, valid)
-        self.check_task(client, task)
+        self.check_task(choice)
         allowed = data.outputs.test_after(last_task(self.federation))
-        if allowed is not None and task is None and not allowed.eq(allowed[0]).all():
+        if allowed is not None and choice.task is None and not allowed.eq(allowed[0]).all():
             raise ConfigError("task", None, f"an integer between 0 and {data.num_tasks - 1}, the task of the samples")
-        model = self.model_for(Choice(client, task if self._differs_by_task(client) else None))
-        return model, None if allowed is None else allowed[self._stream_task(client, task)]
+        model = self.model_for(choice if self._differs_by_task(choice.client) else Choice(choice.client))
+        return model, None if allowed is None else allowed[choice.stream_task(data)]
 
-    def network_input(self, stored: Tensor, client: int | None = None, task: int | None = None) -> Tensor:
+    def network_input(self, stored: Tensor, choice: Choice) -> Tensor:
         """Return network input ``[N, C, H, W]`` float32: stored images, enlarged and normalised as in the task's tests.
 
         Changes that tasks make to images, such as a permutation, are not made.
 
         Args:
             stored: ``[N, c, h, w]`` as the data set's ``load`` gives them, or enlarged already.
-            client: as for :meth:`scores`.
-            task: task of the images; needed if the data sets of tasks are normalised differently.
+            choice: with the task of the images; it is needed if the data sets of tasks are normalised differently.
 
         Raises:
             ConfigError: the task is needed and missing, or does not exist, or the stream has tasks without a data set.
         """
         data = self.federation.data
-        self.check_task(client, task)
+        self.check_task(choice)
         sources = [data.stream.source_of(number) for number in range(data.stream.num_tasks)]
         transforms = [source.transform() for source in sources if source is not None]
         if len(transforms) < len(sources):
             raise ConfigError("images", str(stored.dtype), "floating-point network input: the stream tells no data set")
-        if task is None and len({transform.normalisation for transform in transforms}) > 1:
+        if choice.task is None and len({transform.normalisation for transform in transforms}) > 1:
             valid = f"an integer between 0 and {data.num_tasks - 1}, as this run's data sets are normalised differently"
             raise ConfigError("task", None, valid)
-        transform = repeat_channels(transforms[self._stream_task(client, task)], data.input_shape[0])
+        transform = repeat_channels(transforms[choice.stream_task(data)], data.input_shape[0])
         images = ImageSet(stored, torch.zeros(len(stored), dtype=torch.int64))
         return transform.normalised(enlarge(images, data.input_shape).images)
 
-    def stored_shapes(self, client: int | None = None, task: int | None = None) -> set[tuple[int, int, int]]:
+    def stored_shapes(self, choice: Choice) -> set[tuple[int, int, int]]:
         """``(c, h, w)`` of the images of a task's data set, or of all tasks' data sets; see :meth:`network_input`.
 
         Raises:
             ConfigError: there is no such task.
         """
-        stream = self.federation.data.stream
-        self.check_task(client, task)
-        tasks = range(stream.num_tasks) if task is None else [self._stream_task(client, task)]
-        return {source.shape for number in tasks if (source := stream.source_of(number)) is not None}
+        data = self.federation.data
+        self.check_task(choice)
+        tasks = range(data.stream.num_tasks) if choice.task is None else [choice.stream_task(data)]
+        return {source.shape for number in tasks if (source := data.stream.source_of(number)) is not None}
 
-    def source(self, client: int | None = None, task: int | None = None) -> Source:
+    def source(self, choice: Choice) -> Source:
         """The data set as whose samples files and rows of numbers are read.
 
         Args:
-            client: as for :meth:`scores`.
-            task: task of the samples; needed if the data sets of tasks differ.
+            choice: with the task of the samples; it is needed if the data sets of tasks differ.
 
         Raises:
             ConfigError: the stream does not name the data set, or the task is needed and missing.
         """
         data = self.federation.data
-        self.check_task(client, task)
-        source = data.stream.source_of(self._stream_task(client, task))
+        self.check_task(choice)
+        source = data.stream.source_of(choice.stream_task(data))
         if source is None:
             raise ConfigError("data.stream", data.stream.name, "a stream that tells the data set of each task")
-        if task is None and any(data.stream.source_of(other) is not source for other in range(data.stream.num_tasks)):
+        others = (data.stream.source_of(task) for task in range(data.stream.num_tasks))
+        if choice.task is None and any(other is not source for other in others):
             valid = f"an integer between 0 and {data.num_tasks - 1}: samples are read as the data set of their task"
             raise ConfigError("task", None, valid)
         return source
 
-    def check_task(self, client: int | None, task: int | None) -> None:
+    def check_task(self, choice: Choice) -> None:
         """Refuse a task that does not exist.
 
         Raises:
             ConfigError: names the valid tasks.
         """
-        tasks = self.federation.data.stream.num_tasks if client is None else self.federation.data.num_tasks
-        if task is not None and not 0 <= task < tasks:
-            raise ConfigError("task", task, f"an integer between 0 and {tasks - 1}")
-
-    def _stream_task(self, client: int | None, task: int | None) -> int:
-        return (task or 0) if client is None else self.federation.data.stream_task(task or 0, client)
+        tasks = choice.tasks(self.federation.data)
+        if choice.task is not None and choice.task not in tasks:
+            raise ConfigError("task", choice.task, f"an integer between 0 and {tasks[-1]}")
 
     def _differs_by_task(self, client: int | None) -> bool:
         if client is not None and self.federation.methods.tells_tasks_apart:
@@ -164,25 +159,21 @@ def last_task(federation: Federation) -> int:
     return max(matrix_rows.due(federation, everyone=True).values())
 
 
-def output_names(federation: Federation, client: int | None = None, task: int | None = None) -> list[str]:
+def output_names(federation: Federation, choice: Choice) -> list[str]:
     """Return the name of the class of each of a network's outputs, or the output's number if it has no single class.
 
     Args:
         federation: the federation of the run.
-        client: the client among whose tasks ``task`` is counted; None for the stream's tasks.
-        task: task of the images; it matters if an output stands for another class in every task.
+        choice: with the task of the images; it matters if an output stands for another class in every task.
     """
     data = federation.data
     of_task = data.stream.class_names(data.root, data.seed)
     names = [str(output) for output in range(data.num_outputs)]
-    if federation.measure.targets != "classes" or (
-        data.scenario == "domain" and not data.stream.shared_labels and task is None
-    ):
+    shared = data.scenario == "domain"
+    if federation.measure.targets != "classes" or (shared and not data.stream.shared_labels and choice.task is None):
         return names
-    tasks = list(range(data.stream.num_tasks))
-    if data.scenario == "domain" and task is not None:
-        tasks = [task if client is None else data.stream_task(task, client)]
-    for number in tasks:
+    one = shared and choice.task is not None
+    for number in [choice.stream_task(data)] if one else range(data.stream.num_tasks):
         first = data.outputs.offsets[number]
         names[first : first + len(of_task[number])] = of_task[number]
     return names

@@ -26,27 +26,18 @@ def snippet(model: Path, answer: Answer, choice: Choice, federation: Federation,
         federation: the federation, restored from the checkpoint.
         config: the run's configuration as YAML.
     """
-    data, owner, task = federation.data, choice.client, choice.task
-    tasks = _stream_tasks(data, owner)
-    if task is not None:
-        tasks = [tasks[task]]
+    data = federation.data
+    tasks = choice.stream_tasks(data) if choice.task is None else [choice.stream_task(data)]
     imports, load = _loading(model, answer, data, config)
     parts = [*_input(data, tasks), "", *load]
     if answers := federation.measure.answers:
         parts.append(f"print(outputs)  # {answers}")
     else:
-        parts += ["", f"classes = {output_names(federation, owner, task)}  # of the outputs"]
+        parts += ["", f"classes = {output_names(federation, choice)}  # of the outputs"]
         parts += _choosing(data.outputs.test_after(last_task(federation)), tasks)
     if any("[task]" in line for line in parts):
         parts.insert(0, f"task = 0  # of the images, 0 to {len(tasks) - 1}")
     return "\n".join([*imports, "", *parts])
-
-
-def _stream_tasks(data: FederatedDataModule, owner: int | None) -> list[int]:
-    """Return the stream's number of each task that ``--task`` can name."""
-    if owner is None:
-        return list(range(data.stream.num_tasks))
-    return [data.stream_task(task, owner) for task in range(data.num_tasks)]
 
 
 def _input(data: FederatedDataModule, stream_tasks: list[int]) -> list[str]:

@@ -256,7 +256,7 @@ def test_a_client_with_a_model_for_each_task_answers_by_that_of_the_task() -> No
         model = federation.model_of(1, task)
         with torch.no_grad():
             expected = torch.func.functional_call(client.network, model, (x,))
-        found = ImageClassifier(client).scores(x, client=1, task=task)
+        found = ImageClassifier(client).scores(x, Choice(1, task))
         own = slice(2 * task, 2 * task + 2)
         torch.testing.assert_close(found[:, own], expected[:, own], rtol=0, atol=1e-6)
         assert found.isinf().sum() == 10
