@@ -133,25 +133,19 @@ def matmul_precision_of(config: Mapping[str, Any]) -> str:
     return precision
 
 
-def targets_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a configuration's ``targets`` if they may end the run, else None.
+def may_end_run(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a configuration's ``targets`` and ``privacy``, each only if it may end the run.
 
-    Accuracies become floats in ascending order, so that 85 and 85.0 in any order give the same experiment. Targets that
-    cannot end the run only determine what is recorded.
+    Targets that cannot end the run only determine what is recorded, and so does ``privacy`` without a budget. Numbers
+    become floats, and accuracies ascend, so that 85 and 85.0 in any order give the same experiment.
     """
-    targets = config.get("targets") or {}
-    if not (targets.get("accuracies") and targets.get("stop")):
-        return None
-    return {**targets, "accuracies": sorted(float(accuracy) for accuracy in targets["accuracies"])}
-
-
-def privacy_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a configuration's ``privacy`` if it has a budget, which may end the run, else None."""
-    privacy = config.get("privacy")
-    budget = privacy.get("budget") if isinstance(privacy, Mapping) else None
-    if budget is None or not isinstance(privacy, Mapping):
-        return None
-    return {**privacy, "budget": float(budget) if isinstance(budget, int) else budget}
+    found: dict[str, dict[str, Any]] = {}
+    targets, privacy = config.get("targets") or {}, config.get("privacy")
+    if targets.get("accuracies") and targets.get("stop"):
+        found["targets"] = {**targets, "accuracies": sorted(float(accuracy) for accuracy in targets["accuracies"])}
+    if isinstance(privacy, Mapping) and (budget := privacy.get("budget")) is not None:
+        found["privacy"] = {**privacy, "budget": float(budget) if isinstance(budget, int) else budget}
+    return found
 
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,12 +162,8 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     experiment = {key: json.loads(json.dumps(config.get(key))) for key in DECIDES_RESULTS}
     trainer = config.get("trainer") or {}
     experiment["trainer"] = {key: trainer.get(key) for key in TRAINER_DECIDES}
-    targets, precision = targets_of(config), matmul_precision_of(config)
-    if targets is not None:
-        experiment["targets"] = targets
-    if (privacy := privacy_of(config)) is not None:
-        experiment["privacy"] = privacy
-    if precision != _EXACT:
+    experiment |= may_end_run(config)
+    if (precision := matmul_precision_of(config)) != _EXACT:
         experiment["matmul_precision"] = precision
     methods = config.get("methods") or {}
     if len(methods) > 1:  # methods are applied one after another, so their order matters

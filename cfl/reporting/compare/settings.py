@@ -11,8 +11,7 @@ from cfl.reporting.experiment import (
     ONLY_WHERE_OR_HOW_FAST,
     TRAINER_DECIDES,
     matmul_precision_of,
-    privacy_of,
-    targets_of,
+    may_end_run,
 )
 
 _SECTIONS = (*(section for section in DECIDES_RESULTS if section != "seed_everything"), "buffer")
@@ -31,15 +30,8 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
         config: a resolved configuration as plain dictionaries, lists and values.
     """
     flat: dict[str, Any] = {}
-    for section in _SECTIONS:
-        if section in config:
-            _flatten(section, config[section], flat)
-    targets = targets_of(config)
-    if targets is not None:
-        _flatten("targets", targets, flat)
-    privacy = privacy_of(config)
-    if privacy is not None:
-        _flatten("privacy", privacy, flat)
+    for section, options in [*((key, config[key]) for key in _SECTIONS if key in config), *may_end_run(config).items()]:
+        _flatten(section, options, flat)
     trainer = config.get("trainer")
     if isinstance(trainer, Mapping):
         flat |= {f"trainer.{key}": trainer.get(key) for key in TRAINER_DECIDES}
