@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from cfl.runtime.class_paths import named_class
+from cfl.runtime.class_paths import named_class, named_subclasses
 from cfl.runtime.errors import ConfigError
 
 _SHOWN = re.compile(r"Help for --(?P<key>[\w.]+)\.help=(?P<path>[\w.]+)")
@@ -43,7 +43,7 @@ def show_help_asked_for(parser: ArgumentParser, words: Sequence[str]) -> None:
             try:
                 action.print_help(shown)
             except TypeError as error:
-                names = ", ".join(sorted({one.__name__ for one in _derived(base)}))
+                names = ", ".join(sorted({one.__name__ for one in named_subclasses(base)}))
                 raise ConfigError(option.removeprefix("--"), named, f"one of {names}") from error
 
 
@@ -58,7 +58,7 @@ def _help_action(parser: ArgumentParser, key: Sequence[str]) -> Any:
     for number in range(len(above), len(key)):
         if key[:number] == ["methods"]:  # the next part is the name of a method
             continue
-        kinds = [kind for base in action._help_types for kind in (base, *_derived(base))]
+        kinds = [kind for base in action._help_types for kind in (base, *named_subclasses(base))]
         options = (_options(type(parser)(), kind, ".".join(key[:number])) for kind in kinds)
         action = next((found for one in options if (found := one.get(f"--{'.'.join(key[: number + 1])}.help"))), None)
         if action is None:
@@ -85,7 +85,7 @@ def completed(text: str, description: str | None) -> str:
     if shown["key"] == "methods":
         text = re.sub(r"--methods\.(?!help\b)", "--methods.NAME.", text)
     found = named_class(shown["path"])
-    classes = sorted(set(_derived(found)), key=_name) if found is not None else []
+    classes = [] if found is None else sorted(named_subclasses(found), key=lambda one: one.__name__)
     if not classes:
         return text
     lines = [f"classes (--{shown['key']}.help CLASS shows the options of one):"]
@@ -93,17 +93,3 @@ def completed(text: str, description: str | None) -> str:
         said = (inspect.getdoc(one) or "").partition("\n")[0].rstrip(".:")
         lines += [f"  {one.__name__}", *textwrap.wrap(said, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)]
     return text.rstrip("\n") + "\n\n" + "\n".join(lines) + "\n"
-
-
-def _name(one: type) -> str:
-    return one.__name__
-
-
-def _derived(base: type) -> Iterator[type]:
-    """The classes derived from a class that can be named in a configuration."""
-    one: type
-    for one in base.__subclasses__():
-        public = not any(part.startswith("_") for part in f"{one.__module__}.{one.__qualname__}".split("."))
-        if public and "<locals>" not in one.__qualname__ and not inspect.isabstract(one):
-            yield one
-        yield from _derived(one)

@@ -23,7 +23,7 @@ from cfl.cli.given import Given, value_of
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, NAMED_METHODS
 from cfl.cli.plugins import offered
 from cfl.reporting.experiment import REMOVED
-from cfl.runtime.class_paths import PACKAGE
+from cfl.runtime.class_paths import PACKAGE, named_subclasses
 from cfl.runtime.command_line import ALLOW
 from cfl.runtime.errors import shown
 from cfl.training.client import ELEMENTWISE_OPTIMIZERS
@@ -192,17 +192,9 @@ def _in_words(kind: Any) -> Iterator[str]:
     elif origin is Optimizer:
         yield f"one of {', '.join(sorted(ELEMENTWISE_OPTIMIZERS))}"
     elif inspect.isclass(origin) and origin is not Tensor:  # a tensor cannot be written as text
-        names = (
-            sorted(_class_names(origin).union(offered(origin))) if origin.__module__.startswith(f"{PACKAGE}.") else []
-        )
-        yield f"one of {', '.join(names)}" if names else f"a subclass of {origin.__name__}"
-
-
-def _class_names(kind: type) -> set[str]:
-    """Short names of all subclasses of a class, except abstract, private and local ones, which cannot be named."""
-    children: list[type] = kind.__subclasses__()
-    named = {one.__name__ for one in children if not inspect.isabstract(one) and one.__qualname__ == one.__name__}
-    return {name for name in named if not name.startswith("_")}.union(*map(_class_names, children))
+        own = origin.__module__.startswith(f"{PACKAGE}.")
+        names = {one.__name__ for one in named_subclasses(origin)}.union(offered(origin)) if own else ()
+        yield f"one of {', '.join(sorted(names))}" if names else f"a subclass of {origin.__name__}"
 
 
 def _like(name: str, options: Sequence[str]) -> list[str]:

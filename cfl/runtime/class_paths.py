@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from contextlib import suppress
 from typing import Any
@@ -30,3 +31,15 @@ def named_class(path: str) -> type | None:
                 found = getattr(found, name, None)
             return found if isinstance(found, type) else None
     return None
+
+
+def named_subclasses(base: type) -> list[type]:
+    """The direct and indirect subclasses that a configuration can name: public, not abstract, and not nested."""
+    found: list[type] = []
+    one: type
+    for one in base.__subclasses__():
+        private = any(part.startswith("_") for part in f"{one.__module__}.{one.__name__}".split("."))
+        if not private and one.__qualname__ == one.__name__ and not inspect.isabstract(one):
+            found.append(one)
+        found += named_subclasses(one)
+    return list(dict.fromkeys(found))
