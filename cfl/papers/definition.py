@@ -126,7 +126,7 @@ class Order:
         figures: the columns by which they are ranked, each separately.
         leader: the axis value that is the best in the paper.
         reference: the axis value from which the leader's distance is measured.
-        best: whether the highest or the lowest value is the best, for all figures or by figure (highest if not named).
+        lowest: the columns of which the lowest value is the best; of all others it is the highest.
         bounds: axis values that no method is expected to beat, such as training on all data at once. They are left out
             of the order.
         against: for a table without published numbers: the name of another table of the paper with the same axes, whose
@@ -137,7 +137,7 @@ class Order:
     figures: Sequence[str]
     leader: str
     reference: str
-    best: Best | Mapping[str, Best] = "highest"
+    lowest: Collection[str] = ()
     bounds: Sequence[str] = ()
     against: tuple[str, Mapping[str, str]] | None = None
 
@@ -165,7 +165,7 @@ class Order:
             valid = f"one or more of the figures {', '.join(figures)}, each once"
             raise ConfigError(f"{where}, order.figure", entry["figure"], valid)
         best = entry.get("best", "highest")
-        by_figure = best if isinstance(best, dict) else {named[0]: best}
+        by_figure = best if isinstance(best, dict) else dict.fromkeys(named, best)
         if not by_figure or not set(by_figure) <= set(named) or not set(by_figure.values()) <= set(get_args(Best)):
             valid = f"highest or lowest, or one of them for each of {', '.join(named)}"
             raise ConfigError(f"{where}, order.best", best, valid)
@@ -176,12 +176,8 @@ class Order:
         if against is not None:
             refuse_unknown(against, ("table", "at"), f"{where}, order.against")
             against = (against["table"], against.get("at", {}))
-        return cls(axis, tuple(named), entry["leader"], entry["reference"], best, bounds, against)
-
-    def lowest_leads(self, figure: str) -> bool:
-        """Whether the lowest value of a column is the best."""
-        best = self.best if isinstance(self.best, str) else self.best.get(figure, "highest")
-        return best == "lowest"
+        lowest = tuple(name for name in named if by_figure.get(name) == "lowest")
+        return cls(axis, tuple(named), entry["leader"], entry["reference"], lowest, bounds, against)
 
 
 @dataclass(frozen=True)

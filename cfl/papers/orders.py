@@ -106,7 +106,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
                 paper={value: published for value, (_, published) in group.items()},
                 leader=order.leader,
                 reference=order.reference,
-                lowest_leads=order.lowest_leads(figure),
+                lowest_leads=figure in order.lowest,
                 seeds=len(common) or None,
             )
         )

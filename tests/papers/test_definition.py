@@ -235,15 +235,14 @@ def test_an_order_is_by_one_figure_or_by_several(given: object, figures: tuple[s
     path = tmp_path / "table1.yaml"
     path.write_text(yaml.safe_dump({**entry, "order": {**ORDER, "figure": given, "best": "lowest"}}))
     order = read_table(fot()["table1"].paper, path).order
-    assert order == Order("method", figures, "fot", "fedavg", "lowest")
-    assert all(order.lowest_leads(figure) for figure in figures)
+    assert order == Order("method", figures, "fot", "fedavg", lowest=figures)
 
 
 def test_which_end_leads_may_differ_by_figure() -> None:
     order = fot()["table1"].order
     assert order is not None
     assert order.figures == ("ACC", "FGT")
-    assert [order.lowest_leads(figure) for figure in order.figures] == [False, True]
+    assert order.lowest == order.figures[1:]
 
 
 @pytest.mark.parametrize("name", [name for name, table in every_table().items() if table.order and table.published])
