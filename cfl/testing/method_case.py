@@ -31,15 +31,17 @@ Shares = Literal["equal", "unequal", "missing"]
 NAME = "tried"
 """Name of the method in the runs' ``methods``."""
 
-_DEALS: dict[Shares, dict[str, Any]] = {
+_DEALT: dict[Shares, dict[str, Any]] = {
     "equal": {},
-    "unequal": {"partition": Dirichlet(1.0, min_samples=3, balance=False)},
-    "missing": {"partition": Dirichlet(0.05, min_samples=0, balance=False), "participation": Holders()},
-}
-_SCHEDULES: dict[Shares, dict[str, Any]] = {
-    "equal": {},
-    "unequal": {"batch_size": 4},
-    "missing": {"clients_per_round": 0.6},
+    "unequal": {
+        "partition": Dirichlet(1.0, min_samples=3, balance=False),
+        "schedule": {"batch_size": 4},
+    },
+    "missing": {
+        "partition": Dirichlet(0.05, min_samples=0, balance=False),
+        "participation": Holders(),
+        "schedule": {"clients_per_round": 0.6},
+    },
 }
 
 
@@ -161,16 +163,13 @@ class MethodCase:
             shares: how samples are dealt.
             options: options of ``FederatedDataModule``, and ``stream``; they override the case's own.
         """
-        given = {"num_clients": 5, "scenario": self.of_scenario(), **self.data, **_DEALS[shares], **options}
+        schedule: dict[str, Any] = {"rounds_per_task": self.rounds, "clients_per_round": 3}
+        given: dict[str, Any] = {"num_clients": 5, "scenario": self.of_scenario()}
+        for own in (self.data, _DEALT[shares], options):
+            given |= own
+            schedule |= own.get("schedule", {})
+        schedule["cohort_width"] = width
         stream = given.pop("stream", None) or self.tasks(tasks)
-        schedule = {
-            "rounds_per_task": self.rounds,
-            "clients_per_round": 3,
-            **self.data.get("schedule", {}),
-            **_SCHEDULES[shares],
-            **options.get("schedule", {}),
-            "cohort_width": width,
-        }
         return tiny_data(stream, **{**given, "schedule": schedule})
 
     def methods(self, which: Which) -> dict[str, Method]:
