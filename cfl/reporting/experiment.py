@@ -70,7 +70,6 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
 Configurations may have these values, which are left out. The parser refuses others. Experiments contain them.
 """
 _FORMER = {now: former for former, now in MOVED.items()}
-_FORMER_OPTIONS = {name: {now: former for former, now in options.items()} for name, options in RENAMED.items()}
 _MOVED_PATHS = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, MOVED))})(?![\w.])")
 
 
@@ -81,46 +80,43 @@ def with_moved_classes(text: str) -> str:
 
 def with_former_classes(tree: Any) -> Any:
     """Return a configuration or a part of it with former class paths and names of options, to compute its hash."""
-    return _with_former_classes(_with_options(tree, _FORMER_OPTIONS, _with_removed))
+    return _with_former_paths(_with_options(tree, _former_options))
 
 
-def _with_former_classes(tree: Any) -> Any:
+def _with_former_paths(tree: Any) -> Any:
     if isinstance(tree, Mapping):
-        return {key: _with_former_classes(value) for key, value in tree.items()}
+        return {key: _with_former_paths(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_with_former_classes(value) for value in tree]
+        return [_with_former_paths(value) for value in tree]
     return _FORMER.get(tree, tree) if isinstance(tree, str) else tree
 
 
 def with_renamed_options(tree: Any) -> Any:
     """Return a configuration or a part of it with current names of options, without those that have been removed."""
-    return _with_options(tree, RENAMED, _without_removed)
+    return _with_options(tree, _current_options)
 
 
-def _with_removed(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    return {**REMOVED[name], **options}
+def _former_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    former = {now: before for before, now in RENAMED.get(name, {}).items()}
+    return {**REMOVED.get(name, {}), **{former.get(option, option): value for option, value in options.items()}}
 
 
-def _without_removed(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    return {option: value for option, value in options.items() if (option, value) not in REMOVED[name].items()}
+def _current_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    now, removed = RENAMED.get(name, {}), REMOVED.get(name, {}).items()
+    return {now.get(option, option): value for option, value in options.items() if (option, value) not in removed}
 
 
-def _with_options(
-    tree: Any, names: Mapping[str, Mapping[str, str]], removed: Callable[[str, dict[str, Any]], dict[str, Any]]
-) -> Any:
+def _with_options(tree: Any, change: Callable[[str, Mapping[str, Any]], dict[str, Any]]) -> Any:
+    """Change the options of each class of this project, by the class's short name."""
     if isinstance(tree, list):
-        return [_with_options(value, names, removed) for value in tree]
+        return [_with_options(value, change) for value in tree]
     if not isinstance(tree, Mapping):
         return tree
-    found = {key: _with_options(value, names, removed) for key, value in tree.items()}
+    found = {key: _with_options(value, change) for key, value in tree.items()}
     module, _, name = str(tree.get("class_path", "")).rpartition(".")
     options = found.get("init_args")
-    if module.partition(".")[0] not in ("", PACKAGE) or not isinstance(options, dict):
-        return found
-    if name in names:
-        found["init_args"] = {names[name].get(option, option): value for option, value in options.items()}
-    if name in REMOVED:
-        found["init_args"] = removed(name, found["init_args"])
+    if module.partition(".")[0] in ("", PACKAGE) and isinstance(options, dict):
+        found["init_args"] = change(name, options)
     return found
 
 
