@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cfl.metrics.measure import MEASURES
-from cfl.reporting.names import is_method_name
+from cfl.reporting.names import is_method_name, table_names
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import (
     CHECKPOINT,
@@ -62,7 +62,7 @@ def files_of_earlier_run(folder: Path) -> list[Path]:
     the run's id. Other files and folders do not belong to the run.
     """
     config = _config_in(folder)
-    names = [*_OTHERS, *(f"{name}.csv" for name in (*TABLES, *_methods_of(config)))]
+    names = [*_OTHERS, *(f"{name}.csv" for name in (*TABLES, *table_names(config)))]
     found = [folder / name for name in names if (folder / name).is_file()]
     for measure in MEASURES:
         found += folder.glob(f"{CLIENTS}/{matrix_file(measure.name, '_*')}")
@@ -121,8 +121,3 @@ def _config_in(folder: Path) -> Mapping[str, Any]:
     except (OSError, BadYAML):
         return {}
     return config if isinstance(config, dict) else {}
-
-
-def _methods_of(config: Mapping[str, Any]) -> list[str]:
-    methods = config.get("methods")
-    return [name for name in methods or () if is_method_name(name)]

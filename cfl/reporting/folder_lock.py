@@ -10,8 +10,8 @@ from cfl.runtime.file_lock import is_at, lock
 
 LOCK = ".fit-lock"
 
-_held: dict[Path, TextIO] = {}
-_made: set[Path] = set()
+_held: dict[Path, tuple[TextIO, bool]] = {}
+"""Folder -> its lock file, and whether this process made the folder."""
 
 
 def take(folder: Path, made: bool = False) -> bool:
@@ -34,9 +34,7 @@ def take(folder: Path, made: bool = False) -> bool:
             file.close()
             return held is None
         if is_at(place / LOCK, file.fileno()):
-            _held[place] = file
-            if made:
-                _made.add(place)
+            _held[place] = file, made
             return True
         file.close()  # the holder deleted the lock file after it was opened here
 
@@ -48,11 +46,10 @@ def release(folder: Path | None = None) -> None:
         folder: a folder that this process holds (otherwise nothing happens); None releases all of them.
     """
     for place in list(_held) if folder is None else [folder.resolve()]:
-        file = _held.pop(place, None)
-        if file is not None:
+        if place in _held:
+            file, made = _held.pop(place)
             (place / LOCK).unlink(missing_ok=True)
-            if place in _made:
+            if made:
                 with suppress(OSError):  # something is in it
                     place.rmdir()
-            _made.discard(place)
             file.close()

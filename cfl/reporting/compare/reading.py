@@ -18,7 +18,7 @@ from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_fil
 from cfl.reporting.experiment import DECIDES_RESULTS
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES, RUN_MATRICES
-from cfl.reporting.names import is_method_name
+from cfl.reporting.names import table_names
 from cfl.reporting.run_folder import Run, check_seed, read_rounds, read_run
 from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SAMPLES, SUMMARY, folders_below, matrix_file
 from cfl.runtime.yaml_file import BadYAML, read_yaml
@@ -131,7 +131,7 @@ def _unfinished(folder: Path) -> LeftOut:
     done = len(next(iter(read_rounds(folder / ROUNDS).values()), []))
     learned = "no task yet"
     for path in [path for name in CURVES if (path := folder / matrix_file(name)).is_file()]:
-        matrix = read_matrix_csv(path)[0].numpy()
+        matrix = _read_matrix(path)
         diagonal = int(np.isfinite(matrix.diagonal()).sum())
         learned = f"{diagonal} of {len(matrix)} tasks evaluated"
     return LeftOut(folder, f"not finished: {done} rounds done, {learned}", unfinished=True)
@@ -169,7 +169,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
             matrix = part(folder / measure.file, _read_matrix, f"its {measure.name} is not compared", optional=True)
             matrices |= {} if matrix is None else {measure.key: matrix}
     space: dict[str, Mapping[int, float]] = {}
-    for name in _methods(config):
+    for name in table_names(config):
         of_method = partial(read_space, tasks=run.tasks)
         found = part(folder / f"{name}.csv", of_method, "its used space is not compared", optional=True) or {}
         space |= {f"{name}.{layer}": used for layer, used in found.items()}
@@ -224,11 +224,6 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _methods(config: Mapping[str, Any]) -> Sequence[str]:
-    methods = config.get("methods")
-    return [name for name in methods if is_method_name(name)] if isinstance(methods, Mapping) else []
-
-
 def read_space(path: Path, tasks: int) -> dict[str, dict[int, float]]:
     """Read the used space from a method's table.
 
@@ -267,7 +262,7 @@ def _client_means(folder: Path, measure: str) -> list[float]:
     """Return each client's mean over the tasks seen, in the last evaluated row of its matrix file, if there is one."""
     means = []
     for path in sorted(folder.glob(f"{measure}_matrix_*.csv")):
-        matrix = read_matrix_csv(path)[0].numpy()
+        matrix = _read_matrix(path)
         rows = np.flatnonzero(np.isfinite(matrix).any(axis=1))
         seen = matrix[rows[-1], : rows[-1] + 1] if len(rows) else np.empty(0)
         means += [float(np.nanmean(seen))] if np.isfinite(seen).any() else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,11 @@ def markdown_report(
     told = [*(f"{one.folder}: {one.reason}" for one in left_out), *warnings]
     if told:
         parts.append("\n".join(["## Not compared", "", *(f"- {in_markdown(line)}" for line in told)]) + "\n")
-    for stem, files in _by_stem(pictures).items():
+    for stem, of_stem in groupby(pictures, key=lambda file: Path(file).stem):
+        files = list(of_stem)
         shown = next((file for file in files if file.endswith((".png", ".svg"))), None)  # Markdown does not show PDFs
         parts.append(f"{'!' if shown else ''}[{stem.replace('_', ' ')}]({shown or files[0]})\n")
     return "\n".join(parts)
-
-
-def _by_stem(files: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for file in files:
-        found.setdefault(Path(file).stem, []).append(file)
-    return found
 
 
 def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
