@@ -70,22 +70,19 @@ def wrong_keys(content: Mapping[Any, Any]) -> str | None:
         for name in (section, *(options if isinstance(options, Mapping) else ())):
             if not isinstance(name, str):
                 return f"the key {name} in {section} is no text"
-    twice = [key for key, count in Counter(_set(content)).items() if count > 1]
-    if twice:
+    keys = list(_keys(content))
+    # A key of a value is there twice if it is set as ``a: {b: 1}`` and as ``a.b: 1``.
+    times = Counter(key for key, _, inner in keys if not isinstance(inner, Mapping))
+    if twice := [key for key, count in times.items() if count > 1]:
         return f"{twice[0]} is set in its section and once more in one word"
-    sections = {key for key, _, inner in _keys(content) if isinstance(inner, Mapping)}
-    for key, name, _ in _keys(content):
+    sections = {key for key, _, inner in keys if isinstance(inner, Mapping)}
+    for key, name, _ in keys:
         parts = key.split(".")
         for count in range(len(parts) - name.count("."), len(parts)):  # sections that are part of the written key
             above, rest = ".".join(parts[:count]), ".".join(parts[count:])
             if above in sections:
                 return f"{key} is set beside the section {above}; set {rest} in that section"
     return None
-
-
-def _set(content: Mapping[Any, Any]) -> list[str]:
-    """The dotted keys of all values of a file. A key is there twice if it is set as ``a: {b: 1}`` and as ``a.b: 1``."""
-    return [key for key, _, inner in _keys(content) if not isinstance(inner, Mapping)]
 
 
 def _keys(content: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from cfl.cli.reasons import reason_for_user
+from cfl.reporting.method_names import plain
 from cfl.runtime.errors import ConfigError
 
 
@@ -23,12 +24,8 @@ def typed_key(key: str, methods: Mapping[str, str]) -> str:
     own, dot, option = rest.partition(".")
     if section != "methods" or own in methods:
         return key
-    same = [name for name, of in methods.items() if _plain(of.rpartition(".")[2]) == _plain(own)]
+    same = [name for name, of in methods.items() if plain(of.rpartition(".")[2]) == plain(own)]
     return f"methods.{same[0]}{dot}{option}" if len(same) == 1 else key
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
 
 
 @contextmanager

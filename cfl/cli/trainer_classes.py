@@ -44,13 +44,10 @@ def naming_what_fails(trainer: Any) -> Iterator[None]:
             for cause in reversed(list(causes(error))):
                 for key, one in found:
                     if reason := _reason(cause, one):
-                        what = "a logger whose package is installed" if _lacks(cause) else "options that it accepts"
+                        lacking = isinstance(cause, ModuleNotFoundError)
+                        what = "a logger whose package is installed" if lacking else "options that it accepts"
                         raise ConfigError(key, one.__name__, f"{what} ({on_one_line(reason)})") from error
         raise
-
-
-def _lacks(cause: BaseException) -> bool:
-    return isinstance(cause, ModuleNotFoundError)
 
 
 def _classes(trainer: Any) -> Iterator[tuple[str, type]]:
