@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -243,8 +241,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program's name; None takes the process's own.
     """
-    warnings.filterwarnings("ignore", module="jsonargparse")
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     options = _parser().parse_args(arguments)
     try:
         status: int = options.handler(options, Console(highlight=False, markup=False, soft_wrap=True))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import re
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -53,8 +51,6 @@ def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int],
     Raises:
         ConfigError, NotUnderstood: an option or a value is refused, before anything is run.
     """
-    warnings.filterwarnings("ignore", module="jsonargparse")
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     console, out, resolver = Console(highlight=False, markup=False, soft_wrap=True), options.out, Resolver()
     if is_run(out) or (out.exists() and not out.is_dir()):
         raise ConfigError("--out", str(out), "a folder of the sweep's own, which is made where there is none")
