@@ -21,6 +21,7 @@ from cfl.papers.results import read_result, read_results
 from cfl.papers.sweeps import SweepState, read_sweep
 from cfl.reporting.csv_file import RunFolderError
 from cfl.running.grid import seeds_in, values_in
+from cfl.running.launcher import Launcher, environment_for
 from cfl.running.missing_data import MISSING, MissingData
 from cfl.running.resolving import Resolver
 from cfl.running.runner import Runner, exit_status
@@ -66,7 +67,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Run the missing cells of a table, then write its report."""
     table, chosen = table_named(options.table), chosen_values(options)
     seeds = range(table.seeds) if options.seeds is None else seeds_in(options.seeds)
-    runner = _runner(options)
+    launcher = Launcher(environment_for(options.jobs))
+    runner = _runner(options, launcher)
     known = experiments_in(options.runs)
     lacks = known.jobs(table, options.scale, chosen, seeds, options.runs)
     for name, reason in lacks.cannot:
@@ -82,7 +84,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         console.print(lacks.counted)
         return status
     console.print(f"{table.full_name}, {options.scale}: {lacks.counted}")
-    with closing(runner):
+    with closing(launcher):
         outcomes = runner.run(lacks.jobs)
     known = experiments_in(options.runs, known.resolver)
     written = write_report(known, table, options.scale, chosen, options.runs, seeds)
@@ -90,8 +92,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return max(status, exit_status(outcomes, runner.interrupted_by))
 
 
-def _runner(options: argparse.Namespace) -> Runner:
-    return Runner(options.jobs, MissingData(options.runs / MISSING), read=read_result)
+def _runner(options: argparse.Namespace, launcher: Launcher) -> Runner:
+    return Runner(options.jobs, MissingData(options.runs / MISSING), launcher.start, read=read_result)
 
 
 def _check_runs(options: argparse.Namespace) -> None:
@@ -161,7 +163,8 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     """Run a sweep's missing candidates until it needs no more, and write the result."""
     sweep, resolver = read_sweep(options.file), Resolver()
     sweep.check(resolver)
-    runner = _runner(options)
+    launcher = Launcher(environment_for(options.jobs))
+    runner = _runner(options, launcher)
     broken: list[str] = []
     made: set[Path] = set()
     status = 0
@@ -180,7 +183,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         # Other failures than divergence do not decide on a candidate. The sweep ends unfinished; a rerun continues it.
         broken = [outcome.job.name for outcome in failed if outcome.state != "finished"]
         made |= {outcome.job.folder for outcome in outcomes if outcome.state == "finished"}
-    runner.close()
+    launcher.close()
     if options.dry_run:
         for job in jobs:
             console.print(job.shown)

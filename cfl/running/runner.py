@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from cfl.reporting.csv_file import RunFolderError
 from cfl.running.finished import diverged_experiment, read_finished
 from cfl.running.jobs import Job
-from cfl.running.launcher import Launched, Launcher, environment_for
+from cfl.running.launcher import Launched, environment_for
 from cfl.running.missing_data import MissingData, find_missing, needs_of
 from cfl.running.resolving import num_rounds
 from cfl.running.run_log import LOG, last_lines
@@ -86,9 +86,9 @@ class Runner:
     Args:
         jobs: number of runs at a time.
         missing: remembers missing data sets. A job is not started if it needs one that this runner has found missing.
+        start: starts a process.
         console: shows progress: live bars on a terminal, otherwise a line per start and end.
         read: reads a finished run's folder; raises a :class:`RunFolderError` if the folder is damaged.
-        start: starts a process; by default a launcher of the runner's own does, which :meth:`close` ends.
 
     Raises:
         ConfigError: ``jobs`` is below 1.
@@ -98,24 +98,19 @@ class Runner:
         self,
         jobs: int,
         missing: MissingData,
+        start: Start,
         console: Console | None = None,
         read: Callable[[Path], object] = read_finished,
-        start: Start | None = None,
     ) -> None:
         self.environment = environment_for(jobs)
         self.jobs = jobs
         self.missing = missing
-        self._read, self._launcher = read, Launcher(self.environment)
-        self._start_process = start or self._launcher.start
+        self._read, self._start_process = read, start
         self.console = console or Console()
         self.interrupted_by: int | None = None
         self._running: list[_Running] = []
         self._devices = cuda_devices() if jobs > 1 else []
         self._absent: set[str] = set()  # found missing by this runner; what earlier ones found may be there by now
-
-    def close(self) -> None:
-        """End the runner's own launcher."""
-        self._launcher.close()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Run all jobs, started in this order, and return their outcomes in the order in which they ended."""

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int],
         return 0
     out.mkdir(parents=True, exist_ok=True)
     console.print(f"{out}: {lacks.counted}")
-    runner = Runner(options.jobs, MissingData(out / MISSING), start=launcher.start)
+    runner = Runner(options.jobs, MissingData(out / MISSING), launcher.start)
     outcomes = runner.run(lacks.jobs)
     if runner.interrupted_by is not None:
         console.print("interrupted; the same command goes on")

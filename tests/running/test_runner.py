@@ -66,7 +66,7 @@ def job(folder: Path, script: str, experiment: dict[str, Any] | None = None) -> 
 def runner(tmp_path: Path, jobs: int = 1, start: Start = start) -> tuple[Runner, io.StringIO]:
     out = io.StringIO()
     missing, console = MissingData(tmp_path / "missing.json"), Console(file=out, width=300)
-    return Runner(jobs, missing, console, lambda folder: None, start), out
+    return Runner(jobs, missing, start, console, lambda folder: None), out
 
 
 def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_run_whose_end_cannot_be_looked_at_is_one_failed_run(tmp_path: Path) -
         if folder.name == "a":
             raise OSError("input/output error")
 
-    used = Runner(1, MissingData(tmp_path / "missing.json"), Console(file=io.StringIO()), read, start)
+    used = Runner(1, MissingData(tmp_path / "missing.json"), start, Console(file=io.StringIO()), read)
     outcomes = used.run([job(tmp_path / "a", FINISH), job(tmp_path / "b", FINISH)])
     assert [(o.job.name, o.state) for o in outcomes] == [("a", "failed"), ("b", "finished")]
     assert outcomes[0].reason == "its end could not be seen to: input/output error"
@@ -143,7 +143,7 @@ def test_a_summary_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
     """A run with a damaged summary counts as failed. The report names its folder and how to run it again."""
     out = io.StringIO()
     missing, console = MissingData(tmp_path / "missing.json"), Console(file=out, width=300)
-    used = Runner(1, missing, console, read_result, start)
+    used = Runner(1, missing, start, console, read_result)
     (outcome,) = used.run([job(tmp_path / "a", FINISH)])
     assert outcome.state == "failed"
     assert str(tmp_path / "a") in outcome.reason
