@@ -11,15 +11,12 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
 from cfl.cli.checkpoints import SECTIONS
-from cfl.cli.federated_cli import CALLBACKS, FederatedCLI
+from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.main import build
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.data.datamodule import FederatedDataModule
-from cfl.data.schedule import Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
-from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.methods.composition import Composition
 from cfl.reporting.experiment import completed, experiment_of
@@ -27,11 +24,8 @@ from cfl.reporting.files_of_run import check_method_names
 from cfl.runtime.command_line import read_command_line
 
 _BUILT = {
-    "schedule": Schedule,
     "engine": EngineOptions,
-    "buffer": ReplayBuffer,
-    "data": FederatedDataModule,
-    **{section: CALLBACKS[section] for section in ("federated", "targets", "privacy")},
+    **{section: SECTIONS[section] for section in ("schedule", "buffer", "data", "federated", "targets", "privacy")},
 }
 """Section -> its class, for sections that can be built without files and network."""
 
