@@ -23,9 +23,9 @@ from cfl.methods import CONFEDMADE, Method, PersonalLayers
 from cfl.models import MADE
 from cfl.randomness.generators import torch_generator
 from cfl.reporting.compare.command import main as compare
-from cfl.reporting.compare.groups import Comparison, Row
 from cfl.reporting.compare.page_data import page_data
 from cfl.reporting.compare.reading import read
+from cfl.reporting.compare.rows import Comparison, Row
 from cfl.reporting.figures import sample_grid
 from cfl.training.client import Client
 from cfl.training.density_samples import CLIENTS_AT_MOST, draw_images

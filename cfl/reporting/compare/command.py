@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
-from cfl.reporting.compare.groups import DEFAULT_KEYS, Compared, Comparison, Row, compare
+from cfl.reporting.compare.groups import DEFAULT_KEYS, compare
 from cfl.reporting.compare.latex import check_columns, latex_report
 from cfl.reporting.compare.page import page_of
 from cfl.reporting.compare.picture_formats import FORMATS, add_pictures
 from cfl.reporting.compare.reading import LeftOut, find_runs, is_run, read_all
+from cfl.reporting.compare.rows import Compared, Comparison, Row
 from cfl.reporting.compare.tables import caption, differences_table, means_table
 from cfl.reporting.compare.writing import (
     markdown_report,

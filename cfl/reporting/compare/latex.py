@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cfl.metrics.measure import MEASURES, measure_of
-from cfl.reporting.compare.groups import Compared, Comparison, Row
 from cfl.reporting.compare.latex_layout import HEADING, SIZE, SMALL, Column, Layout, layouts, parts_of
+from cfl.reporting.compare.rows import Compared, Comparison, Row
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, paired_difference
 from cfl.reporting.compare.tables import (
     MISSING,

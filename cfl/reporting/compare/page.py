@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from cfl.reporting.compare.groups import Compared
 from cfl.reporting.compare.page_data import page_data
 from cfl.reporting.compare.reading import LeftOut
+from cfl.reporting.compare.rows import Compared
 from cfl.runtime.printable import encodable
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js"

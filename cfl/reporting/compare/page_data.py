@@ -11,9 +11,9 @@ import numpy as np
 
 from cfl.data.report import evenly
 from cfl.metrics.measure import ACCURACY, MEASURES
-from cfl.reporting.compare.groups import Compared, Comparison, Row, figure_of, styles_of
 from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import LeftOut
+from cfl.reporting.compare.rows import Compared, Comparison, Row, figure_of, styles_of
 from cfl.reporting.compare.settings import differing, shown
 from cfl.reporting.compare.statistics import LEVEL
 from cfl.reporting.compare.tables import figures_of, numbers_of

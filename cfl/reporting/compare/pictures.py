@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from cfl.metrics.measure import MEASURES, Measure
-from cfl.reporting.compare.groups import Comparison, styles_of
+from cfl.reporting.compare.rows import Comparison, styles_of
 from cfl.reporting.compare.tables import targets
 from cfl.reporting.figures import (
     COLUMN_WIDTH,

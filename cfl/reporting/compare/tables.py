@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cfl.reporting.compare.groups import Comparison, Row
+from cfl.reporting.compare.rows import Comparison, Row
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, mean_ranks, paired_difference
 from cfl.reporting.measures import FIGURES, PRINTED, Figure
 from cfl.reporting.rounding import rounded

@@ -7,8 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from cfl.reporting.compare.groups import Compared, Comparison, figure_of
 from cfl.reporting.compare.reading import LeftOut
+from cfl.reporting.compare.rows import Compared, Comparison, figure_of
 from cfl.reporting.compare.tables import caption, difference_text, mean_text, numbers_of, targets
 from cfl.reporting.csv_file import csv_text
 from cfl.reporting.measures import FIGURES

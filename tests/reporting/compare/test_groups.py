@@ -12,8 +12,9 @@ import yaml
 from support.made_up import make_run, readings
 
 from cfl.metrics.transfer import average_accuracy
-from cfl.reporting.compare.groups import Comparison, Row, compare, figure_of, seen_mean
+from cfl.reporting.compare.groups import compare
 from cfl.reporting.compare.reading import Reading, read
+from cfl.reporting.compare.rows import Comparison, Row, figure_of, seen_mean
 from cfl.reporting.measures import FIGURES
 from cfl.runtime.errors import ConfigError
 

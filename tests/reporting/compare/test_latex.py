@@ -12,10 +12,11 @@ import pytest
 from support.made_up import make_density_run, make_run
 
 from cfl.reporting.compare.command import main
-from cfl.reporting.compare.groups import Comparison, compare
+from cfl.reporting.compare.groups import compare
 from cfl.reporting.compare.latex import check_columns, latex_report, valid_columns
 from cfl.reporting.compare.latex_layout import Column, layouts, width
 from cfl.reporting.compare.reading import read
+from cfl.reporting.compare.rows import Comparison
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import in_latex
 

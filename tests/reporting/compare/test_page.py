@@ -15,10 +15,11 @@ import torch
 from support.made_up import make_density_run, readings
 
 from cfl.metrics.transfer import average_accuracy
-from cfl.reporting.compare.groups import Comparison, Row, compare
+from cfl.reporting.compare.groups import compare
 from cfl.reporting.compare.page import PLOTLY, SIZE_LIMIT, page, page_of
 from cfl.reporting.compare.page_data import page_data
 from cfl.reporting.compare.reading import LeftOut, Reading, read
+from cfl.reporting.compare.rows import Comparison, Row
 
 
 def data_of(runs: list[Reading]) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from support.made_up import make_run
 from cfl.metrics.measure import MEASURES, Measure
 from cfl.reporting.checksums import write_checksums
 from cfl.reporting.compare import partition_file, reading
-from cfl.reporting.compare.groups import compare, figure_of
+from cfl.reporting.compare.groups import compare
 from cfl.reporting.compare.page_data import page_data
 from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import find_runs, read, read_all, read_space
+from cfl.reporting.compare.rows import figure_of
 from cfl.reporting.compare.tables import figures_of
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.matrix_file import read_matrix_csv, write_matrix_csv

@@ -12,8 +12,9 @@ from scipy import stats
 from support import tiny_cli
 from support.made_up import make_density_run, readings
 
-from cfl.reporting.compare.groups import Comparison, compare
+from cfl.reporting.compare.groups import compare
 from cfl.reporting.compare.reading import LeftOut, read
+from cfl.reporting.compare.rows import Comparison
 from cfl.reporting.compare.tables import differences_table, means_table
 from cfl.reporting.compare.writing import (
     markdown_report,
