@@ -59,10 +59,6 @@ class Run:
     federation: Federation
     method: Method | None
 
-    def everything(self) -> dict[str, Any]:
-        """The global model and everything else that a checkpoint holds."""
-        return {"model": self.models[-1], **self.federation.state_dict()}
-
     def kept(self) -> dict[str, Any]:
         """The states of all clients, topic -> client -> tensors, independent of the order in which they were stored."""
         clients = self.federation.clients

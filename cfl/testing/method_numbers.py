@@ -14,7 +14,7 @@ from cfl.federation.federation import Federation
 from cfl.testing.comparing import difference, distance
 from cfl.testing.method_case import MethodCase, Run, told
 from cfl.testing.tiny_networks import mlp, norm_net
-from cfl.testing.tiny_runs import SaveRounds
+from cfl.testing.tiny_runs import SaveRounds, everything
 
 
 def width_does_not_matter(case: MethodCase) -> None:
@@ -77,7 +77,7 @@ def resumed_equals_straight(case: MethodCase) -> None:
                 ) from error
             except Exception as error:
                 raise AssertionError(f"resuming: {case.who} fails when resumed {where}: {told(error)}") from error
-            differs = difference(_everything(resumed), _everything(straight))
+            differs = difference(everything(resumed), everything(straight))
             if differs:
                 raise AssertionError(f"resuming: {case.who} goes on otherwise when interrupted {where}: {differs}")
 
@@ -182,10 +182,6 @@ def _resumable(case: MethodCase, callbacks: Sequence[Callback], ckpt_path: Path 
     shares = bool(case.run().federation.model.shared_parameters)
     momentum = {"server_momentum": 0.5} if shares else {}
     return case.start(data, methods, callbacks=callbacks, ckpt_path=ckpt_path, federated=momentum)
-
-
-def _everything(federation: Federation) -> dict[str, Any]:
-    return {"model": dict(federation.model.state_tensors()), **federation.state_dict()}
 
 
 NUMBERS: dict[str, Callable[[MethodCase], None]] = {

@@ -105,6 +105,11 @@ def weights(federation: Federation | Context) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_tensors().items()}
 
 
+def everything(federation: Federation) -> dict[str, Any]:
+    """The global model and everything else that a checkpoint holds."""
+    return {"model": weights(federation), **federation.state_dict()}
+
+
 class OneStepAtATime(Callback):
     """Makes Lightning run local steps one at a time instead of in blocks, by having a hook of single steps."""
 

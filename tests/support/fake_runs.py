@@ -22,7 +22,7 @@ from cfl.testing.comparing import difference
 from cfl.testing.method_case import NAME, MethodCase, Run
 from cfl.testing.method_numbers import require_equal
 from cfl.testing.tiny_networks import double
-from cfl.testing.tiny_runs import Rounds, SaveRounds
+from cfl.testing.tiny_runs import Rounds, SaveRounds, everything
 from support import fake_device
 from support.fake_accelerator import Watch, on_it
 
@@ -106,8 +106,8 @@ def look(case: MethodCase, tolerance: float = 0.0) -> Found:
     assert many.cohorts == few.cohorts, "with twice the local steps other clients are trained side by side"
     return Found(
         differs=_words(lambda: require_equal(case, "devices", "on the device", there, here, tolerance)),
-        resumed=difference(back.everything(), here.everything(), tolerance, "moved to the CPU")
-        or difference(forth.everything(), there.everything(), tolerance, "moved to the device"),
+        resumed=difference(everything(back.federation), everything(here.federation), tolerance, "moved to the CPU")
+        or difference(everything(forth.federation), everything(there.federation), tolerance, "moved to the device"),
         waits=[counts.total() for counts in few.waits],
         copies=[counts.total() for counts in few.copies],
         more_waits=more(few.waits, many.waits),
