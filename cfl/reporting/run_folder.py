@@ -248,7 +248,8 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such folder")
     path, summary = folder / SUMMARY, read_summary(folder)
-    measure, name = _measure_of(summary), _measure_of(summary).name
+    measure = _measure_of(summary)
+    name = measure.name
     values: dict[str, Any] = {key: summary.get(key) for key in (*SUMMARY_KEYS, "used_space")}
     for file in (matrix_file(name), ROUNDS):
         check_unchanged(folder, file)
@@ -267,15 +268,16 @@ def read_run(folder: Path) -> Run:
     progress = read_rounds(folder / ROUNDS)
     if progress and (rows := len(next(iter(progress.values())))) != values["rounds"]:
         raise RunFolderError(f"{folder / ROUNDS}: {rows} rounds, but summary.json says rounds = {values['rounds']}")
-    for task in progress.get("task", []):
+    of_rounds = progress.get("task", [])
+    for task in of_rounds:
         if task is not None and task not in range(values["tasks"]):
             raise RunFolderError(f"{folder / ROUNDS}: task {task:g} cannot be; valid: 0 to {values['tasks'] - 1}")
-    begun = 1 + max((int(task) for task in progress.get("task", []) if task is not None), default=values["tasks"] - 1)
+    begun = 1 + max((int(task) for task in of_rounds if task is not None), default=values["tasks"] - 1)
     curve = progress.get(measure.figure, [])
     matrix_values, figure = matrix[torch.isfinite(matrix)].tolist(), summary.get(measure.figure)
     for where, found in ((path, [figure]), (matrix_path, matrix_values), (folder / ROUNDS, curve)):
         _check_bounds(where, found, measure)
-    means = _after_tasks(curve, progress.get("task", []), values["tasks"]) if "clients_evaluated" in summary else []
+    means = _after_tasks(curve, of_rounds, values["tasks"]) if "clients_evaluated" in summary else []
     progress = {name: column for name, column in progress.items() if name not in (*CURVES.values(), "task")}
     # With at most one evaluation per task the curve adds nothing to the accuracy matrix.
     if not targets and sum(value is not None for value in curve) <= values["tasks"]:

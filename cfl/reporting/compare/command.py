@@ -56,14 +56,14 @@ def write_report(
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tables = text_tables(compared)
+    tables, comparisons = text_tables(compared), [comparison for comparison, _ in compared]
     for old in [path for path in folder.iterdir() if _PICTURE.fullmatch(path.name)]:
         old.unlink()
     names: Sequence[str] = ()
     if pictures:
         from cfl.reporting.compare.pictures import write_pictures  # matplotlib is slow to import
 
-        names = write_pictures(folder, [comparison for comparison, _ in compared], pictures)
+        names = write_pictures(folder, comparisons, pictures)
     texts = {
         "report.html": page_of(compared, left_out, warnings),
         "comparison.md": markdown_report(tables, left_out, warnings, names),
@@ -71,8 +71,8 @@ def write_report(
     }
     for name, text in texts.items():
         write_whole(folder / name, text)
-    write_runs_csv(folder / "runs.csv", [comparison for comparison, _ in compared])
-    write_means_csv(folder / "means.csv", [comparison for comparison, _ in compared])
+    write_runs_csv(folder / "runs.csv", comparisons)
+    write_means_csv(folder / "means.csv", comparisons)
     write_differences_csv(folder / "differences.csv", compared)
 
 
@@ -93,15 +93,14 @@ def with_baselines(comparisons: Sequence[Comparison], name: str | None) -> list[
     Raises:
         ConfigError: no table has a row of that name.
     """
-    found = [
+    rows = [row for comparison in comparisons for row in comparison.rows]
+    known = dict.fromkeys(text for row in rows for text in (row.method, row.label))
+    if name is not None and name not in known:
+        raise ConfigError("--baseline", name, f"one of {', '.join(known)}")
+    return [
         (replace(comparison, notes=[*comparison.notes, *comparison.about_baseline(name)]), comparison.baseline(name))
         for comparison in comparisons
     ]
-    rows = [row for comparison in comparisons for row in comparison.rows]
-    if name is not None and name not in {text for row in rows for text in (row.method, row.label)}:
-        known = dict.fromkeys(text for row in rows for text in (row.method, row.label))
-        raise ConfigError("--baseline", name, f"one of {', '.join(known)}")
-    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -161,13 +160,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("pictures", "columns"):
             if (value := getattr(options, name)) and options.out is None:
                 raise ConfigError(f"--{name}", ",".join(value), "--out FOLDER beside it")
-        if options.out is not None and is_run(options.out):
-            valid = f"a folder of the comparison's own, e.g. {options.out / 'report'}: this one is a run's"
-            raise ConfigError("--out", str(options.out), valid)
-        if options.out is not None and options.out.exists() and not options.out.is_dir():
-            raise ConfigError("--out", str(options.out), "a folder, which is made where there is none: this is a file")
-        if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)  # fail early if the folder cannot be made
+        if (out := options.out) is not None:
+            if is_run(out):
+                valid = f"a folder of the comparison's own, e.g. {out / 'report'}: this one is a run's"
+                raise ConfigError("--out", str(out), valid)
+            if out.exists() and not out.is_dir():
+                raise ConfigError("--out", str(out), "a folder, which is made where there is none: this is a file")
+            out.mkdir(parents=True, exist_ok=True)  # fail early if the folder cannot be made
         folders, nothing = find_runs(options.runs)
         readings, left_out, warnings = read_all(folders)
         left_out = [*nothing, *left_out]
@@ -183,9 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_columns(options.columns, [comparison for comparison, _ in compared])
         for k, table in enumerate(tables := text_tables(compared)):
             print_table(table.terminal(caption(tables) if k == len(tables) - 1 else ""))
-        if options.out is not None:
-            write_report(options.out, compared, left_out, warnings, options.pictures, options.columns)
-            print(options.out / "report.html")
+        if out is not None:
+            write_report(out, compared, left_out, warnings, options.pictures, options.columns)
+            print(out / "report.html")
     except (ConfigError, OSError) as error:
         _say("error", str(error))
         return 2
