@@ -77,11 +77,9 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
     if (runs / MISSING).is_file():
         texts = _texts(paper)
         known = {name: said for name, said in MissingData(runs / MISSING).known.items() if name in texts}
-        if known:
-            MissingData(target / MISSING).replace(known)
-            written.append(target / MISSING)
-        else:
-            (target / MISSING).unlink(missing_ok=True)
+        (target / MISSING).unlink(missing_ok=True)
+        MissingData(target / MISSING).add(known)
+        written += [target / MISSING] if known else []
     return Kept(written, left_out)
 
 

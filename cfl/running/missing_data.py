@@ -106,10 +106,6 @@ class MissingData:
         if missing:
             self._change(lambda known: {**known, **missing})
 
-    def replace(self, known: Mapping[str, str]) -> None:
-        """Replace all missing data by these: name -> error message."""
-        self._change(lambda _: dict(known))
-
     def remove(self, present: Iterable[str]) -> None:
         """Forget that data of these names were missing."""
         gone = set(present)
