@@ -117,11 +117,6 @@ class Resolver:
         return parser
 
 
-def without_seed(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiment with None as its seed, to compare experiments of different seeds."""
-    return {**experiment, "seed_everything": None}
-
-
 def same_experiment(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     """Whether a run that was found belongs to the wanted experiment, whatever its seed.
 
@@ -129,7 +124,7 @@ def same_experiment(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool
     """
     if set(wanted["methods"]) != set(found["methods"]):  # a quick test that settles most cases
         return False
-    ours, theirs = without_seed(wanted), without_seed(found)
+    ours, theirs = ({**experiment, "seed_everything": None} for experiment in (wanted, found))
     return ours == theirs or ours == completed(theirs, ours, SECTIONS)
 
 
