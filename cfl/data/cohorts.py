@@ -139,21 +139,15 @@ class CohortBatch:
         """Whether this step has added samples, extras or tasks of its own samples, beside ``x``, ``y`` and ``mask``."""
         return bool(self.added or self.extras or self.tasks_of_own)
 
-    def joined_samples(self, start: int, stop: int, count: int, train_outputs: Tensor | None) -> tuple[Tensor, Samples]:
-        """Inputs ``[k, B + M, C, H, W]`` of some clients, and all other tensors: own samples first, then added ones.
+    def joined_samples(self, train_outputs: Tensor | None) -> tuple[Tensor, Samples]:
+        """Inputs ``[K, B + M, C, H, W]``, new memory, and all other tensors: own samples first, then added ones.
 
         Args:
-            start: first client.
-            stop: one past the last client.
-            count: number B of own samples to take.
             train_outputs: ``[T, O]`` bool, outputs in the loss of each task, or None for all.
         """
-        x, y = self._gather(slice(start, stop), slice(count))
-        added = [part.between(start, stop) for part in self.added]
-        extras = {name: values[start:stop, :count] for name, values in self.extras.items()}
-        tasks = self.task_ids[start:stop, :count]
-        samples = join_samples(y, self.mask[start:stop, :count], tasks, extras, added, train_outputs)
-        return torch.cat([x, *(part.x for part in added)], 1) if added else x, samples
+        x, y = self._gather()
+        samples = join_samples(y, self.mask, self.task_ids, self.extras, self.added, train_outputs)
+        return torch.cat([x, *(part.x for part in self.added)], 1) if self.added else x, samples
 
     @cached_property
     def _samples(self) -> tuple[Tensor, Tensor]:

@@ -39,15 +39,6 @@ class ExtraSamples:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     own_factor: Tensor | None = None
 
-    def between(self, start: int, stop: int) -> ExtraSamples:
-        """The samples of the clients ``start .. stop - 1``."""
-        x, y, tasks, mask, weights = (
-            values[start:stop] for values in (self.x, self.y, unwrap_tasks(self.tasks), self.mask, self.weights)
-        )
-        extras = {name: values[start:stop] for name, values in self.extras.items()}
-        factor = None if self.own_factor is None else self.own_factor[start:stop]
-        return ExtraSamples(x, y, tasks, mask, weights, self.source, extras, factor)
-
 
 class Samples(NamedTuple):
     """The N samples of one client's step as a loss receives them; with leading axes, those of several clients.

@@ -157,7 +157,7 @@ class VmapEngine(Engine):
         They are not compiled, because samples and loss differ from step to step.
         """
         k, count = batch.mask.shape
-        x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
+        x, samples = batch.joined_samples(cohort.train_outputs)
         own = drawn_masks(self.masks, context, cohort, batch, range(k), count, x.device)
         more = added_masks(self.masks, context, cohort, batch, range(k), x.device)
         dropped = behind(own, more, 1) | self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)

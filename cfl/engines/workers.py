@@ -313,9 +313,8 @@ class WorkerEngine(Engine):
     def _join(self, step: Step, used: list[int]) -> Joined:
         """Join a batch's own and added samples; ``used`` is each client's number of own samples without padding."""
         cohort, batch, context = step
-        k, count = batch.mask.shape
-        x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
-        masks = added_masks(self.masks, context, cohort, batch, range(k), torch.device("cpu"))
+        x, samples = batch.joined_samples(cohort.train_outputs)
+        masks = added_masks(self.masks, context, cohort, batch, range(len(batch.mask)), torch.device("cpu"))
         return Joined(x, samples, samples.mask.sum(1).tolist() if batch.added else used, masks)
 
     def _joined_of_client(self, step: Step, joined: Joined, row: int) -> tuple[Tensor, Samples, dict[str, Tensor]]:

@@ -403,7 +403,7 @@ class Weights(Method):
         self.moved: dict[tuple[int, int], float] = {}
 
     def extend_batch(self, cohort: Any, batch: Any) -> Any:
-        _, samples = batch.joined_samples(0, *batch.mask.shape, cohort.train_outputs)
+        _, samples = batch.joined_samples(cohort.train_outputs)
         for row, client in enumerate(cohort.clients):
             if batch.mask[row].any():
                 own = samples.weights[row][samples.source[row] == 0]
