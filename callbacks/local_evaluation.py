@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.func import functional_call
 
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.schedule import RoundPlan
 from cfl.federation.federation import Federation
-from cfl.models.density import LogLikelihood
+from cfl.models.density import DensityNetwork
 from cfl.models.evaluation import evaluation_mode
+from cfl.models.functional import call_with
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.precision import full_precision
@@ -70,15 +70,15 @@ class LocalModels(Callback):
     def _score(client: Client, position: int, owner: int, task: int) -> float:
         data, cohort = client.require_federation().data, client.require_cohort()
         tensors = {**cohort.parameters, **cohort.buffers}
-        model = {f"network.{name}": tensor[position].detach() for name, tensor in tensors.items()}
+        model = {name: tensor[position].detach() for name, tensor in tensors.items()}
         stream_task = data.stream_task(task, owner)
         size, total = len(data.evaluated[stream_task].test), 0.0
         with evaluation_mode(client.network), full_precision():
-            likelihood = LogLikelihood(client.network, (owner,))
+            log_likelihood = cast(DensityNetwork, client.network).log_likelihood
             for start in range(0, size, data.eval_batch_size):
                 part = EvaluationBatch(stream_task, start, min(start + data.eval_batch_size, size))
                 x = data.evaluation_batch(part, client.device).x
-                total -= functional_call(likelihood, model, (x,)).double().sum().item()
+                total -= call_with(client.network, model, log_likelihood, x, (owner,)).double().sum().item()
         return total / size
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

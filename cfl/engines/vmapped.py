@@ -19,12 +19,13 @@ from cfl.engines.base import Compile, Engine, StepContext, added_masks, behind, 
 from cfl.engines.chain import Chain
 from cfl.engines.cohort import Cohort
 from cfl.engines.graphs import Graphs
-from cfl.engines.objective import Objective, hook_at_fault
+from cfl.engines.objective import hook_at_fault
 from cfl.engines.one_pass import check_shape
 from cfl.engines.stacked_layers import StackedLayers
 from cfl.engines.updates import sgd_step
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.models.functional import call_with
 from cfl.models.step_draws import StepDraws
 from cfl.runtime.errors import EngineCannot
 
@@ -170,12 +171,13 @@ class VmapEngine(Engine):
             samples: Samples,
         ) -> tuple[Tensor, ...]:
             padded = samples.mask if self._has_batchnorm else None
-            tensors = {f"network.{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
             with dropout_masks(self.network, dropped), batch_mask(self.network, padded):
-                values: tuple[Tensor, ...] = functional_call(whole, tensors, (x, samples))
-            return values
+                return call_with(self.network, {**parameters, **buffers}, of_network, x, samples)
 
-        whole = _Loss(self.network, context.objective, context.keeps_logits)
+        def of_network(x: Tensor, samples: Samples) -> tuple[Tensor, ...]:
+            if context.keeps_logits:
+                return context.objective.with_logits(self.network, x, samples)
+            return (context.objective.of_network(self.network, x, samples),)
 
         if k == 1:
             found = loss(*_first(cohort.parameters, cohort.buffers, dropped), x[0], samples.row(0))
@@ -222,20 +224,6 @@ class VmapEngine(Engine):
             return F.cross_entropy(logits, y)
         losses = F.cross_entropy(logits, y, reduction="none")
         return (losses * mask).sum() / mask.sum().clamp(min=1)
-
-
-class _Loss(nn.Module):
-    """A client's loss, and its logits if wanted, as a module into which ``functional_call`` can put the tensors."""
-
-    def __init__(self, network: nn.Module, objective: Objective, keeps_logits: bool) -> None:
-        super().__init__()
-        self.network, self._objective, self._keeps_logits = network, objective, keeps_logits
-        self.training = network.training
-
-    def forward(self, x: Tensor, samples: Samples) -> tuple[Tensor, ...]:
-        if self._keeps_logits:
-            return self._objective.with_logits(self.network, x, samples)
-        return (self._objective.of_network(self.network, x, samples),)
 
 
 def _first(

@@ -76,23 +76,18 @@ class Answer(nn.Module):
         self.network = network
         held = {name: part.vit for name, part in vars(network).items() if isinstance(part, FrozenViT)}
         self.frozen = nn.ModuleDict(held)
-        self.classifiers, self.task = tuple(classifiers), task
-        asked = cast(Network, network).answering((client,))
-        self._asked: nn.Module | None = None if asked is network else asked
+        self.classifiers, self.task, self._client = tuple(classifiers), task, client
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        if self._asked is not None:
-            scores: Tensor = self._asked(x)
-            return scores
-        if self.classifiers:
-            model: dict[str, Tensor] = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+        network = cast(Network, self.network)
+        if self.classifiers and network.predicts == "vector":
+            model: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
             for method in self.classifiers:
                 found = method.classify(shown_task(method, self.task), model, x)
                 if found is not None:
                     return found
-        logits: Tensor = self.network(x)
-        return logits
+        return network.answers(x, (self._client,))
 
     def tensors(self) -> dict[str, Tensor]:
         """The network's state dict, and each frozen part's under ``<part>.<name>``."""

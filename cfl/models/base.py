@@ -61,14 +61,16 @@ class Network(nn.Module, ABC):
         logits: Tensor = self.head(self.features(x))
         return logits
 
-    def answering(self, clients: Sequence[int] = (0,)) -> nn.Module:
-        """Return the module that computes test scores: the network itself, unless its outputs are no scores.
+    def answers(self, x: Tensor, clients: Sequence[int] = (0,)) -> Tensor:
+        """Return what tests score: the outputs, unless the network predicts something else than a ``vector``.
 
         Args:
+            x: ``[B, C, H, W]``.
             clients: the clients over whose scores the mean is taken, if the same weights give other scores at every
                 client.
         """
-        return self
+        outputs: Tensor = self(x)
+        return outputs
 
 
 def require_head(network: Network) -> None:

@@ -51,9 +51,9 @@ class DensityNetwork(Network):
             clients: if densities differ by client, the clients over whose ``log p(x)`` the mean is taken.
         """
 
-    def answering(self, clients: Sequence[int] = (0,)) -> nn.Module:
-        """Return the network's :class:`LogLikelihood`; see :meth:`Network.answering`."""
-        return LogLikelihood(self, clients)
+    def answers(self, x: Tensor, clients: Sequence[int] = (0,)) -> Tensor:
+        """Return :meth:`log_likelihood`."""
+        return self.log_likelihood(x, clients)
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator | None = None, client: int = 0) -> Tensor:
@@ -68,39 +68,3 @@ def is_density(network: nn.Module) -> bool:
 def densities_differ(network: nn.Module) -> bool:
     """Whether the same weights give another density at every client."""
     return is_density(network) and bool(network.differs_by_client)
-
-
-class Sampler(nn.Module):
-    """A density network's :meth:`DensityNetwork.sample` as a module, for ``functional_call``.
-
-    Args:
-        network: the density network; its tensors' names here begin with ``network.``.
-        client: the client to sample for, if densities differ.
-    """
-
-    def __init__(self, network: nn.Module, client: int = 0) -> None:
-        super().__init__()
-        self.network, self.client = network, client
-        self.training = network.training
-
-    def forward(self, count: int, generator: torch.Generator) -> Tensor:
-        """``[count, C, H, W]``, each variable 0 or 1."""
-        return self.network.sample(count, generator, self.client)  # type: ignore[operator]
-
-
-class LogLikelihood(nn.Module):
-    """A density network's :meth:`DensityNetwork.log_likelihood` as a module, for ``functional_call``.
-
-    Args:
-        network: the density network; its tensors' names here begin with ``network.``.
-        clients: clients over whose log-likelihoods the mean is taken, if densities differ.
-    """
-
-    def __init__(self, network: nn.Module, clients: Sequence[int] = (0,)) -> None:
-        super().__init__()
-        self.network, self.clients = network, clients
-        self.training = network.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Samples ``[B, C, H, W]`` to nats ``[B]``."""
-        return self.network.log_likelihood(x, self.clients)  # type: ignore[operator]

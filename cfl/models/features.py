@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from cfl.models.base import Network
-
-
-class _Features(nn.Module):
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-        self.training = network.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.network.features(x.to(self.network.head.weight.dtype))
+from cfl.models.functional import call_with
 
 
 def features_of(network: Network, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -29,9 +19,7 @@ def features_of(network: Network, tensors: Mapping[str, Tensor], x: Tensor) -> T
         tensors: parameters and buffers by name; for missing ones the network's own are used.
         x: the images.
     """
-    named = {f"network.{name}": tensor for name, tensor in tensors.items()}
-    found: Tensor = functional_call(_Features(network), named, (x,))
-    return found
+    return call_with(network, tensors, lambda x: network.features(x.to(network.head.weight.dtype)), x)
 
 
 def unit_features(network: Network, tensors: Mapping[str, Tensor], x: Tensor, mirrored: bool = False) -> Tensor:

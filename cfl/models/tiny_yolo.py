@@ -79,23 +79,6 @@ class TinyYOLO(Network):
         numbers: Tensor = self.head(self.features(x)).flatten(1)
         return numbers
 
-    def answering(self, clients: Sequence[int] = (0,)) -> nn.Module:
-        """Return the network's :class:`Detections`; see :meth:`Network.answering`."""
-        return Detections(self)
-
-
-class Detections(nn.Module):
-    """A detector with :func:`cfl.metrics.boxes.detections` of its outputs, as a module, for ``functional_call``.
-
-    Args:
-        network: the detector; its tensors' names here begin with ``network.``.
-    """
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-        self.training = network.training
-
-    def forward(self, x: Tensor) -> Tensor:
+    def answers(self, x: Tensor, clients: Sequence[int] = (0,)) -> Tensor:
         """Images ``[B, C, H, W]`` to :func:`cfl.metrics.boxes.detections`."""
-        return boxes.detections(self.network(x), self.network.input_shape)
+        return boxes.detections(self(x), self.input_shape)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from cfl.federation import matrix_rows
-from cfl.models.density import Sampler, densities_differ, is_density
+from cfl.models.density import DensityNetwork, densities_differ, is_density
+from cfl.models.functional import call_with
 from cfl.randomness.generators import torch_generator
 from cfl.training.client import Client
 
@@ -64,10 +65,8 @@ def draw_images(client: Client, count: int) -> DrawnImages | None:
 
     def drawn(model: dict[str, Tensor], count: int, whose: int, at: int, *named: int) -> Tensor:
         encoded = federation.model_for(federation.data.stream_task(at, whose), model)
-        tensors = {f"network.{name}": tensor for name, tensor in encoded.items()}
         generator = torch_generator(seed, "samples", at, *named)
-        found: Tensor = functional_call(Sampler(network, whose), tensors, (count, generator))
-        return found.float().cpu()
+        return call_with(network, encoded, cast(DensityNetwork, network).sample, count, generator, whose).float().cpu()
 
     if not federation.model.has_personal_models:
         columns = math.ceil(math.sqrt(count))

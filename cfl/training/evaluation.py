@@ -14,6 +14,7 @@ from cfl.federation.federation import Federation
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.base import Network
 from cfl.models.density import densities_differ
+from cfl.models.functional import call_with
 from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
@@ -111,8 +112,8 @@ class Scoring:
     ) -> Tensor:
         """Scores ``[B, O]`` of a test batch under a model.
 
-        If the network's scores come from another module (:meth:`Network.answering`), such as log-likelihoods ``[B]``,
-        these are returned. If they differ by client, they are the mean over the clients ``whose``.
+        If the network predicts no vector, these are its :meth:`cfl.models.base.Network.answers`, such as
+        log-likelihoods ``[B]``. If they differ by client, they are the mean over the clients ``whose``.
 
         Args:
             batch: the test batch.
@@ -121,9 +122,8 @@ class Scoring:
             whose: the clients over which scores are averaged if they differ by client.
         """
         network, x = cast(Network, self.federation.network), cast(Tensor, batch.x)
-        if (asked := network.answering(whose)) is not network:
-            named = {f"network.{name}": tensor for name, tensor in model.items()}
-            return cast(Tensor, functional_call(asked, named, (x,)))
+        if network.predicts != "vector":
+            return call_with(network, model, network.answers, x, whose)
         with self.federation.repeated_tests.of(batch):
             found = self.federation.methods.classify(batch.task, model, x)
         if found is not None:

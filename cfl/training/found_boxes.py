@@ -6,9 +6,9 @@ import math
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from cfl.models.base import Network
+from cfl.models.functional import call_with
 from cfl.training.client import Client
 from cfl.training.density_samples import DrawnImages
 
@@ -56,9 +56,7 @@ def draw_boxes(client: Client, count: int) -> DrawnImages | None:
         if not len(chosen):
             continue
         model = federation.model_for(number, federation.model.state_tensors())
-        asked = network.answering()
-        named = {f"network.{name}": tensor for name, tensor in model.items()}
-        found: Tensor = functional_call(asked, named, (task.transform(images.to(device)),)).cpu()
+        found = call_with(network, model, network.answers, task.transform(images.to(device))).cpu()
         row[: len(chosen)] = images.float() / task.transform.scale
         for image, boxes, answers in zip(row, true, found, strict=False):
             for box in answers[(answers[:, 0] >= 0) & (answers[:, 5] >= SURE)]:

@@ -131,7 +131,7 @@ def test_a_detector_learns() -> None:
 
     def score() -> float:
         with torch.no_grad():
-            answers = network.answering()(x)
+            answers = network.answers(x)
         return mean_average_precisions([(a[a[:, 0] >= 0], b[b[:, 0] >= 0]) for a, b in zip(answers, y, strict=True)])[1]
 
     before = score()

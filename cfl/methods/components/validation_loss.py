@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.metrics.measure import ACCURACY, Measure
-from cfl.models.density import LogLikelihood, is_density
+from cfl.models.density import DensityNetwork, is_density
+from cfl.models.functional import call_with
 
 
 @torch.no_grad()
@@ -35,14 +37,12 @@ def validation_loss(
         ValueError: no samples.
     """
     density = is_density(network)
-    whole: nn.Module = LogLikelihood(network, (client,)) if density else network
-    named = {f"network.{name}": tensor for name, tensor in tensors.items()} if density else dict(tensors)
     total, count = 0.0, 0
     for x, y in batches:
-        scores: Tensor = functional_call(whole, named, (x,))
         if density:
-            losses = -scores
+            losses = -call_with(network, tensors, cast(DensityNetwork, network).log_likelihood, x, (client,))
         else:
+            scores: Tensor = functional_call(network, dict(tensors), (x,))
             allowed = None if outputs is None else outputs.to(scores.device).expand_as(scores)
             losses = measure.losses(scores, y, allowed, x)
         total += losses.double().sum().item()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from cfl.models.acgan import ACGAN
+from cfl.models.functional import call_with
 
 _NEVER = -1e9
 """Logit of an output that is left out. Finite, because differences of log-probabilities are computed from it."""
@@ -73,25 +72,10 @@ def _masked(logits: Tensor, allowed: Tensor | None) -> Tensor:
     return logits if allowed is None else logits.masked_fill(~allowed, _NEVER)
 
 
-class Calling(nn.Module):
-    """A function of a network as a module, so that ``functional_call`` can put parameters into ``network``."""
-
-    def __init__(self, network: ACGAN, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.network, self.function = network, function
-
-    def forward(self, *inputs: Any) -> Any:
-        """The function's result for the network as it is now."""
-        return self.function(self.network, *inputs)
-
-
 def _frozen_judge(network: ACGAN, x: Tensor) -> tuple[Tensor, Tensor]:
     """The critic's outputs, differentiable with respect to the images only."""
-    tensors = {f"network.{name}": tensor.detach() for name, tensor in network.named_parameters()}
-    judged: tuple[Tensor, Tensor] = functional_call(
-        Calling(network, lambda network, x: network.judge(x)), tensors, (x,)
-    )
-    return judged
+    tensors = {name: tensor.detach() for name, tensor in network.named_parameters()}
+    return call_with(network, tensors, network.judge, x)
 
 
 @torch.no_grad()
@@ -104,10 +88,8 @@ def generated_images(network: ACGAN, parameters: Mapping[str, Tensor], noise: Te
         noise: ``[..., Z]`` standard normal.
         y: ``[...]`` int64 outputs.
     """
-    tensors = {f"network.{name}": tensor for name, tensor in parameters.items()}
     parts = zip(noise.flatten(0, -2).split(_AT_ONCE), y.flatten().split(_AT_ONCE), strict=True)
     dtype = next(iter(parameters.values())).dtype
-    generate = Calling(network, lambda network, z, c: network.generate(z, c))
     with network.generating():
-        made = [functional_call(generate, tensors, (z.to(dtype), c)) for z, c in parts]
+        made = [call_with(network, parameters, network.generate, z.to(dtype), c) for z, c in parts]
     return torch.cat(made).unflatten(0, y.shape)
