@@ -12,7 +12,6 @@ from cfl.runtime.errors import DataFilesMissing
 FOLDER = "yahoo_answers_csv"
 FIELDS = ("title", "content", "answer")
 TOPICS = 10
-PUBLISHED = {"train": 1_400_000, "test": 60_000}
 ADDRESS = "https://s3.amazonaws.com/fast-ai-nlp/yahoo_answers_csv.tgz"
 
 

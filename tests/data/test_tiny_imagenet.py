@@ -109,8 +109,8 @@ def test_nothing_there_names_both_layouts(tmp_path: Path) -> None:
         ("x_val_20", np.full((10, 64, 64, 3), 1.5), r"x_val_20\.npy .*no multiples of 1/255"),
         ("x_train_01", np.zeros((20, 32, 32, 3), np.uint8), r"\[3, 32, 32\] and \[3, 64, 64\], not \[3, 64, 64\]"),
         ("y_train_05", np.zeros(19, np.int64), r"\[19\]: expected images \[N, 64, 64, 3\]"),
-        ("y_val_05", np.zeros(10, np.int64), r"test set has 19\d classes, not 200"),
-        ("y_val_05", np.full(10, 200), r"test (set has|labels run)"),
+        ("y_val_05", np.zeros(10, np.int64), r"of 200 classes have no test sample"),
+        ("y_val_05", np.full(10, 200), r"test labels run"),
     ],
 )
 def test_arrays_of_another_kind(tmp_path: Path, name: str, values: np.ndarray, reason: str) -> None:

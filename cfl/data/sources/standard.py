@@ -6,6 +6,7 @@ import logging
 import math
 from abc import abstractmethod
 from pathlib import Path
+from typing import ClassVar
 
 from cfl.data.sources.base import Source
 from cfl.data.sources.labels import first_absent
@@ -53,12 +54,19 @@ class StandardSource(Source):
 
     Attributes:
         may_lack_classes: whether classes without a training sample are used, with a warning.
+        tests_may_lack_classes: whether classes without a test sample are used, with a warning.
+        published: number of training and test samples of the published set; files with other numbers are used, with a
+            warning. None if it is not known.
+        others: what to say about files that are not the data set's.
 
     Raises:
         ConfigError: a number that cannot work, or not one number per channel.
     """
 
     may_lack_classes = False
+    tests_may_lack_classes: ClassVar[bool] = True
+    published: ClassVar[tuple[int, int] | None] = None
+    others: ClassVar[str] = "these are not this data set's files"
 
     def __init__(
         self,
@@ -110,26 +118,22 @@ class StandardSource(Source):
             cfl.runtime.errors.ConfigError: the options contradict the files.
         """
         train, test = self.read(Path(root))
+        if self.published not in (None, (len(train), len(test))):
+            self.unlike_published = (
+                f"{type(self).__name__} has {len(train)} training and {len(test)} test samples; the published set "
+                f"has {self.published[0]} and {self.published[1]}"
+            )
+            _log.warning("%s: under %s", self.unlike_published, root)
         self._check_options_against_sizes()
         for part, images in (("training", train), ("test", test)):
             self._check_content(part, images)
         return self._limit(train, self.max_train, "train"), self._limit(test, self.max_test, "test")
 
-    def _hold_against(self, published: tuple[int, int], found: tuple[int, int], root: Path) -> None:
-        """Record and warn if the files hold other numbers of training and test samples than the published set."""
-        if found == published:
-            return
-        self.unlike_published = (
-            f"{type(self).__name__} has {found[0]} training and {found[1]} test samples; the published set "
-            f"has {published[0]} and {published[1]}"
-        )
-        _log.warning("%s: under %s", self.unlike_published, root)
-
     def _check_content(self, part: str, read: ImageSet) -> None:
         if len(read) == 0:
             raise DataFilesMissing(f"{self.name}: the {part} set is empty")
         # For the user's own files there is nothing to compare with.
-        others = ": these are not this data set's files" if self.sizes_known() else ""
+        others = f": {self.others}" if self.sizes_known() else ""
         if tuple(read.images.shape[1:]) != tuple(self.shape):
             raise DataFilesMissing(
                 f"{self.name}: the files hold {part} images of shape {list(read.images.shape[1:])}, "
@@ -147,7 +151,7 @@ class StandardSource(Source):
             )
         if absent := first_absent(read.labels, self.num_classes):
             said = f"{self.name}: {absent[0]} of {self.num_classes} classes have no {part} sample, first {absent[1]}"
-            if part == "training" and not self.may_lack_classes:
+            if not (self.may_lack_classes if part == "training" else self.tests_may_lack_classes):
                 raise DataFilesMissing(f"{said}{others}")
             _log.warning("%s", said)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cfl.data.sources.arrays import read_npz
-from cfl.data.sources.files import DataFile, refuse_damaged
+from cfl.data.sources.files import refuse_damaged
 from cfl.data.sources.vision import TorchvisionSource
 from cfl.data.types import ImageSet
 
@@ -34,26 +34,15 @@ class USPS(TorchvisionSource):
         "train_labels and test_labels, 0..9."
     )
 
-    def _files(self, root: Path) -> list[DataFile]:
-        from torchvision import datasets
-
-        listed = [datasets.USPS.split_list[split] for split in ("train", "test")]
-        return [DataFile(root / name, md5, address) for address, name, md5 in listed]
-
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Training and test set: from torchvision's files if both exist, else from the ``.npz``, else downloaded."""
         files = self._files(root)
         if (root / "usps.npz").is_file() and not all(file.path.is_file() for file in files):
-            train, test = read_npz(root / "usps.npz")
-            self._hold_against(self.published, (len(train), len(test)), root)
-            return train, test
+            return read_npz(root / "usps.npz")
         refuse_damaged(self.title, files)  # torchvision compares no md5 where the file exists
         return super().read(root)
 
-    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
-        from torchvision import datasets
-
-        dataset: Any = datasets.USPS(str(root), train=train, download=download)
+    def _samples(self, dataset: Any) -> ImageSet:
         return ImageSet(
             torch.from_numpy(np.ascontiguousarray(dataset.data[:, None])),
             torch.tensor(dataset.targets, dtype=torch.int64),

@@ -37,40 +37,51 @@ class TorchvisionSource(StandardSource):
 
     Attributes:
         title: torchvision's name of the data set.
-        published: number of training and test samples of the published set; files with other numbers are used
-            if torchvision accepts them, with a warning.
         hint: another way to get the data, for the error message.
     """
 
     title: ClassVar[str]
-    published: ClassVar[tuple[int, int]]
     hint: ClassVar[str] = ""
 
-    @abstractmethod
+    @property
+    def _torchvision(self) -> Any:
+        """torchvision's class of the data set."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.title)
+
     def _files(self, root: Path) -> list[DataFile]:
-        """Every file that torchvision reads, with the addresses and md5 sums torchvision knows."""
+        """Every file that torchvision reads, with the addresses and md5 sums torchvision knows: one for each part."""
+        listed = [self._torchvision.split_list[part] for part in ("train", "test")]
+        return [DataFile(root / name, md5, address) for address, name, md5 in listed]
+
+    def _options(self, train: bool) -> dict[str, Any]:
+        """Options of :attr:`_torchvision` that choose the training or the test set."""
+        return {"train": train}
 
     @abstractmethod
-    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
-        """Read the training or the test set with torchvision."""
+    def _samples(self, dataset: Any) -> ImageSet:
+        """The samples of torchvision's training or test set."""
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Training and test set: from files, else downloaded; see :meth:`load`."""
 
         def both(download: bool) -> tuple[ImageSet, ImageSet]:
-            return self._part(root, train=True, download=download), self._part(root, train=False, download=download)
+            train, test = (
+                self._samples(self._torchvision(str(root), **self._options(part), download=download))
+                for part in (True, False)
+            )
+            return train, test
 
         files = self._files(root)
         try:
-            sets = both(download=False)
+            return both(download=False)
         except Exception as error:  # torchvision's parsers raise exceptions of many classes
             refuse_damaged(self.title, files)
             if all(file.path.is_file() for file in files):
                 names = ", ".join(str(file.path) for file in files)
                 raise DataFilesMissing(f"{self.title} cannot be read from {names}: {error}") from error
-            sets = fetch(self.title, files, lambda: both(download=True), self.hint)
-        self._hold_against(self.published, (len(sets[0]), len(sets[1])), root)
-        return sets
+            return fetch(self.title, files, lambda: both(download=True), self.hint)
 
 
 class _IdxSource(TorchvisionSource):
@@ -81,17 +92,12 @@ class _IdxSource(TorchvisionSource):
     published = (60_000, 10_000)
 
     def _files(self, root: Path) -> list[DataFile]:
-        from torchvision import datasets
-
-        dataset = getattr(datasets, self.title)
+        dataset = self._torchvision
         raw = root / self.title / "raw"
         archives = [DataFile(raw / name, md5, dataset.mirrors[0] + name) for name, md5 in dataset.resources]
         return [DataFile(file.path.with_suffix(""), archive=file, is_idx=True) for file in archives]
 
-    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
-        from torchvision import datasets
-
-        dataset = getattr(datasets, self.title)(str(root), train=train, download=download)
+    def _samples(self, dataset: Any) -> ImageSet:
         return ImageSet(dataset.data.unsqueeze(1), dataset.targets.long())
 
 
@@ -157,18 +163,16 @@ class EMNISTLetters(TorchvisionSource):
     published = (124_800, 20_800)
 
     def _files(self, root: Path) -> list[DataFile]:
-        from torchvision import datasets
-
         raw = root / "EMNIST" / "raw"
-        address = datasets.EMNIST.url
-        archive = DataFile(raw / address.rsplit("/", 1)[-1], datasets.EMNIST.md5, address)
+        address = self._torchvision.url
+        archive = DataFile(raw / address.rsplit("/", 1)[-1], self._torchvision.md5, address)
         names = [f"emnist-letters-{p}-{k}-ubyte" for p in ("train", "test") for k in ("images-idx3", "labels-idx1")]
         return [DataFile(raw / name, archive=archive, is_idx=True) for name in names]
 
-    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
-        from torchvision import datasets
+    def _options(self, train: bool) -> dict[str, Any]:
+        return {"split": "letters", "train": train}
 
-        dataset = datasets.EMNIST(str(root), split="letters", train=train, download=download)
+    def _samples(self, dataset: Any) -> ImageSet:
         return ImageSet(dataset.data.transpose(1, 2).unsqueeze(1).contiguous(), dataset.targets.long() - 1)
 
 
@@ -179,17 +183,12 @@ class _CIFAR(TorchvisionSource):
     published = (50_000, 10_000)
 
     def _files(self, root: Path) -> list[DataFile]:
-        from torchvision import datasets
-
-        dataset = getattr(datasets, self.title)
+        dataset = self._torchvision
         archive = DataFile(root / dataset.filename, dataset.tgz_md5, dataset.url)
         listed = [*dataset.train_list, *dataset.test_list, (dataset.meta["filename"], dataset.meta["md5"])]
         return [DataFile(root / dataset.base_folder / name, md5, archive=archive) for name, md5 in listed]
 
-    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
-        from torchvision import datasets
-
-        dataset: Any = getattr(datasets, self.title)(str(root), train=train, download=download)
+    def _samples(self, dataset: Any) -> ImageSet:
         images = np.ascontiguousarray(dataset.data.transpose(0, 3, 1, 2))
         return ImageSet(torch.from_numpy(images), torch.tensor(dataset.targets, dtype=torch.int64))
 
@@ -263,14 +262,8 @@ class SVHN(TorchvisionSource):
     std = (0.198, 0.201, 0.197)
     published = (73_257, 26_032)
 
-    def _files(self, root: Path) -> list[DataFile]:
-        from torchvision import datasets
+    def _options(self, train: bool) -> dict[str, Any]:
+        return {"split": "train" if train else "test"}
 
-        listed = [datasets.SVHN.split_list[split] for split in ("train", "test")]
-        return [DataFile(root / name, md5, address) for address, name, md5 in listed]
-
-    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
-        from torchvision import datasets
-
-        dataset: Any = datasets.SVHN(str(root), split="train" if train else "test", download=download)
+    def _samples(self, dataset: Any) -> ImageSet:
         return ImageSet(torch.from_numpy(np.ascontiguousarray(dataset.data)), torch.from_numpy(dataset.labels))
