@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cfl.data.sources.arrays import Layout
+from cfl.data.sources.array_files import Layout
 from cfl.data.sources.csv_rows import header, read_rows
 from cfl.data.sources.features import Features
 from cfl.data.sources.labels import checked_numbers
 from cfl.data.sources.root import data_root
 from cfl.data.sources.split import SHARES, stratified_rows
-from cfl.data.sources.standard import KEY
+from cfl.data.sources.standard import KEY, nothing_at
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.runtime.option_checks import check_numbers
@@ -73,7 +73,7 @@ class CsvTable(Features):
     layout = Layout(
         "features",
         "a CSV file in UTF-8 whose first line names its columns, with a finite number in every column of features",
-        lambda dtype: dtype.kind == "f",
+        np.floating,
         (2,),
     )
     _tables = ".csv files with the columns of its features, "
@@ -178,34 +178,29 @@ class CsvTable(Features):
 
     def _read_table(self, file: Path) -> _Table:
         if not os.path.isfile(file):
-            raise ConfigError(
-                f"{KEY}.path",
-                self.path,
-                f"a file: {file.absolute()} does not exist. "
-                "An absolute path or CFL_DATA_ROOT names another place, and so does data.root of cfl fit",
-            )
+            raise nothing_at(file, self.path, "a file")
         columns = header(file)
         for option, column in (*self._columns_of.items(), *(("drop", column) for column in self.drop)):
             if column not in columns:
                 raise ConfigError(f"{KEY}.{option}", column, f"a column of {file}: {', '.join(columns)}")
         rows = read_rows(file, texts=[*self._columns_of.values()], without=self.drop)
         texts = {option: rows.texts[column] for option, column in self._columns_of.items()}
-        labels, names = _numbers(texts["label"]) if self._numbers else _classes(texts["label"])
+        labels, names = _numbers(texts["label"]) if self.layout.numbers else _classes(texts["label"])
         train, test = self._split(labels, texts.get("part"))
-        if not self._numbers and (lacking := set(range(len(names))) - set(labels[train].tolist())):
+        if not self.layout.numbers and (lacking := set(range(len(names))) - set(labels[train].tolist())):
             raise ValueError(f"no training row has the class {names[min(lacking)]!r}")
         clients = None
         if "client" in texts:
             of_train = np.array(texts["client"])[train]
             clients = torch.from_numpy(np.unique(of_train, return_inverse=True)[1].astype(np.int64))
         found = [_Part(rows.numbers[rows_of], labels[torch.from_numpy(rows_of)], None) for rows_of in (train, test)]
-        outputs = (self._columns_of["label"],) if self._numbers else names
+        outputs = (self._columns_of["label"],) if self.layout.numbers else names
         return _Table(rows.columns, outputs, found[0]._replace(clients=clients), found[1])
 
     def _split(self, labels: Tensor, parts: Sequence[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Training and test rows, ascending."""
         if parts is None:
-            groups = np.zeros(len(labels), dtype=np.int64) if self._numbers else labels.numpy()
+            groups = np.zeros(len(labels), dtype=np.int64) if self.layout.numbers else labels.numpy()
             return stratified_rows(self.name, groups, self.test_share)
         column = self._columns_of["part"]
         if other := sorted(set(parts) - set(_PARTS)):

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cfl.data.sources.arrays import Layout, NpzSource
+from cfl.data.sources.array_files import Layout
+from cfl.data.sources.arrays import NpzSource
 from cfl.data.sources.standard import KEY
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import DataFilesMissing
@@ -21,7 +22,7 @@ FEATURES = Layout(
     "features",
     "an .npz file with train_features and test_features (floating-point numbers, [N, D]) and train_labels and "
     "test_labels (integers from 0, [N])",
-    lambda dtype: dtype.kind == "f",
+    np.floating,
     (2,),
 )
 
@@ -160,7 +161,7 @@ class Features(NpzSource):
 
     def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
         """See :meth:`Source.images_of_array`; the array holds features ``[N, D]``."""
-        if not FEATURES.has_type(stored.dtype) or stored.shape[1:] != self.shape[2:]:
+        if not np.issubdtype(stored.dtype, np.floating) or stored.shape[1:] != self.shape[2:]:
             raise ValueError(f"it is {stored.dtype} {list(stored.shape)}, not floating-point [N, {self.shape[2]}]")
         self.moments(root)
         return self._convert(stored)

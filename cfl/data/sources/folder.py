@@ -16,7 +16,7 @@ from cfl.data.sources.files import where_else
 from cfl.data.sources.images import MODES, class_images, class_names, pixels_of, read_image
 from cfl.data.sources.kept import known_of
 from cfl.data.sources.root import data_root
-from cfl.data.sources.standard import KEY, StandardSource, check_shape
+from cfl.data.sources.standard import KEY, StandardSource, check_shape, nothing_at
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.runtime.option_checks import check_choices, check_integers
@@ -153,12 +153,7 @@ class ImageFolder(StandardSource):
             self.num_classes = int(self._facts["num_classes"])
             return self.num_classes
         if not os.path.isdir(folder):
-            raise ConfigError(
-                f"{KEY}.path",
-                self.path,
-                f"a folder, or {KEY}.num_classes beside it: {folder.absolute()} does not exist. "
-                "An absolute path or CFL_DATA_ROOT names another place, and so does data.root of cfl fit",
-            )
+            raise nothing_at(folder, self.path, f"a folder, or {KEY}.num_classes beside it")
         self.num_classes = len(class_names(folder))
         return self.num_classes
 

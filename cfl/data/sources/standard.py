@@ -41,6 +41,18 @@ def check_numbers_alone(num_classes: int | None, numbers: bool) -> None:
         raise ConfigError(f"{KEY}.num_classes", num_classes, f"null with {KEY}.numbers: labels are no classes")
 
 
+def nothing_at(place: Path, path: str, valid: str) -> ConfigError:
+    """The error for a path at which there is nothing, although it is read before ``data.root`` is known.
+
+    Args:
+        place: the path below the data root.
+        path: as it was given.
+        valid: what would be valid.
+    """
+    where = "An absolute path or CFL_DATA_ROOT names another place, and so does data.root of cfl fit"
+    return ConfigError(f"{KEY}.path", path, f"{valid}: {place.absolute()} does not exist. {where}")
+
+
 class StandardSource(Source):
     """A source with the common options. Subclasses set the fields of :class:`Source` and define :meth:`read`.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cfl.data.sources.arrays import read_npz
+from cfl.data.sources.array_files import read_npz
 from cfl.data.sources.files import refuse_damaged
 from cfl.data.sources.vision import TorchvisionSource
 from cfl.data.types import ImageSet
