@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from cfl.data.sources.base import Source
-from cfl.data.sources.loading import load_checked
-from cfl.data.streams.base import Stream, check_number_of_tasks, refuse_boxes
-from cfl.data.types import Task
+from cfl.data.streams.pixel_maps import PixelMapStream
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_numbers
@@ -37,10 +33,10 @@ def rotation_map(height: int, width: int, degrees: float) -> Tensor:
     return torch.from_numpy(rotated.astype(np.int64).ravel() - 1)
 
 
-class Rotated(Stream):
+class Rotated(PixelMapStream):
     """Rotated tasks: the same images and labels, one fixed rotation per task, angles uniform.
 
-    The tasks share the source's tensors; only their transforms differ. Pixels from outside the image are black.
+    Pixels from outside the image are black.
     Source: rotated MNIST of Fed-A-GEM (Dai et al., 2024), angles from U(0, 180) for every task including the first.
 
     Args:
@@ -54,22 +50,17 @@ class Rotated(Stream):
             boxes or of rows of numbers.
     """
 
-    shared_labels = True
+    move, moved = "rotation", "rotated"
 
     def __init__(
         self, source: Source, num_tasks: int = 10, max_degrees: float = 180.0, first_is_identity: bool = False
     ) -> None:
-        check_number_of_tasks(num_tasks)
-        refuse_boxes(source, "Rotated")
+        super().__init__(source, num_tasks, first_is_identity)
         if source.holds_rows:
             valid = "Permuted, or a data set of images"
             raise ConfigError("data.stream", f"Rotated of {source.name}, whose samples are rows of numbers", valid)
         check_numbers("data.stream", "(0, 360]", max_degrees=max_degrees)
-        self.source, self.num_tasks = source, num_tasks
-        self.max_degrees, self.first_is_identity = max_degrees, first_is_identity
-        self.name = f"rotated-{source.name}"
-        self.classes_per_task = [source.num_classes] * num_tasks
-        self.shape = source.shape
+        self.max_degrees = max_degrees
 
     def angle(self, task: int, seed: int) -> float:
         """Rotation of one task in degrees, counter-clockwise."""
@@ -77,14 +68,7 @@ class Rotated(Stream):
             return 0.0
         return float(numpy_generator(seed, "rotation", task).uniform(0.0, self.max_degrees))
 
-    def tasks(self, root: Path, seed: int) -> list[Task]:
-        """See :meth:`Stream.tasks`; every task refers to the same two ImageSets."""
-        train, test = load_checked(self.source, root)
-        _, height, width = self.shape
-        tasks = []
-        for t in range(self.num_tasks):
-            transform, degrees = self.source.transform(), self.angle(t, seed)
-            if degrees != 0.0:
-                transform = transform.with_pixel_map(rotation_map(height, width, degrees))
-            tasks.append(Task(f"rotation {t}", train, test, self.source.num_classes, transform))
-        return tasks
+    def pixel_map(self, task: int, seed: int) -> Tensor | None:
+        """See :meth:`PixelMapStream.pixel_map`."""
+        degrees = self.angle(task, seed)
+        return rotation_map(self.shape[1], self.shape[2], degrees) if degrees != 0.0 else None
