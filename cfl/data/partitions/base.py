@@ -70,10 +70,6 @@ class Partition(Named, ABC):
         """
         return self.split(labels, len(clients), rng)
 
-    def dropped(self, num_samples: int, num_clients: int) -> int:
-        """Number of samples that go to no client, so that shares have equal sizes; 0 by default."""
-        return 0
-
 
 def group_by_owner(owner: np.ndarray, num_clients: int) -> Shares:
     """Turn ``owner`` (``[N]``, client of each sample, -1 for none) into each client's ascending sample indices."""

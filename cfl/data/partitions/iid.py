@@ -23,15 +23,11 @@ class IID(Partition):
     def __init__(self, keep_remainder: bool = False) -> None:
         self.keep_remainder = keep_remainder
 
-    def dropped(self, num_samples: int, num_clients: int) -> int:
-        """See :meth:`Partition.dropped`."""
-        return 0 if self.keep_remainder else num_samples % num_clients
-
     def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Shares:
         """See :meth:`Partition.split`."""
         self.check(len(labels), len(np.unique(labels)), num_clients)
         order = rng.permutation(len(labels))
-        dealt = len(order) - self.dropped(len(order), num_clients)
+        dealt = len(order) - (0 if self.keep_remainder else len(order) % num_clients)
         owner = np.full(len(order), -1)
         owner[order[:dealt]] = np.arange(dealt) * num_clients // dealt
         return group_by_owner(owner, num_clients)

@@ -54,14 +54,6 @@ class LabelBlocks(Partition):
         if self.block_size is not None and self.block_size * needed > num_samples:
             self._refuse_size(num_samples // needed, f"{num_samples} training samples", needed)
 
-    def dropped(self, num_samples: int, num_clients: int) -> int:
-        """Number of samples that go to no client.
-
-        If ``block_size`` is null, the number depends on the class sizes. The result is then the smallest possible one.
-        """
-        needed = self.blocks_per_client * num_clients
-        return num_samples % needed if self.block_size is None else num_samples - self.block_size * needed
-
     def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Shares:
         """See :meth:`Partition.split`.
 

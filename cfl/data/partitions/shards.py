@@ -44,15 +44,11 @@ class Shards(Partition):
                 "and a shard needs one",
             )
 
-    def dropped(self, num_samples: int, num_clients: int) -> int:
-        """See :meth:`Partition.dropped`."""
-        return num_samples % (num_clients * self.per_client)
-
     def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Shares:
         """See :meth:`Partition.split`."""
         self.check(len(labels), len(np.unique(labels)), num_clients)
         num_shards = num_clients * self.per_client
-        kept = rng.permutation(len(labels))[: len(labels) - self.dropped(len(labels), num_clients)]
+        kept = rng.permutation(len(labels))[: len(labels) - len(labels) % num_shards]
         shards = kept[shuffled_by_class(labels[kept], rng)].reshape(num_shards, -1)
         client_of_shard = rng.permutation(np.repeat(np.arange(num_clients), self.per_client))
         owner = np.full(len(labels), -1)
