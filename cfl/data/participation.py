@@ -29,12 +29,12 @@ class Participation(Named, ABC):
         """Ascending int64 client ids of each task, at least one per task; tasks may share memory.
 
         Args:
-            num_clients: number of clients in the whole federation.
+            num_clients: number of clients in the whole federation, at least 1.
             num_tasks: number of tasks.
             seed: the run's seed; task ``t`` draws from the generator of (seed, "participation", t).
 
         Raises:
-            ConfigError: ``data.num_clients`` below 1, or a setting that does not fit the number of clients.
+            ConfigError: a setting that does not fit the number of clients.
         """
 
 
@@ -72,7 +72,6 @@ class AllClients(Participation):
 
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
         """See :meth:`Participation.members`."""
-        check_integers("data", 1, num_clients=num_clients)
         return [np.arange(num_clients)] * num_tasks
 
 
@@ -96,7 +95,6 @@ class RandomShare(Participation):
 
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
         """See :meth:`Participation.members`."""
-        check_integers("data", 1, num_clients=num_clients)
         count = max(1, round(self.share * num_clients))
         return [
             np.sort(numpy_generator(seed, "participation", t).choice(num_clients, size=count, replace=False))
@@ -129,7 +127,6 @@ class Joining(Participation):
         Raises:
             ConfigError: also when ``data.participation.initial`` exceeds the number of clients.
         """
-        check_integers("data", 1, num_clients=num_clients)
         if self.initial > num_clients:
             raise ConfigError(
                 "data.participation.initial", self.initial, f"between 1 and data.num_clients = {num_clients}"
