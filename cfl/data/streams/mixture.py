@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from pathlib import Path
 
 from cfl.data.sources.base import Source
@@ -69,19 +71,9 @@ class Mixture(Stream):
         self.classes_per_task = [classes_per_task] * self.num_tasks
         self.name = f"mixture-{len(sources)}x{self.num_tasks}"
 
-    @property
-    def task_names(self) -> list[str]:
-        """``<source>_<group>`` of every task, known without reading a file."""
-        pairs = zip(self.sources, self.tasks_per_source, strict=True)
-        return [f"{source.name}_{group}" for source, kept in pairs for group in range(kept)]
-
     def source_of(self, task: int) -> Source:
         """See :meth:`Stream.source_of`."""
-        return self.sources[self._source_numbers[task]]
-
-    @property
-    def _source_numbers(self) -> list[int]:
-        return [number for number, kept in enumerate(self.tasks_per_source) for _ in range(kept)]
+        return self.sources[bisect_right(list(accumulate(self.tasks_per_source)), task)]
 
     def _groups(self, number: int) -> list[list[int]]:
         """The classes of each of a source's tasks."""
@@ -104,9 +96,9 @@ class Mixture(Stream):
         for number, source in enumerate(self.sources):
             train, test = (enlarge(part, self.shape) for part in load_checked(source, root, "data.stream.sources"))
             transform = repeat_channels(source.transform(), self.shape[0])
-            for own in self._groups(number):
+            for group, own in enumerate(self._groups(number)):
                 own_train, own_test = (select_classes(part, own, source.num_classes) for part in (train, test))
-                name = self.task_names[len(tasks)]
+                name = f"{source.name}_{group}"
                 if self.max_train is not None and self.max_train < len(own_train):
                     own_train = own_train.subset(balanced_subset(own_train.labels, self.max_train, f"mixture {name}"))
                 tasks.append(Task(name, own_train, own_test, size, transform))
