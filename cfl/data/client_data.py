@@ -181,15 +181,12 @@ class ClientDataAssignment:
     @cached_property
     def tasks(self) -> list[Task]:
         """The tasks of :attr:`stream` with their data. Reads files on first use."""
-        if self._drawn is None:
-            return self._loaded()
-        return [self._given_tasks[task] for task in self._drawn.ravel().tolist()]
+        given = self._given_tasks
+        return given if self._drawn is None else [given[task] for task in self._drawn.ravel().tolist()]
 
     @cached_property
     def _given_tasks(self) -> list[Task]:
-        return self.tasks if self._drawn is None else self._loaded()
-
-    def _loaded(self) -> list[Task]:
+        """The tasks of the stream that was given."""
         return loaded_tasks(self._given, self.root, self.seed)
 
     @property

@@ -32,11 +32,6 @@ _SMALLEST_DOT = 0.08  # inches, diameter of the largest dot below which cells ar
 _PAGE = (15.0, 10.0)  # inches to fill with panels, as far as legibility allows
 
 
-def class_counts(task: Task, indices: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Samples per client and class, ``[clients, task.num_groups]`` int64, rows in the order of ``indices``."""
-    return _class_counts(task, _shares(indices, 0, len(indices)))
-
-
 def partition_rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> list[dict[str, Any]]:
     """One row per task and client that takes part in it.
 
@@ -165,6 +160,7 @@ def _shares(indices: Mapping[int, np.ndarray], start: int, stop: int) -> Shares:
 
 
 def _class_counts(task: Task, shares: Shares) -> np.ndarray:
+    """Samples of each share and class, ``[shares, task.num_groups]`` int64."""
     cells = np.repeat(np.arange(len(shares)) * task.num_groups, shares.sizes)
     cells += task.train.groups.numpy()[shares.samples]
     return np.bincount(cells, minlength=len(shares) * task.num_groups).reshape(len(shares), task.num_groups)
@@ -183,8 +179,8 @@ def _fingerprints(shares: Shares) -> list[str]:
 def _grid(task: Task, indices: Mapping[int, np.ndarray], num_clients: int) -> np.ndarray:
     """Samples ``[classes, num_clients]`` float64, NaN in the columns of absent clients."""
     grid = np.full((task.num_groups, num_clients), np.nan)
-    shown = {client: indices[client] for client in range(num_clients) if client in indices}
-    grid[:, list(shown)] = class_counts(task, shown).T
+    shown = [client for client in range(num_clients) if client in indices]
+    grid[:, shown] = _class_counts(task, Shares.of([indices[client] for client in shown])).T
     return grid
 
 

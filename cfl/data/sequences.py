@@ -40,10 +40,8 @@ class TaskSequences(ABC):
         check_choices("data.sequences", get_args(Outputs), outputs=outputs)
         self.split, self.outputs = split, outputs
 
-    @property
-    @abstractmethod
-    def length(self) -> int:
-        """Number of tasks T of every client."""
+    length: int
+    """Number of tasks T of every client."""
 
     @abstractmethod
     def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
@@ -74,19 +72,14 @@ class RandomTasks(TaskSequences):
     def __init__(self, count: int = 10, split: Split = "clients", outputs: Outputs = "task") -> None:
         super().__init__(split, outputs)
         check_integers("data.sequences", 1, count=count)
-        self.count = count
-
-    @property
-    def length(self) -> int:
-        """``count``."""
-        return self.count
+        self.length = count
 
     def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
         """See :meth:`TaskSequences.of_clients`."""
-        if self.count > num_tasks:
-            raise ConfigError("data.sequences.count", self.count, f"at most {num_tasks}, the number of tasks")
+        if self.length > num_tasks:
+            raise ConfigError("data.sequences.count", self.length, f"at most {num_tasks}, the number of tasks")
         drawn = [
-            numpy_generator(seed, "task sequence", client).permutation(num_tasks)[: self.count]
+            numpy_generator(seed, "task sequence", client).permutation(num_tasks)[: self.length]
             for client in range(num_clients)
         ]
         return np.stack(drawn)
@@ -105,23 +98,18 @@ class DisjointTasks(TaskSequences):
     def __init__(self, count: int = 10, outputs: Outputs = "task") -> None:
         super().__init__("holders", outputs)
         check_integers("data.sequences", 1, count=count)
-        self.count = count
-
-    @property
-    def length(self) -> int:
-        """``count``."""
-        return self.count
+        self.length = count
 
     def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
         """See :meth:`TaskSequences.of_clients`."""
         if num_clients > num_tasks:
             valid = f"at most {num_tasks}, one for each task, as no two clients are to share one"
             raise ConfigError("data.num_clients", num_clients, valid)
-        if self.count * num_clients > num_tasks:
+        if self.length * num_clients > num_tasks:
             valid = f"at most {num_tasks // num_clients}: {num_tasks} tasks for {num_clients} clients"
-            raise ConfigError("data.sequences.count", self.count, valid)
+            raise ConfigError("data.sequences.count", self.length, valid)
         order = numpy_generator(seed, "task sequences").permutation(num_tasks)
-        return order[: self.count * num_clients].reshape(num_clients, self.count)
+        return order[: self.length * num_clients].reshape(num_clients, self.length)
 
 
 class FixedTasks(TaskSequences):
@@ -151,11 +139,7 @@ class FixedTasks(TaskSequences):
         if count is not None and not 1 <= count <= len(tasks[0]):
             raise ConfigError("data.sequences.count", count, f"between 1 and {len(tasks[0])}, or null")
         self.tasks = [own[:count] for own in tasks]
-
-    @property
-    def length(self) -> int:
-        """Length of the lists, or ``count``."""
-        return len(self.tasks[0])
+        self.length = len(self.tasks[0])
 
     def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
         """See :meth:`TaskSequences.of_clients`."""
