@@ -110,12 +110,8 @@ class Inputs:
 
     def stored(self, task: int, index: Tensor, words: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As :meth:`of_task`, for ``[n]`` indices and random bits, without caching the task's transformed images."""
-        data = self._resident(self._tasks[task].train, index.device)
-        images = data.images.index_select(0, index)
-        y = data.labels.index_select(0, index) + self._offsets[task]
-        if self._augmentation is not None and words is not None:
-            images, y = self._augmentation(images, words), self._moved(y, words, images)
-        return self._tasks[task].transform(images), y
+        images, y = self._augmented(task, index, words)
+        return self._tasks[task].transform(images), y + self._offsets[task]
 
     def _stored_alike(
         self, first: int, tasks: Tensor, index: Tensor, words: Tensor | None, device: torch.device
@@ -126,21 +122,20 @@ class Inputs:
         index, words = moved(index, device), None if words is None else moved(words, device)
         if len(own) <= 1:
             return self.stored(own[0] if own else first, index, words)
-        data = self._resident(self._tasks[first].train, device)
-        images = data.images.index_select(0, index)
-        y = data.labels.index_select(0, index)
-        if self._augmentation is not None and words is not None:
-            images, y = self._augmentation(images, words), self._moved(y, words, images)
+        images, y = self._augmented(first, index, words)
         which, offsets = moved(which, device), moved(torch.tensor([self._offsets[task] for task in own]), device)
         images = mapped_apart(images, [self._tasks[task].transform for task in own], which)
         y = y + offsets[which].view(-1, *(1,) * (y.ndim - 1))
         return self._tasks[first].transform.normalised(images), y
 
-    def _moved(self, y: Tensor, words: Tensor, images: Tensor) -> Tensor:
-        """Labels of augmented images: boxes move with them."""
-        if self._augmentation is None or y.ndim < 3:
-            return y
-        return self._augmentation.moved(y, words, *images.shape[-2:])
+    def _augmented(self, task: int, index: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Stored images and labels, augmented if random bits are given; boxes move with their images."""
+        data = self._resident(self._tasks[task].train, index.device)
+        images, y = data.images.index_select(0, index), data.labels.index_select(0, index)
+        if self._augmentation is None or words is None:
+            return images, y
+        moved_y = self._augmentation.moved(y, words, *images.shape[-2:]) if y.ndim == 3 else y
+        return self._augmentation(images, words), moved_y
 
     def labels(self, tasks: Tensor, index: Tensor) -> Tensor:
         """``[n]`` int64 output index of training samples of ``[n]`` tasks, without their images."""
