@@ -49,14 +49,8 @@ class DetectionMatrix(TaskMatrix):
         self.add_state("spread", torch.zeros_like(self.sums), dist_reduce_fx="sum", persistent=True)
         self._seen: dict[Place, list[tuple[Tensor, Tensor]]] = {}
 
-    def add(
-        self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
-    ) -> None:
-        """See :meth:`TaskMatrix.add`: keep detections ``[B, n, 6]`` and true boxes ``[B, M, 5]``."""
-        self.update(row, task, outputs, y, client)
-
     def update(self, row: int, task: int, found: Tensor, true: Tensor, client: int | None = None) -> None:
-        """Add one batch or one whole test set; :meth:`add_up` computes the row.
+        """Keep the boxes of one batch or one whole test set; :meth:`add_up` computes the row.
 
         Args:
             row: the task just learned, 0 .. T-1, or -1 for the model before any training.

@@ -48,12 +48,6 @@ class ErrorMatrix(TaskMatrix):
         zeros = torch.zeros((*self.sums.shape, 3, num_outputs), dtype=torch.float64)
         self.add_state("moments", zeros, dist_reduce_fx="sum", persistent=True)
 
-    def add(
-        self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
-    ) -> None:
-        """See :meth:`TaskMatrix.add`: adds up the squared errors of outputs ``[B, D]`` and their targets."""
-        self.update(row, task, outputs, y, client)
-
     def update(self, row: int, task: int, predicted: Tensor, true: Tensor, client: int | None = None) -> None:
         """Add one batch or one whole test set.
 

@@ -100,11 +100,10 @@ class TaskMatrix(Metric, ABC):
         """The means before any training, ``[T]`` or ``[C, T]``, otherwise as :meth:`compute`."""
         return self._means()[..., -1, :]
 
-    @abstractmethod
     def add(
         self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, client: int | None = None
     ) -> None:
-        """Add a test batch of B samples.
+        """Add a test batch of B samples: by ``update`` with outputs and targets, unless a subclass has another.
 
         Args:
             row: the task just learned, 0 .. T-1, or -1 for the model before any training.
@@ -117,6 +116,7 @@ class TaskMatrix(Metric, ABC):
         Raises:
             ValueError: an index out of range, or ``client`` given for one global model or missing otherwise.
         """
+        self.update(row, task, outputs, y, client)
 
     def summary(self, after: int | None = None) -> dict[str, float | None]:
         """The run's figures, ready for JSON: those of :attr:`cfl.metrics.base.Measure.formulas`, None where undefined.
