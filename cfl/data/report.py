@@ -32,39 +32,29 @@ _SMALLEST_DOT = 0.08  # inches, diameter of the largest dot below which cells ar
 _PAGE = (15.0, 10.0)  # inches to fill with panels, as far as legibility allows
 
 
-def partition_rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> list[dict[str, Any]]:
-    """One row per task and client that takes part in it.
+def write_partition_csv(path: Path, tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> None:
+    """Write a CSV file with one row per task and client that takes part in it, a few clients at a time.
+
+    Its columns are ``task``, ``client``, ``samples``, ``classes`` (distinct classes held), ``class_00``, ``class_01``,
+    ... (samples of each class, labels local to the task; 0 beyond the task's classes) and ``hash`` (16 hexadecimal
+    digits of BLAKE2b over the ascending indices as little-endian int64: equal hashes mean equal samples).
 
     Args:
+        path: of the file, whose folder is created.
         tasks: the stream's tasks.
         indices: per task, client id to indices into ``task.train``.
-
-    Returns:
-        rows with ``task``, ``client``, ``samples``, ``classes`` (distinct classes held), ``class_00``, ``class_01``,
-        ... (samples of each class, labels local to the task; 0 beyond the task's classes) and ``hash`` (16 hexadecimal
-        digits of BLAKE2b over the ascending indices as little-endian int64: equal hashes mean equal samples).
     """
-    columns = _columns(tasks)
-    return [dict(zip(columns, row, strict=True)) for row in _rows(tasks, indices)]
-
-
-def write_partition_csv(path: Path, tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> None:
-    """Write :func:`partition_rows` as CSV with a header line, a few clients at a time; create ``path``'s folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file, TextIOWrapper(BufferedWriter(file), "ascii", newline="") as lines:
-        lines.write(",".join(_columns(tasks)) + "\r\n")  # numbers and hexadecimal digits: nothing to quote
-        lines.writelines(",".join(map(str, row)) + "\r\n" for row in _rows(tasks, indices))
-
-
-def _columns(tasks: Sequence[Task]) -> list[str]:
     width = max((task.num_groups for task in tasks), default=0)
     digits = max(2, len(str(width - 1)))
-    return ["task", "client", "samples", "classes", *(f"class_{k:0{digits}d}" for k in range(width)), "hash"]
+    columns = ["task", "client", "samples", "classes", *(f"class_{k:0{digits}d}" for k in range(width)), "hash"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file, TextIOWrapper(BufferedWriter(file), "ascii", newline="") as lines:
+        lines.write(",".join(columns) + "\r\n")  # numbers and hexadecimal digits: nothing to quote
+        lines.writelines(",".join(map(str, row)) + "\r\n" for row in _rows(tasks, indices, width))
 
 
-def _rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> Iterator[list[Any]]:
-    """The values of :func:`partition_rows`, a few clients of a task at a time."""
-    width = max((task.num_groups for task in tasks), default=0)
+def _rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]], width: int) -> Iterator[list[Any]]:
+    """The rows of :func:`write_partition_csv`, with ``width`` columns for classes."""
     for t, (task, of_client) in enumerate(zip(tasks, indices, strict=True)):
         clients = list(of_client)
         for start in range(0, len(clients), _CLIENTS_AT_ONCE):

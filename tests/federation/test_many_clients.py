@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.partition_rows import partition_rows
 from support.tiny import fit, permuted, tiny_client, tiny_data, weights
 
 from cfl.callbacks import RoundCheckpoint, RoundProgress, RunRecord
@@ -18,7 +19,7 @@ from cfl.data import schedule
 from cfl.data.enough_samples import check_every_client_trains
 from cfl.data.participation import AllClients, Joining, RandomShare
 from cfl.data.partitions import IID, ClassesPerClient, Dirichlet, Partition, Shards, client_indices
-from cfl.data.report import partition_figure, partition_rows, write_partition_csv
+from cfl.data.report import partition_figure, write_partition_csv
 from cfl.data.round_loader import RoundLoader
 from cfl.data.schedule import Schedule
 from cfl.data.types import ImageSet, PixelTransform, Task
