@@ -40,18 +40,10 @@ class ImageSet:
             raise TypeError(
                 f"labels must be int64 [N={count}], float32 [N={count}, D] or [N={count}, M, 5], got {found}"
             )
-        if self.clients is not None and (self.clients.dtype, self.clients.shape) != (
-            torch.int64,
-            self.labels.shape[:1],
-        ):
-            found = f"{self.clients.dtype} {list(self.clients.shape)}"
-            raise TypeError(f"clients must be int64 [N={len(self.images)}], got {found}")
-        if self.seconds is not None and (self.seconds.dtype, self.seconds.shape) != (
-            torch.float64,
-            self.labels.shape[:1],
-        ):
-            found = f"{self.seconds.dtype} {list(self.seconds.shape)}"
-            raise TypeError(f"seconds must be float64 [N={len(self.images)}], got {found}")
+        for name, held, dtype in (("clients", self.clients, torch.int64), ("seconds", self.seconds, torch.float64)):
+            if held is not None and (held.dtype, held.shape) != (dtype, self.labels.shape[:1]):
+                wanted = f"{str(dtype).removeprefix('torch.')} [N={len(self.images)}]"
+                raise TypeError(f"{name} must be {wanted}, got {held.dtype} {list(held.shape)}")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from torch import nn
 
 
-@contextmanager
-def evaluation_mode(network: nn.Module) -> Iterator[None]:
+def evaluation_mode(network: nn.Module) -> AbstractContextManager[None]:
     """Within the context the network is in evaluation mode; afterwards each module has its former mode."""
-    with _mode(network, False):
-        yield
+    return _mode(network, False)
 
 
-@contextmanager
-def training_mode(network: nn.Module) -> Iterator[None]:
+def training_mode(network: nn.Module) -> AbstractContextManager[None]:
     """Within the context the network is in training mode; afterwards each module has its former mode."""
-    with _mode(network, True):
-        yield
+    return _mode(network, True)
 
 
 @contextmanager

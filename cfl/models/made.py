@@ -17,7 +17,6 @@ from cfl.models.made_masks import (
     Degrees,
     direct_mask,
     inner_masks,
-    natural_order,
     output_mask,
     random_hidden,
     random_order,
@@ -205,10 +204,9 @@ class MADE(DrawsEachStep, DensityNetwork):
     def _first_order(self, client: int) -> Tensor:
         client = self._owner(client, first=True)
         if client not in self._first_orders:
-            natural = self.order == "natural"
             self._first_orders[client] = (
-                natural_order(self.variables)
-                if natural
+                torch.arange(self.variables)
+                if self.order == "natural"
                 else random_order(self.variables, self.mask_seed, "first order", client)
             )
         return self._first_orders[client]

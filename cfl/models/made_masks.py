@@ -59,11 +59,6 @@ class Degrees:
         return Degrees(self.order.to(device), tuple(h.to(device) for h in self.hidden), self.output_order.to(device))
 
 
-def natural_order(variables: int) -> Tensor:
-    """``[D]`` int64: the variables in the order of their numbers."""
-    return torch.arange(variables)
-
-
 def random_order(variables: int, seed: int, purpose: str, *indices: int) -> Tensor:
     """``[D]`` int64, a uniform permutation; arguments as for :func:`cfl.randomness.generators.seed_for`."""
     return torch.from_numpy(numpy_generator(seed, purpose, *indices).permutation(variables))
