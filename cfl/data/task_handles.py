@@ -6,7 +6,7 @@ its number fails with :class:`TaskHidden`. See :mod:`cfl.methods.task_free` for 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn, Protocol, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 from torch import Tensor
 
@@ -56,17 +56,9 @@ def unwrap_task(task: TaskRef) -> int:
     return task._task if isinstance(task, TaskHandle) else task
 
 
-class TellsIfTaskFree(Protocol):
-    """A method that says whether it is shown handles in place of tasks."""
-
-    @property
-    def task_free(self) -> bool:
-        """Whether the method declares to need neither task ids nor boundaries."""
-
-
-def shown_task(method: TellsIfTaskFree, task: int) -> int:
+def shown_task(task: int, task_free: bool) -> int:
     """A task as a method is shown it: its number, or a handle for a task-free method."""
-    return cast(int, TaskHandle(task)) if method.task_free else task
+    return cast(int, TaskHandle(task)) if task_free else task
 
 
 def only_handle(task: TaskRef) -> TaskHandle:

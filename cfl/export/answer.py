@@ -84,7 +84,7 @@ class Answer(nn.Module):
         if self.classifiers and network.predicts == "vector":
             model: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
             for method in self.classifiers:
-                found = method.classify(shown_task(method, self.task), model, x)
+                found = method.classify(shown_task(self.task, method.task_free), model, x)
                 if found is not None:
                     return found
         return network.answers(x, (self._client,))
@@ -161,7 +161,7 @@ def _differs_by_task(federation: Federation) -> str | None:
     server = federation.model.state_tensors()
     for name, method in federation.methods.with_capability(TaskModel).items():
         for task in range(federation.data.stream.num_tasks):
-            encoded = method.model_for(shown_task(method, task), server)
+            encoded = method.model_for(shown_task(task, method.task_free), server)
             if not all(torch.equal(encoded[key], tensor) for key, tensor in server.items()):
                 return name
     return None

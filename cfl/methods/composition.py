@@ -429,7 +429,7 @@ class Composition(MethodComposition):
         for method in self.with_capability(TaskModel).values():
             given = [tensor for tensor in model.values() if not tensor.is_inference()]  # others have no version
             before = [tensor._version for tensor in given]
-            found = method.model_for(shown_task(method, task), model)
+            found = method.model_for(shown_task(task, method.task_free), model)
             if [tensor._version for tensor in given] != before:
                 raise RuntimeError(f"{method.key}.model_for changes the model in place, with which training goes on")
             given_by = f"{method.key}.model_for"
@@ -439,7 +439,7 @@ class Composition(MethodComposition):
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model that a client uses for one of its tasks."""
         for method in self.with_capability(PersonalModel).values():
-            found = method.recall(client, None if task is None else shown_task(method, task), model)
+            found = method.recall(client, None if task is None else shown_task(task, method.task_free), model)
             model = {**model, **check_tensors(f"{method.key}.recall", found, model, same_type=True, whole=False)}
         return model
 
@@ -451,7 +451,7 @@ class Composition(MethodComposition):
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
         """Scores ``[B, O]`` of the first method that returns some, or None."""
         for method in self.with_capability(Predictor).values():
-            found = method.classify(shown_task(method, task), model, x)
+            found = method.classify(shown_task(task, method.task_free), model, x)
             if found is not None:
                 wanted = [len(x), method.context.num_outputs]
                 if not isinstance(found, Tensor):
