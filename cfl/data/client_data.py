@@ -293,7 +293,7 @@ class ClientDataAssignment:
         if self.exposure == "asynchronous":
             return self._portions[task]
         if self.exposure in STREAMING:
-            return self._met_in(min(self.next_round, len(self._stretches) - 1))
+            return self._met_in(min(self.next_round, self.num_rounds - 1))
         if self._exposed is None or self._exposed[0] != task:
             self._exposed = task, exposed(task, self.exposure, self._global_index_held(range(self.num_clients)))
         return self._exposed[1]
@@ -301,11 +301,13 @@ class ClientDataAssignment:
     @cached_property
     def most_trained_on(self) -> int:
         """The greatest number of samples that a client trains on in one round."""
-        if self.exposure in STREAMING:
-            whole = [sum(map(len, own)) for own in zip(*(of.values() for of in self._stretches), strict=True)]
-            each = [len(own) for of in self._stretches for own in of.values()]
-            return max(each if self.exposure == "streaming" else whole)
-        return max(int(share_sizes(self.trained_on(task)).max()) for task in range(self.num_tasks))
+        if self.exposure == "streaming":
+            every: Iterable[Mapping[int, np.ndarray]] = self._portions
+        elif self.exposure == "streaming-cumulative":
+            every = [self._met_in(self.num_rounds - 1)]
+        else:
+            every = map(self.trained_on, range(self.num_tasks))
+        return max(int(share_sizes(trained).max()) for trained in every)
 
     def trained_in(self, plan: RoundPlan) -> Mapping[int, np.ndarray]:
         """:meth:`trained_on` for the current task of each of a round's clients; may include other clients."""
@@ -326,17 +328,34 @@ class ClientDataAssignment:
         """Tasks that no client trains on, because all portions (``data.portion``) end before them."""
         if not self.portion:
             return []
-        trained = self._portions if self.exposure == "asynchronous" else self._stretches
-        return unreached(self._global_index_held(range(self.num_clients)), trained)
+        return unreached(self._global_index_held(range(self.num_clients)), self._portions)
 
     @cached_property
     def _portions(self) -> list[dict[int, np.ndarray]]:
-        size = None if self.portion is None else int(self.portion)  # __init__ has checked that it is whole
-        found = portions(self._global_index_held(range(self.num_clients)), self.seed, size)
-        check_every_client_trains(found, self.schedule)
+        """Client -> samples that it trains on at its own pace, per task (asynchronous) or round (streaming)."""
+        held = self._global_index_held(range(self.num_clients))
+        if self.exposure == "asynchronous":
+            size = None if self.portion is None else int(self.portion)  # __init__ has checked that it is whole
+            found = portions(held, self.seed, size)
+            check_every_client_trains(found, self.schedule)
+            return found
+        lasting = [
+            np.ones(len(task.train)) if task.train.seconds is None else task.train.seconds.numpy()
+            for task in self.tasks
+        ]
+        found = stretches(held, np.concatenate(lasting), self.num_rounds, self.portion)
+        # With streaming-cumulative a client's samples grow from round to round: only the first round can have too few.
+        check_every_client_trains(found if self.exposure == "streaming" else found[:1], self.schedule, "round")
         return found
 
-    # A stream in time.
+    def _met_in(self, round: int) -> Mapping[int, np.ndarray]:
+        """Client -> samples that it trains on in a round: the round's own, or those of all rounds so far."""
+        if self.exposure == "streaming":
+            return self._portions[round]
+        so_far = self._portions[: round + 1]
+        return {client: np.concatenate([of[client] for of in so_far]) for client in so_far[0]}
+
+    # Rounds.
 
     @property
     @abstractmethod
@@ -347,25 +366,6 @@ class ClientDataAssignment:
     @abstractmethod
     def num_rounds(self) -> int:
         """Communication rounds over all tasks."""
-
-    @cached_property
-    def _stretches(self) -> list[dict[int, np.ndarray]]:
-        lasting = [
-            np.ones(len(task.train)) if task.train.seconds is None else task.train.seconds.numpy()
-            for task in self.tasks
-        ]
-        held = self._global_index_held(range(self.num_clients))
-        found = stretches(held, np.concatenate(lasting), self.num_rounds, self.portion)
-        # With streaming-cumulative a client's samples grow from round to round: only the first round can have too few.
-        check_every_client_trains(found if self.exposure == "streaming" else found[:1], self.schedule, "round")
-        return found
-
-    def _met_in(self, round: int) -> Mapping[int, np.ndarray]:
-        """Client -> samples that it trains on in a round: the round's own, or those of all rounds so far."""
-        if self.exposure == "streaming":
-            return self._stretches[round]
-        so_far = self._stretches[: round + 1]
-        return {client: np.concatenate([of[client] for of in so_far]) for client in so_far[0]}
 
 
 def _only(held: Mapping[int, np.ndarray], clients: np.ndarray) -> Mapping[int, np.ndarray]:

@@ -18,7 +18,7 @@ from cfl.data.cohort_dealing import deal_clients, local_steps
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
-from cfl.data.exposure import STREAMING, Exposure
+from cfl.data.exposure import OWN_PACE, STREAMING, Exposure
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
 from cfl.data.round_loader import RoundLoader
@@ -244,10 +244,8 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         _ = self.digests  # computed before the first checkpoint, whose time is measured
         if self.measure.targets == "inputs":
             require_binary(self.tasks)
-        if self.exposure == "asynchronous":
+        if self.exposure in OWN_PACE:
             _ = self._portions
-        if self.exposure in STREAMING:
-            _ = self._stretches
         epochs = self.schedule.local_epochs
         needed = _BYTES_PER_EPOCH * epochs * self.rounds.most_clients
         require_memory("schedule.local_epochs", epochs, needed, "fewer")
