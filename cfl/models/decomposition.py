@@ -10,7 +10,6 @@ sum it is additive parameter decomposition (Yoon et al., ICLR 2020).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -107,17 +106,30 @@ class DecomposedWeight(nn.Module):
         return self
 
 
-@dataclass(frozen=True)
 class DecomposedLayer:
     """Names of the parts of a layer's weight among a network's parameters and buffers.
 
-    Attributes:
+    Args:
         name: name of the layer in its network.
         module: the layer.
+
+    Attributes:
+        base: name of the base.
+        mask: name of the mask.
+        adaptive: name of the adaptive weights.
+        attention: name of the attention.
+        others: name of the buffer that marks usable entries of the knowledge base.
+        earlier: name of earlier tasks' adaptive weights.
+        bias: name of the bias, if the layer has one.
     """
 
-    name: str
-    module: nn.Module
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.module = name, module
+        self.base = name + _BASE
+        self.mask, self.adaptive, self.attention, self.others, self.earlier = (
+            f"{name}{_ADDED}{part}" for part in ("mask", "adaptive", "attention", "others", "earlier")
+        )
+        self.bias = None if module.bias is None else f"{name}.bias"
 
     @property
     def parts(self) -> DecomposedWeight:
@@ -128,41 +140,6 @@ class DecomposedLayer:
     def weight(self) -> Tensor:
         """The base ``[O, ...]``."""
         return self.module.parametrizations.weight.original  # type: ignore[union-attr, return-value]
-
-    @property
-    def base(self) -> str:
-        """Name of the base."""
-        return self.name + _BASE
-
-    @property
-    def mask(self) -> str:
-        """Name of the mask."""
-        return f"{self.name}{_ADDED}mask"
-
-    @property
-    def adaptive(self) -> str:
-        """Name of the adaptive weights."""
-        return f"{self.name}{_ADDED}adaptive"
-
-    @property
-    def attention(self) -> str:
-        """Name of the attention."""
-        return f"{self.name}{_ADDED}attention"
-
-    @property
-    def others(self) -> str:
-        """Name of the buffer that marks usable entries of the knowledge base."""
-        return f"{self.name}{_ADDED}others"
-
-    @property
-    def earlier(self) -> str:
-        """Name of earlier tasks' adaptive weights."""
-        return f"{self.name}{_ADDED}earlier"
-
-    @property
-    def bias(self) -> str | None:
-        """Name of the bias, if the layer has one."""
-        return None if self.module.bias is None else f"{self.name}.bias"
 
 
 def decompose(
