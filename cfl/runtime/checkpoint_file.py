@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cfl.runtime.atomic_write import OutputFile
 from cfl.runtime.disk import not_written
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, reason
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -123,7 +123,7 @@ def why_unread(error: Exception) -> str:
         return "it holds more than tensors and plain values; other objects could run code, and are not read"
     if "PytorchStreamReader" in str(error) or (isinstance(error, OSError) and error.errno == errno.EINVAL):
         return "it is damaged, or cut off"
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return reason(error)[:300]
 
 
 def _is_as_written(path: Path) -> bool:

@@ -34,6 +34,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
+def reason(error: BaseException) -> str:
+    """The message of an error on one line; its class if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def told_of(error: BaseException, kind: type) -> str:
     """An error in a user's code, and the line of the class's file that led to it, as one phrase.
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cfl.data.sources.labels import checked_labels, checked_numbers, first_absent
+from cfl.data.sources.labels import checked_labels, checked_numbers, first_absent, numbered
 from cfl.data.sources.npz import Claim, NpzFile, opened_npz
 from cfl.data.sources.standard import KEY
 from cfl.data.types import ImageSet
@@ -164,7 +164,7 @@ def _client_numbers(stored: NDArray[Any], samples: int) -> Tensor:
     if stored.shape != (samples,) or stored.dtype.kind not in "iuUS":
         found = f"{stored.dtype} {list(stored.shape)}"
         raise ValueError(f"{CLIENTS} are {found}, not {samples} integers or names, one for each training sample")
-    return torch.from_numpy(np.unique(stored, return_inverse=True)[1].astype(np.int64))
+    return numbered(stored)
 
 
 def read_npz(path: Path) -> tuple[ImageSet, ImageSet]:

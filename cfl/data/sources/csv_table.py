@@ -15,7 +15,7 @@ from torch import Tensor
 from cfl.data.sources.array_files import Layout
 from cfl.data.sources.csv_rows import header, read_rows
 from cfl.data.sources.features import Features
-from cfl.data.sources.labels import checked_numbers
+from cfl.data.sources.labels import checked_numbers, numbered
 from cfl.data.sources.root import data_root
 from cfl.data.sources.split import SHARES, stratified_rows
 from cfl.data.sources.standard import KEY, nothing_at
@@ -191,8 +191,7 @@ class CsvTable(Features):
             raise ValueError(f"no training row has the class {names[min(lacking)]!r}")
         clients = None
         if "client" in texts:
-            of_train = np.array(texts["client"])[train]
-            clients = torch.from_numpy(np.unique(of_train, return_inverse=True)[1].astype(np.int64))
+            clients = numbered(np.array(texts["client"])[train])
         found = [_Part(rows.numbers[rows_of], labels[torch.from_numpy(rows_of)], None) for rows_of in (train, test)]
         outputs = (self._columns_of["label"],) if self.layout.numbers else names
         return _Table(rows.columns, outputs, found[0]._replace(clients=clients), found[1])

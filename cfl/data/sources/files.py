@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from cfl.data.sources.idx import check_idx_size
 from cfl.data.sources.root import ENVIRONMENT_VARIABLE
-from cfl.runtime.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing, reason
 
 _log = logging.getLogger(__name__)
 _Loaded = TypeVar("_Loaded")
@@ -110,10 +110,9 @@ def fetch(title: str, files: Sequence[DataFile], attempt: Callable[[], _Loaded],
         with _no_leftovers(files), _patience(NETWORK_TIMEOUT), contextlib.redirect_stdout(io.StringIO()):
             return attempt()
     except Exception as error:  # networks, archives and disks raise exceptions of many classes
-        reason = " ".join(str(error).split()) or type(error).__name__
         expected = "\n".join(file.how_to_get() for file in files)
         raise DataFilesMissing(
-            f"{title}: files are missing and could not be downloaded or unpacked ({reason}).\n"
+            f"{title}: files are missing and could not be downloaded or unpacked ({reason(error)}).\n"
             f"Expected:\n{expected}\n{WHERE_ELSE}{' ' if hint else ''}{hint}"
         ) from None
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 from cfl.data.sources.images import MODES, pixels_of, read_image, stored_image
 from cfl.data.sources.standard import KEY, StandardSource, check_numbers_alone
 from cfl.data.types import ImageSet
-from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import ConfigError, DataFilesMissing, reason
 from cfl.runtime.option_checks import check_integers, check_numbers
 
 _READ_TWICE = 8
@@ -158,7 +158,7 @@ class FromDataset(StandardSource):
         try:
             found = _image(self._transform(image))
         except Exception as error:  # from code outside this package
-            raise DataFilesMissing(f"{path} cannot be transformed: {_reason(error)}") from error
+            raise DataFilesMissing(f"{path} cannot be transformed: {reason(error)}") from error
         return self._like_the_first(found, str(path))
 
     def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
@@ -177,17 +177,13 @@ def _made(given: Any, part: str) -> Any:
         try:
             dataset = given()
         except Exception as error:  # from code outside this package
-            raise DataFilesMissing(f"{KEY}.{part} cannot be used: {_reason(error)}") from error
+            raise DataFilesMissing(f"{KEY}.{part} cannot be used: {reason(error)}") from error
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(f"{KEY}.{part}", name, "a map-style Dataset, with __len__ and __getitem__")
     if not len(dataset):
         raise ConfigError(f"{KEY}.{part}", name, "a Dataset with samples; this one is empty")
     return dataset
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _names(dataset: Any) -> tuple[str, ...]:
@@ -206,7 +202,7 @@ def _sample(dataset: Any, part: str, index: int, numbers: bool) -> tuple[Tensor,
         return _image(image), _numbers(label) if numbers else _class(label)
     except Exception as error:  # from code outside this package
         name = type(dataset).__name__
-        raise DataFilesMissing(f"{KEY}.{part}: {name}[{index}] cannot be used: {_reason(error)}") from error
+        raise DataFilesMissing(f"{KEY}.{part}: {name}[{index}] cannot be used: {reason(error)}") from error
 
 
 def _class(label: Any) -> Tensor:

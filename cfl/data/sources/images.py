@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cfl.runtime.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing, reason
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,7 +49,7 @@ def read_image(path: Path, mode: str, fewer_channels: bool = True) -> Image.Imag
                 raise ValueError(f"it has {len(bands)} channels ({''.join(bands)}), not {len(mode)}")
             return stored.convert(mode)
     except Exception as error:  # Pillow's decoders raise exceptions of many classes
-        raise DataFilesMissing(f"{path} cannot be read as an image: {' '.join(str(error).split())}") from error
+        raise DataFilesMissing(f"{path} cannot be read as an image: {reason(error)}") from error
 
 
 def stored_image(path: Path, shape: tuple[int, int, int], scale: float) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -55,6 +56,11 @@ def checked_numbers(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
     if (np.abs(found - exact) > _MOST_ROUNDING * spread)[:, varies].any():
         raise ValueError(f"{name} differ too little for their size to be float32; subtract a number from all of them")
     return found
+
+
+def numbered(names: NDArray[Any]) -> Tensor:
+    """``[N]`` int64 from 0 for ``[N]`` names or numbers, in their order."""
+    return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
 
 
 def first_absent(labels: NDArray[np.int64] | Tensor, num_classes: int) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cfl.data.sources.labels import checked_labels
 from cfl.data.types import ImageSet
-from cfl.runtime.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing, reason
 
 _CHUNK = 1000  # images converted at a time, so that floats never exist for a whole set
 
@@ -54,7 +54,7 @@ def read_array(file: Path) -> NDArray[Any]:
         if any(words in str(error) for words in ("Python objects", "pickled")):  # numpy advises unsafe loading
             why = "it is damaged or another kind of file, or holds Python objects, which are not read"
             raise DataFilesMissing(f"{file} cannot be used: {why}") from error
-        raise DataFilesMissing(f"{file} is damaged: {' '.join(str(error).split()):.300}") from error
+        raise DataFilesMissing(f"{file} is damaged: {reason(error):.300}") from error
     return stored
 
 

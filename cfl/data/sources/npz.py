@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cfl.runtime.errors import reason
+
 _TIGHTEST = 200
 """Bytes that one byte of a large array may unpack to. Deflate reaches 1032 for zeros; images stay far below."""
 _SMALL = 1 << 30
@@ -82,4 +84,4 @@ def opened_npz(path: Path) -> Iterator[NpzFile]:
         with zipfile.ZipFile(path) as archive:
             yield NpzFile(archive, path.stat().st_size)
     except Exception as error:  # zipfile, zlib and numpy raise exceptions of many classes
-        raise ValueError(f"{' '.join(str(error).split()) or type(error).__name__:.300}") from error
+        raise ValueError(reason(error)[:300]) from error

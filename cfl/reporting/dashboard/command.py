@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cfl.runtime.atomic_write import write_whole
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, reason
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,10 +91,9 @@ def _run(options: argparse.Namespace) -> None:
     except Exception as error:
         # If the server is unreachable or refuses, the library raises errors of requests or wandb, or a bare Exception.
         server = os.environ.get("WANDB_BASE_URL", "the address that wandb is set to")
-        reason = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, wandb.errors.Error | OSError | ValueError) and type(error) is not Exception:
             raise
-        valid = f"a server that answers and an account that may write there ({reason})"
+        valid = f"a server that answers and an account that may write there ({reason(error)})"
         raise ConfigError("cfl dashboard", f"{'/'.join(filter(None, (entity, project)))} at {server}", valid) from error
 
 
