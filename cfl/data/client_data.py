@@ -46,20 +46,7 @@ _BYTES_PER_CLIENT = 32
 class ClientDataAssignment:
     """The samples of a stream's tasks, dealt to clients. Files are read on first use.
 
-    Args:
-        stream: the tasks in their order.
-        schedule: local work, which decides how many samples a client needs.
-        partition: how one task's samples are dealt to the clients that hold it.
-        participation: which clients hold which task.
-        num_clients: number of clients C.
-        repartition: deal every task anew.
-        exposure: what clients train on during a task.
-        portion: asynchronous: samples per client and period; streaming: seconds per client and round; None cuts each
-            client's samples, or its time, into equal parts.
-        sequences: which of the stream's tasks each client learns, and in what order; None: all follow the stream.
-        validation: share of each client's training samples of every task that is set aside, in [0, 1).
-        root: folder with the data sets' files.
-        seed: the run's seed.
+    :class:`cfl.data.datamodule.FederatedDataModule` explains the arguments.
 
     Raises:
         ConfigError: a value outside its range, or two that contradict each other.

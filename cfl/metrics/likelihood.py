@@ -47,7 +47,7 @@ def nll_forgetting(n: Tensor, after: int | None = None) -> Tensor:
     """
     n = n.double()
     t = last_evaluated(n) if after is None else after
-    if t is None or t == 0:
+    if t == 0:
         return n.new_full(n.shape[:-2], math.nan)
     earlier = n[..., :t, :t]
     best = earlier.masked_fill(torch.isnan(earlier), math.inf).amin(-2)

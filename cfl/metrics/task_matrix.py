@@ -133,7 +133,7 @@ class TaskMatrix(Metric, ABC):
         """
         a = self.compute()
         t = last_evaluated(a) if after is None else after
-        figures = self._figures(a, t or 0)  # without any evaluation row 0 is as undefined as every other
+        figures = self._figures(a, t)
         means = {key: figure.nanmean().item() for key, figure in figures.items()}
         summary: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
         if self.num_clients is not None:

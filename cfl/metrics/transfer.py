@@ -41,22 +41,21 @@ import torch
 from torch import Tensor
 
 
-def last_evaluated(a: Tensor) -> int | None:
-    """Return the index of the last row of ``a [..., T, T]`` in which any matrix has an entry; None if there is none."""
+def last_evaluated(a: Tensor) -> int:
+    """Return the index of the last row of ``a [..., T, T]`` in which any matrix has an entry.
+
+    It is 0 if there is none: this row is then as undefined as every other.
+    """
     evaluated = (~torch.isnan(a)).any(-1).reshape(-1, a.shape[-2]).any(0).nonzero()
-    return int(evaluated[-1]) if len(evaluated) else None
+    return int(evaluated[-1]) if len(evaluated) else 0
 
 
-def _matrix_and_row(a: Tensor, after: int | None) -> tuple[Tensor, int | None]:
+def _matrix_and_row(a: Tensor, after: int | None) -> tuple[Tensor, int]:
     if a.ndim < 2 or a.shape[-1] != a.shape[-2] or not a.shape[-1] or not a.is_floating_point():
         raise ValueError(f"an accuracy matrix is floating point [..., T, T], got {a.dtype} {list(a.shape)}")
     if after is not None and not 0 <= after < a.shape[-1]:
         raise ValueError(f"after = {after} is no task of this matrix; valid: 0 .. {a.shape[-1] - 1}")
     return a.double(), last_evaluated(a) if after is None else after
-
-
-def _undefined(a: Tensor) -> Tensor:
-    return a.new_full(a.shape[:-2], math.nan)
 
 
 def own_tasks(a: Tensor) -> Tensor:
@@ -91,7 +90,7 @@ def average_accuracy(a: Tensor, after: int | None = None) -> Tensor:
         ValueError: ``a`` is not a floating point ``[..., T, T]`` or ``after`` not one of its rows.
     """
     a, t = _matrix_and_row(a, after)
-    return _undefined(a) if t is None else mean_over(a[..., t, : t + 1], own_tasks(a)[..., : t + 1])
+    return mean_over(a[..., t, : t + 1], own_tasks(a)[..., : t + 1])
 
 
 def forgetting(a: Tensor, after: int | None = None) -> Tensor:
@@ -100,8 +99,6 @@ def forgetting(a: Tensor, after: int | None = None) -> Tensor:
     Arguments, result (in points) and errors as for :func:`average_accuracy`; NaN for t = 0.
     """
     a, t = _matrix_and_row(a, after)
-    if t is None:
-        return _undefined(a)
     return mean_over(a.diagonal(dim1=-2, dim2=-1)[..., :t] - a[..., t, :t], own_tasks(a)[..., :t])
 
 
@@ -124,8 +121,8 @@ def forgetting_max(a: Tensor, after: int | None = None, include_last: bool = Fal
         ValueError: ``a`` is not a floating point ``[..., T, T]`` or ``after`` not one of its rows.
     """
     a, t = _matrix_and_row(a, after)
-    if t is None or t == 0:
-        return _undefined(a)
+    if t == 0:
+        return a.new_full(a.shape[:-2], math.nan)
     candidates = a[..., : t + 1 if include_last else t, :t]
     excluded = torch.isnan(candidates)
     if include_last:
@@ -159,8 +156,6 @@ def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Te
     a, t = _matrix_and_row(a, after)
     if initial.shape[-1:] != a.shape[-1:]:
         raise ValueError(f"initial must be [..., T={a.shape[-1]}], got {list(initial.shape)}")
-    if t is None:
-        return _undefined(a)
     before_learning = a.diagonal(offset=1, dim1=-2, dim2=-1)[..., :t]
     return mean_over(before_learning - initial.to(a)[..., 1 : t + 1], own_tasks(a)[..., 1 : t + 1])
 

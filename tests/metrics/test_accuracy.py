@@ -158,7 +158,7 @@ def test_the_last_evaluated_row_is_the_default() -> None:
     assert last_evaluated(a) == 3
     assert figures(a, b) == figures(a, b, after=3)
     nothing = torch.full((2, 4, 4), NAN, dtype=torch.float64)
-    assert last_evaluated(nothing) is None
+    assert last_evaluated(nothing) == 0
     assert all(torch.isnan(value).all() and value.shape == (2,) for value in figures(nothing, torch.zeros(4)).values())
 
 
