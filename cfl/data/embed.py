@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +48,20 @@ def embed_part(root: Path, part: str, encoder: SentenceEncoder, fields: Sequence
     """
     texts, target = root / FOLDER / f"{part}.csv", features_file(root, part, encoder.name)
     lines = questions(texts, fields)
-    first = next(lines, None)  # raises for a missing file before anything is computed
+    first = next(lines)  # raises for a missing or empty file before anything is computed
     with texts.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     note = {"encoder": encoder.name, "version": encoder.version, "fields": list(fields), "csv_sha256": digest}
     if _note_of(target) == note:
         return target, False
-    features, labels = [], []
-    batch = [first] if first is not None else []
-    batch += islice(lines, _AT_A_TIME - 1)
-    while batch:
+    features, labels, lines = [], [], chain([first], lines)
+    while batch := list(islice(lines, _AT_A_TIME)):
         features.append(encoder([text for text, _ in batch]))
         labels += [label for _, label in batch]
-        batch = list(islice(lines, _AT_A_TIME))
     with replacing(target) as file:
         np.savez(
             file,
-            features=np.concatenate(features) if features else np.zeros((0, 0), np.float32),
+            features=np.concatenate(features),
             labels=np.array(labels, dtype=np.int64),
             note=np.array(json.dumps(note)),
         )

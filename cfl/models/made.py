@@ -147,7 +147,6 @@ class MADE(DrawsEachStep, DensityNetwork):
         self.conditions = nn.ModuleList(MaskedLinear(i, o, bias=False) for i, o in pairs)
         self._first_orders: dict[int, Tensor] = {}
         self._hidden_degrees: dict[tuple[int, int], tuple[Tensor, ...]] = {}
-        self._of_evaluation: dict[tuple[int, int], Degrees] = {}
 
     # Degrees: of a local step, of an evaluation.
 
@@ -179,14 +178,12 @@ class MADE(DrawsEachStep, DensityNetwork):
 
     def evaluation_degrees(self, number: int, device: torch.device, client: int = 0) -> Degrees:
         """The degrees of one of the densities, numbered from 0, that are averaged in a client's evaluation."""
-        key = (number, client if self.differs_by_client else 0)
-        if key not in self._of_evaluation:
-            order = first = self._first_order(key[1])
-            if self.order_agnostic and (number > 0 or self.stale_output_mask):
-                order = random_order(self.variables, self.mask_seed, "order in evaluation", number)
-            hidden = self._hidden(number % self.num_masks, key[1])
-            self._of_evaluation[key] = Degrees(order, hidden, first if self.stale_output_mask else order)
-        return self._of_evaluation[key].to(device)
+        client = client if self.differs_by_client else 0
+        order = first = self._first_order(client)
+        if self.order_agnostic and (number > 0 or self.stale_output_mask):
+            order = random_order(self.variables, self.mask_seed, "order in evaluation", number)
+        hidden = self._hidden(number % self.num_masks, client)
+        return Degrees(order, hidden, first if self.stale_output_mask else order).to(device)
 
     def masks(self, degrees: Degrees) -> dict[str, Tensor]:
         """Name of every layer with masked weights -> its mask ``[to, from]`` bool under these degrees."""
