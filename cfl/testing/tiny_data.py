@@ -63,7 +63,7 @@ class _Squares(DetectionSource):
 
     def __init__(self) -> None:
         self.path, self.name = "squares", "squares"
-        super().__init__([1, 32, 32], ["bright", "dark"], 3, None, None, None, None)
+        super().__init__([1, 32, 32], ["bright", "dark"], 3)
 
     def records(self, root: Path) -> tuple[list[Record], list[Record]]:
         """Return no records, because nothing is read from files."""

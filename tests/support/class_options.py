@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
+from typing import Any
+
+from jsonargparse._parameter_resolvers import get_signature_parameters
 
 
-def options_of(kind: type) -> dict[str, inspect.Parameter]:
-    """A class's options by name, with those of its base class if it passes on ``**options``."""
-    own = inspect.signature(kind).parameters
-    named = {name: option for name, option in own.items() if option.kind is not option.VAR_KEYWORD}
-    return named if len(named) == len(own) or kind.__base__ is None else options_of(kind.__base__) | named
+def options_of(kind: type) -> dict[str, Any]:
+    """A class's options by name, as the command line finds them: with those that it passes on to its base classes."""
+    return {option.name: option for option in get_signature_parameters(kind, "__init__")}

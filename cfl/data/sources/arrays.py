@@ -36,12 +36,10 @@ class NpzSource(StandardSource):
     Args:
         path: of the file, relative to the data root or absolute.
         shape: of one sample; None: as in the file.
-        num_classes: number of classes; None: the highest label plus one.
-        numbers: whether labels are numbers to predict.
-        mean: see :class:`StandardSource`.
-        std: likewise.
-        max_train: likewise.
-        max_test: likewise.
+        num_classes: number of classes, some of which may have no sample; null: the highest label plus one;
+            every class must then have a training sample.
+        numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
+        options: those of :class:`StandardSource`.
 
     Attributes:
         layout: layout of the file.
@@ -54,12 +52,9 @@ class NpzSource(StandardSource):
         self,
         path: str,
         shape: tuple[int, int, int] | None,
-        num_classes: int | None,
-        mean: list[float] | None,
-        std: list[float] | None,
-        max_train: int | None,
-        max_test: int | None,
+        num_classes: int | None = None,
         numbers: bool = False,
+        **options: Any,
     ) -> None:
         check_numbers_alone(num_classes, numbers)
         if numbers:
@@ -76,7 +71,7 @@ class NpzSource(StandardSource):
             self.shape = shape
         if num_classes is not None:
             self.num_classes = num_classes
-        super().__init__(mean, std, max_train, max_test)
+        super().__init__(**options)
 
     def sizes_known(self) -> bool:
         """Whether ``shape`` and ``num_classes`` were given; the file is not opened at construction."""
@@ -204,16 +199,10 @@ class Arrays(NpzSource):
     Args:
         path: of the file, relative to the data root or absolute.
         shape: ``[C, H, W]`` of one image; null: as in the file.
-        num_classes: number of classes, some of which may have no sample; null: the highest label plus one;
-            every class must then have a training sample.
         channels: whether images with 4 dimensions are ``[N, H, W, C]`` (``last``) or ``[N, C, H, W]`` (``first``).
             Without ``shape``, ``last`` is refused if the first of the three numbers is 1 or 3 and the last is not.
         scale: stored value that means 1.0, positive.
-        mean: subtracted per channel, in units of ``stored / scale``; null: 0.
-        std: divided by per channel, in the same units, positive; null: 1.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
-        numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
+        options: the others of :class:`NpzSource`; ``mean`` is 0 and ``std`` 1 by default.
 
     Raises:
         ConfigError: a number that cannot work; or, when the file is read, its channels seem to come first.
@@ -225,19 +214,14 @@ class Arrays(NpzSource):
         self,
         path: str,
         shape: list[int] | None = None,
-        num_classes: int | None = None,
         channels: Literal["last", "first"] = "last",
         scale: float = 255.0,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
-        numbers: bool = False,
+        **options: Any,
     ) -> None:
         check_numbers(KEY, "(0, inf)", scale=scale)
         self.channels, self.scale = channels, scale
         given = None if shape is None else check_shape(shape)
-        super().__init__(path, given, num_classes, mean, std, max_train, max_test, numbers)
+        super().__init__(path, given, **options)
 
     def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:
         if len(stored) == 3:

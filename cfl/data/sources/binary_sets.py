@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -73,8 +73,7 @@ class BinarySet(StandardSource):
             1/7 for tests, as CONFEDMADE does. The cut is the same in every run. The other rows are not used.
         max_rows: with ``merged`` only: number of rows to take, the first ones; null: all. CONFEDMADE takes 48,000 of
             rcv1.
-        max_train: keep at most this many training samples, the same ones in every run; null: all.
-        max_test: likewise for the test set.
+        options: ``max_train`` and ``max_test`` of :class:`StandardSource`.
 
     Raises:
         ConfigError: an unknown set without ``variables``, or a number that cannot work.
@@ -94,8 +93,7 @@ class BinarySet(StandardSource):
         pad_to: int | None = None,
         split: Literal["published", "merged"] = "published",
         max_rows: int | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
+        **options: Any,
     ) -> None:
         known = VARIABLES.get(set)
         if known is None and variables is None:
@@ -112,7 +110,7 @@ class BinarySet(StandardSource):
         self.name, self.pad_to, self.split, self.max_rows = set, pad_to, split, max_rows
         is_image = set == "binarized_mnist" and pad_to is None
         self.shape = (1, 28, 28) if is_image else (1, 1, pad_to or self.variables)
-        super().__init__(None, None, max_train, max_test)
+        super().__init__(mean=None, std=None, **options)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Training and test set, with values 0 and 1."""

@@ -44,16 +44,14 @@ class DetectionSource(StandardSource):
 
     Images are scaled to ``shape``, and boxes with them. Boxes are cut at the borders of their images. Boxes of other
     classes, and boxes that are then less than a pixel wide or high, are left out. Classes without a box in the
-    training or test images are named in a warning. Images are stored as bytes.
+    training or test images are named in a warning. Images are stored as bytes. Those that ``max_train`` and
+    ``max_test`` keep are evenly spaced in their order.
 
     Args:
         shape: ``[C, H, W]`` of the network's input, C 1 or 3.
         classes: names of the classes to find, in the order of their labels.
         most_boxes: most boxes of an image, at least 1; if an image has more, the largest are kept.
-        mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
-        std: divided by per channel, in the same units, positive; null: 0.25.
-        max_train: keep at most this many training images, evenly spaced in their order; null: all.
-        max_test: likewise for the test set.
+        options: those of :class:`StandardSource`; ``mean`` is 0.5 and ``std`` 0.25 by default.
 
     Raises:
         ConfigError: an option that cannot work; when the files are read, no training image has a box.
@@ -66,11 +64,8 @@ class DetectionSource(StandardSource):
         self,
         shape: list[int],
         classes: list[str],
-        most_boxes: int,
-        mean: list[float] | None,
-        std: list[float] | None,
-        max_train: int | None,
-        max_test: int | None,
+        most_boxes: int = 64,
+        **options: Any,
     ) -> None:
         self.shape = check_shape(shape)
         if self.shape[0] not in MODES:
@@ -80,7 +75,7 @@ class DetectionSource(StandardSource):
         check_integers(KEY, 1, at_most=10_000, most_boxes=most_boxes)
         self.class_names, self.num_classes, self.most_boxes = tuple(classes), len(classes), most_boxes
         self.mean, self.std = (0.5,) * self.shape[0], (0.25,) * self.shape[0]
-        super().__init__(mean, std, max_train, max_test)
+        super().__init__(**options)
 
     @abstractmethod
     def records(self, root: Path) -> tuple[list[Record], list[Record]]:

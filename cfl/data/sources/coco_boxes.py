@@ -27,11 +27,7 @@ class CocoBoxes(DetectionSource):
         test_images: folder of the test images, within ``path``; null: as ``train_images``.
         shape: ``[C, H, W]`` of the network's input.
         classes: names of the categories to find, in the order of their labels.
-        most_boxes: most boxes of an image, at least 1; if an image has more, the largest are kept.
-        mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
-        std: divided by per channel, in the same units, positive; null: 0.25.
-        max_train: keep at most this many training images, evenly spaced in their order; null: all.
-        max_test: likewise for the test set.
+        options: the others of :class:`DetectionSource`.
 
     Raises:
         ConfigError: an option that cannot work.
@@ -46,16 +42,12 @@ class CocoBoxes(DetectionSource):
         shape: list[int],
         classes: list[str],
         test_images: str | None = None,
-        most_boxes: int = 64,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
+        **options: Any,
     ) -> None:
         self.path, self.train, self.test = path, train, test
         self.train_images, self.test_images = train_images, train_images if test_images is None else test_images
         self.name = Path(path).name.lower() or "coco"
-        super().__init__(shape, classes, most_boxes, mean, std, max_train, max_test)
+        super().__init__(shape, classes, **options)
 
     def records(self, root: Path) -> tuple[list[Record], list[Record]]:
         """See :meth:`DetectionSource.records`."""

@@ -60,11 +60,7 @@ class CsvTable(Features):
         test_share: share of the rows that is held out for tests, between 0.01 and 0.99, the same of every class, and
             the same rows in every run; not used with ``part``.
         drop: columns that are left out; null: none.
-        standardise: subtract each feature's mean over the whole training set, and divide by its standard deviation
-            (population), both of training and of test samples; a constant feature becomes 0. false: as stored.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
-        numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
+        options: the others of :class:`Features`, except ``dimensions`` and ``num_classes``.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -86,10 +82,7 @@ class CsvTable(Features):
         part: str | None = None,
         test_share: float = 0.2,
         drop: list[str] | None = None,
-        standardise: bool = True,
-        max_train: int | None = None,
-        max_test: int | None = None,
-        numbers: bool = False,
+        **options: Any,
     ) -> None:
         check_numbers(KEY, SHARES, test_share=test_share)
         named = {"label": label, "client": client, "part": part}
@@ -101,7 +94,7 @@ class CsvTable(Features):
                 raise ConfigError(f"{KEY}.{option}", column, "each column once, in label, client, part and drop")
         self._held: tuple[Path, _Table] | None = None
         self._known_names: tuple[Path, tuple[str, ...], tuple[str, ...]] | None = None
-        super().__init__(path, None, None, standardise, max_train, max_test, numbers)
+        super().__init__(path, dimensions=None, num_classes=None, **options)
 
     # The interface of a source.
 

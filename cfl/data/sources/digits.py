@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +18,12 @@ from cfl.runtime.option_checks import check_numbers
 class Digits(StandardSource):
     """1,797 handwritten digits of 8x8, values 0..16 (Alpaydin and Kaynak 1998; scikit-learn's ``load_digits``).
 
+    Default normalisation: that of the training pixels at the default ``test_share``.
+
     Args:
         test_share: share of the samples that becomes the test set, between 0.01 and 0.99; stratified, and the
             same in every run.
-        mean: subtracted per channel, in units of ``stored / 16``; null: that of the training pixels at the
-            default ``test_share``.
-        std: divided by per channel, in the same units, positive; null: likewise.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
+        options: those of :class:`StandardSource`.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -37,17 +36,10 @@ class Digits(StandardSource):
     std = (0.3761,)
     scale = 16.0
 
-    def __init__(
-        self,
-        test_share: float = 0.2,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
-    ) -> None:
+    def __init__(self, test_share: float = 0.2, **options: Any) -> None:
         check_numbers(KEY, SHARES, test_share=test_share)
         self.test_share = test_share
-        super().__init__(mean, std, max_train, max_test)
+        super().__init__(**options)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Training and test set; ``root`` is not used."""

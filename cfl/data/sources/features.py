@@ -49,13 +49,9 @@ class Features(NpzSource):
     Args:
         path: of the file, relative to the data root or absolute.
         dimensions: D; null: as in the file.
-        num_classes: number of classes, some of which may have no sample; null: the highest label plus one;
-            every class must then have a training sample.
         standardise: subtract each feature's mean over the whole training set, and divide by its standard deviation
             (population), both of training and of test samples; a constant feature becomes 0. false: as stored.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
-        numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
+        options: the others of :class:`NpzSource`, except ``mean`` and ``std``.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -71,17 +67,14 @@ class Features(NpzSource):
         self,
         path: str,
         dimensions: int | None = None,
-        num_classes: int | None = None,
         standardise: bool = True,
-        max_train: int | None = None,
-        max_test: int | None = None,
-        numbers: bool = False,
+        **options: Any,
     ) -> None:
         check_integers(KEY, 1, or_null=True, dimensions=dimensions)
         self.standardise = standardise
         self._moments: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         shape = None if dimensions is None else (1, 1, dimensions)
-        super().__init__(path, shape, num_classes, None, None, max_train, max_test, numbers)
+        super().__init__(path, shape, mean=None, std=None, **options)
 
     def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:
         return 1, 1, stored[1]

@@ -100,12 +100,9 @@ class ImageFolder(StandardSource):
         path: of the folder, relative to the data root or absolute.
         shape: ``[C, H, W]`` to deliver, C 1 (grey) or 3 (RGB); other images are converted and scaled.
         num_classes: number of class folders; null: counted when first used.
-        mean: subtracted per channel, in units of ``stored / 255``; null: 0.
-        std: divided by per channel, in the same units, positive; null: 1.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
         resize: how images of another size are scaled. ``stretch``: to the whole of ``H x W``, which changes the
             proportions where those differ. ``crop``: with their proportions, and the middle is cut out.
+        options: those of :class:`StandardSource`; ``mean`` is 0 and ``std`` 1 by default.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -118,11 +115,8 @@ class ImageFolder(StandardSource):
         path: str,
         shape: list[int],
         num_classes: int | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
         resize: Resize = "stretch",
+        **options: Any,
     ) -> None:
         if not path:
             raise ConfigError(f"{KEY}.path", path, "a folder with train/<class>/ and test/<class>/")
@@ -138,7 +132,7 @@ class ImageFolder(StandardSource):
         self._given = num_classes is not None
         if num_classes is not None:
             self.num_classes = num_classes
-        super().__init__(mean, std, max_train, max_test)
+        super().__init__(**options)
 
     def sizes_known(self) -> bool:
         """Whether the number of classes was given; folders are not listed at construction."""

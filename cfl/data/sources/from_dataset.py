@@ -39,11 +39,8 @@ class FromDataset(StandardSource):
         num_classes: number of classes, some of which may have no sample; null: the length of ``classes``, or the
             highest label plus one.
         scale: value that means 1.0, positive; null: 255 for bytes, 1 for floating-point images.
-        mean: subtracted per channel, in units of ``value / scale``; null: 0.
-        std: divided by per channel, in the same units, positive; null: 1.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
         numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
+        options: those of :class:`StandardSource`; ``mean`` is 0 and ``std`` 1 by default.
 
     Raises:
         ConfigError: a data set without length or items, or a number that cannot work.
@@ -58,11 +55,8 @@ class FromDataset(StandardSource):
         test: Callable[[], Dataset] | Dataset,
         num_classes: int | None = None,
         scale: float | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
         numbers: bool = False,
+        **options: Any,
     ) -> None:
         check_numbers_alone(num_classes, numbers)
         self.targets = "numbers" if numbers else "classes"
@@ -85,7 +79,7 @@ class FromDataset(StandardSource):
         if len(self.class_names) != self.__dict__.get("num_classes"):
             self.class_names = ()
         self._read: tuple[ImageSet, ImageSet] | None = None
-        super().__init__(mean, std, max_train, max_test)
+        super().__init__(**options)
 
     def sizes_known(self) -> bool:
         """False: the samples are the user's own, whose sizes are known only from the samples themselves."""

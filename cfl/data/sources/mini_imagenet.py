@@ -30,16 +30,7 @@ class MiniImageNet(StandardSource):
 
     Image files of another size are scaled to 84x84. Layouts 2 and 3 number the classes differently from FOT's files.
     Layout 3 also divides the images differently. Nothing is downloaded. Default normalisation: FOT's, that of the
-    training pixels.
-
-    Args:
-        mean: subtracted per channel, in units of ``stored / 255``; null: 0.4731, 0.4491, 0.4038.
-        std: divided by per channel, in the same units, positive; null: 0.2729, 0.2656, 0.2795.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
-
-    Raises:
-        ConfigError: a number that cannot work.
+    training pixels: 0.4731, 0.4491, 0.4038 and 0.2729, 0.2656, 0.2795.
     """
 
     name = "mini-imagenet"

@@ -8,6 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -92,15 +93,12 @@ class NotMNIST(StandardSource):
        archive itself: 18,724 readable images, split;
     3. the ``t10k`` files of layout 1 alone, split.
 
-    Nothing is downloaded. Default normalisation: FOT's 5-Datasets.
+    Nothing is downloaded. Default normalisation: FOT's 5-Datasets, 0.4254 and 0.4501.
 
     Args:
         test_share: share that becomes the test set if the files do not define one, between 0.01 and 0.99. The split is
             stratified and the same in every run. FOT's 16,853 + 1,873 samples are a share of 0.1.
-        mean: subtracted per channel, in units of ``stored / 255``; null: 0.4254.
-        std: divided by per channel, in the same units, positive; null: 0.4501.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
+        options: those of :class:`StandardSource`.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -113,17 +111,10 @@ class NotMNIST(StandardSource):
     mean = (0.4254,)
     std = (0.4501,)
 
-    def __init__(
-        self,
-        test_share: float = 0.1,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
-    ) -> None:
+    def __init__(self, test_share: float = 0.1, **options: Any) -> None:
         check_numbers(KEY, SHARES, test_share=test_share)
         self.test_share = test_share
-        super().__init__(mean, std, max_train, max_test)
+        super().__init__(**options)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Training and test set, from the first layout found."""

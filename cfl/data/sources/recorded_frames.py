@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from cfl.data.sources.boxes import DetectionSource, Record, below, corners_of
 from cfl.data.sources.files import where_else
@@ -41,10 +42,7 @@ class RecordedFrames(DetectionSource):
         drivers: clients that own the training frames, for ``data.partition: Natural``. Every town is cut into as many
             stretches of equal time as there are entries, and the k-th entry is the number of the client that drives the
             k-th stretch. null: frames have no owners.
-        mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
-        std: divided by per channel, in the same units, positive; null: 0.25.
-        max_train: keep at most this many training images, evenly spaced in their order; null: all.
-        max_test: likewise for the test set.
+        options: the others of :class:`DetectionSource`.
 
     Raises:
         ConfigError: an option that cannot work.
@@ -61,10 +59,7 @@ class RecordedFrames(DetectionSource):
         test_every: int = 5,
         rate: float = 20.0,
         drivers: list[int] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
+        **options: Any,
     ) -> None:
         check_integers(KEY, 1, block=block)
         check_integers(KEY, 2, test_every=test_every)
@@ -76,7 +71,7 @@ class RecordedFrames(DetectionSource):
         self.path, self.towns, self.block, self.test_every = path, towns, block, test_every
         self.rate, self.drivers = rate, drivers
         self.name = "-".join([Path(path).name, *(towns or [])]).lower()
-        super().__init__(shape, classes, most_boxes, mean, std, max_train, max_test)
+        super().__init__(shape, classes, most_boxes, **options)
 
     def records(self, root: Path) -> tuple[list[Record], list[Record]]:
         """See :meth:`DetectionSource.records`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ class Synthetic(StandardSource):
     """A random prototype image per class plus Gaussian noise per pixel; a linear model can learn it.
 
     Prototype pixels are uniform on 64..191. Classes are equally frequent up to one sample. With few pixels or
-    much noise, prototypes come close together and the classes overlap.
+    much noise, prototypes come close together and the classes overlap. Default normalisation: 0.5 and 0.25.
 
     Args:
         num_classes: number of classes, at least 1.
@@ -33,10 +34,7 @@ class Synthetic(StandardSource):
         test_size: number of test samples, at least ``num_classes``.
         noise: standard deviation of the noise, in stored values (0 to 255), not negative.
         seed: of prototypes and noise; another seed is another data set, whatever the run's seed.
-        mean: subtracted per channel, in units of ``stored / 255``; null: 0.5.
-        std: divided by per channel, in the same units, positive; null: 0.25.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
+        options: those of :class:`StandardSource`.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -52,10 +50,7 @@ class Synthetic(StandardSource):
         test_size: int = 200,
         noise: float = 40.0,
         seed: int = 0,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
+        **options: Any,
     ) -> None:
         check_integers(KEY, 1, num_classes=num_classes)
         for key, size in (("train_size", train_size), ("test_size", test_size)):
@@ -69,7 +64,7 @@ class Synthetic(StandardSource):
         self.num_classes = num_classes
         self.train_size, self.test_size, self.noise, self.seed = train_size, test_size, noise, seed
         self.mean, self.std = (0.5,) * self.shape[0], (0.25,) * self.shape[0]
-        super().__init__(mean, std, max_train, max_test)
+        super().__init__(**options)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Training and test set; ``root`` is not used."""

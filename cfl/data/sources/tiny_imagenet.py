@@ -33,16 +33,8 @@ class TinyImageNet(StandardSource):
     2. ``<root>/tiny-imagenet-200/``: ``wnids.txt``, ``train/<wnid>/images/*.JPEG``, ``val/images/*.JPEG`` with
        ``val/val_annotations.txt``, as in the published archive.
 
-    Nothing is downloaded. Default normalisation: mammoth's, that of the training pixels.
-
-    Args:
-        mean: subtracted per channel, in units of ``stored / 255``; null: 0.4802, 0.4480, 0.3975.
-        std: divided by per channel, in the same units, positive; null: 0.2770, 0.2691, 0.2821.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
-
-    Raises:
-        ConfigError: a number that cannot work.
+    Nothing is downloaded. Default normalisation: mammoth's, that of the training pixels: 0.4802, 0.4480, 0.3975
+    and 0.2770, 0.2691, 0.2821.
     """
 
     name = "tiny-imagenet"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from cfl.data.sources.boxes import DetectionSource, Record, below, corners_of
@@ -23,11 +24,7 @@ class VocBoxes(DetectionSource):
         classes: names of the classes to find, in the order of their labels.
         train: name of the set of training images.
         test: name of the set of test images.
-        most_boxes: most boxes of an image, at least 1; if an image has more, the largest are kept.
-        mean: subtracted per channel, in units of ``value / 255``; null: 0.5.
-        std: divided by per channel, in the same units, positive; null: 0.25.
-        max_train: keep at most this many training images, evenly spaced in their order; null: all.
-        max_test: likewise for the test set.
+        options: the others of :class:`DetectionSource`.
 
     Raises:
         ConfigError: an option that cannot work.
@@ -40,15 +37,11 @@ class VocBoxes(DetectionSource):
         classes: list[str],
         train: str = "train",
         test: str = "val",
-        most_boxes: int = 64,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
+        **options: Any,
     ) -> None:
         self.path, self.train, self.test = path, train, test
         self.name = Path(path).name.lower() or "voc"
-        super().__init__(shape, classes, most_boxes, mean, std, max_train, max_test)
+        super().__init__(shape, classes, **options)
 
     def records(self, root: Path) -> tuple[list[Record], list[Record]]:
         """See :meth:`DetectionSource.records`."""

@@ -37,10 +37,7 @@ class YahooAnswers(StandardSource):
     Args:
         encoder: name of the files' encoder, as ``cfl.data.embed`` prints it.
         dimensions: D, numbers per vector.
-        mean: subtracted, in units of ``stored / 254``; null: 0.5, which is a feature's mean.
-        std: divided by, in the same units, positive; null: 0.125, which is a feature's standard deviation.
-        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
-        max_test: likewise for the test set.
+        options: those of :class:`StandardSource`; ``mean`` is 0.5 and ``std`` 0.125 by default, those of a feature.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -58,17 +55,14 @@ class YahooAnswers(StandardSource):
         self,
         encoder: str = "wordllama-256",
         dimensions: int = 256,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        max_train: int | None = None,
-        max_test: int | None = None,
+        **options: Any,
     ) -> None:
         if not encoder or "/" in encoder:
             raise ConfigError(f"{KEY}.encoder", encoder, "the name of an encoder, as in the names of its files")
         check_integers(KEY, 1, dimensions=dimensions)
         self.encoder, self.dimensions = encoder, dimensions
         self.shape = (1, 1, dimensions)
-        super().__init__(mean, std, max_train, max_test)
+        super().__init__(**options)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Training and test set, scaled by the training set."""
