@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate
 from pathlib import Path
 
 from cfl.data.sources.base import Source
@@ -73,7 +71,8 @@ class Mixture(Stream):
 
     def source_of(self, task: int) -> Source:
         """See :meth:`Stream.source_of`."""
-        return self.sources[bisect_right(list(accumulate(self.tasks_per_source)), task)]
+        pairs = zip(self.sources, self.tasks_per_source, strict=True)
+        return [source for source, kept in pairs for _ in range(kept)][task]
 
     def _groups(self, number: int) -> list[list[int]]:
         """The classes of each of a source's tasks."""
