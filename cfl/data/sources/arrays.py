@@ -65,17 +65,13 @@ class NpzSource(StandardSource):
         self.path = path
         self.name = Path(path).stem
         self._facts = known_of(self._key)
-        self._given = shape is not None and num_classes is not None
+        self.sizes_known = shape is not None and num_classes is not None
         self.may_lack_classes = num_classes is not None
         if shape is not None:
             self.shape = shape
         if num_classes is not None:
             self.num_classes = num_classes
         super().__init__(**options)
-
-    def sizes_known(self) -> bool:
-        """Whether ``shape`` and ``num_classes`` were given; the file is not opened at construction."""
-        return self._given
 
     @abstractmethod
     def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:

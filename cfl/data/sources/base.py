@@ -27,6 +27,7 @@ class Source(Named, ABC):
         mean: per channel, of ``stored / scale``.
         std: per channel, of ``stored / scale``.
         scale: stored value that means 1.0.
+        is_float: whether stored values are floating-point numbers instead of integers from 0 to ``scale``.
         superclasses: the data set's own groups of classes, each ascending; none for most data sets.
         class_names: names of all classes, in the order of their labels; empty if there are none, or only in files.
         told_by: for classes that read many data sets, the option that names the data set.
@@ -43,17 +44,13 @@ class Source(Named, ABC):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scale: float = 255.0
+    is_float: bool = False
     superclasses: tuple[tuple[int, ...], ...] = ()
     class_names: tuple[str, ...] = ()
 
     def kept(self, root: Path) -> dict[str, dict[str, Any]]:
         """Data set -> facts that were read from files, such as sizes, for checkpoints; empty for most data sets."""
         return {}
-
-    @property
-    def is_float(self) -> bool:
-        """Whether stored values are floating-point numbers instead of integers from 0 to ``scale``."""
-        return False
 
     @property
     def holds_rows(self) -> bool:

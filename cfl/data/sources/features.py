@@ -60,6 +60,7 @@ class Features(NpzSource):
     layout = FEATURES
     _tables = ""  # further kinds of files with such rows, for error messages
     scale = 1.0
+    is_float = True
     mean = (0.0,)
     std = (1.0,)
 
@@ -117,11 +118,6 @@ class Features(NpzSource):
     def kept(self, root: Path) -> dict[str, dict[str, Any]]:
         """See :meth:`Source.kept`: also the moments."""
         return {key: {**held, "moments": self.moments(root)} for key, held in super().kept(root).items()}
-
-    @property
-    def is_float(self) -> bool:
-        """True: features are floating-point numbers."""
-        return True
 
     @property
     def reads(self) -> str:

@@ -129,14 +129,10 @@ class ImageFolder(StandardSource):
         self.name = Path(path).name
         self._facts = known_of(self._key)
         self.mean, self.std = (0.0,) * self.shape[0], (1.0,) * self.shape[0]
-        self._given = num_classes is not None
+        self.sizes_known = num_classes is not None
         if num_classes is not None:
             self.num_classes = num_classes
         super().__init__(**options)
-
-    def sizes_known(self) -> bool:
-        """Whether the number of classes was given; folders are not listed at construction."""
-        return self._given
 
     def __getattr__(self, name: str) -> Any:
         """Count ``num_classes`` on first use, if it was not given."""

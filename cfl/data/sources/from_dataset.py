@@ -48,6 +48,7 @@ class FromDataset(StandardSource):
     """
 
     told_by: ClassVar[str | None] = "train"
+    sizes_known = False  # from the samples only
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class FromDataset(StandardSource):
         self._label = label
         channels, height, width = first.shape
         self.shape, self._dtype = (channels, height, width), first.dtype
+        self.is_float = first.is_floating_point()
         self.scale = (1.0 if self.is_float else 255.0) if scale is None else scale
         self.mean, self.std = (0.0,) * channels, (1.0,) * channels
         self.class_names = _names(self.train)
@@ -80,10 +82,6 @@ class FromDataset(StandardSource):
             self.class_names = ()
         self._read: tuple[ImageSet, ImageSet] | None = None
         super().__init__(**options)
-
-    def sizes_known(self) -> bool:
-        """False: the samples are the user's own, whose sizes are known only from the samples themselves."""
-        return False
 
     def __getattr__(self, name: str) -> Any:
         """Count ``num_classes`` on first use, if neither the option nor the data set gives it."""
@@ -125,11 +123,6 @@ class FromDataset(StandardSource):
         return image
 
     # Images from outside the data set.
-
-    @property
-    def is_float(self) -> bool:
-        """Whether images are floating-point."""
-        return self._dtype == torch.float32
 
     @property
     def reads(self) -> str:

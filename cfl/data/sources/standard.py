@@ -65,6 +65,7 @@ class StandardSource(Source):
         max_test: likewise for the test set.
 
     Attributes:
+        sizes_known: whether ``shape`` and ``num_classes`` are known at construction, as they are for fixed data sets.
         may_lack_classes: whether classes without a training sample are used, with a warning.
         tests_may_lack_classes: whether classes without a test sample are used, with a warning.
         published: number of training and test samples of the published set; files with other numbers are used, with a
@@ -75,6 +76,7 @@ class StandardSource(Source):
         ConfigError: a number that cannot work, or not one number per channel.
     """
 
+    sizes_known = True
     may_lack_classes = False
     tests_may_lack_classes: ClassVar[bool] = True
     published: ClassVar[tuple[int, int] | None] = None
@@ -97,12 +99,8 @@ class StandardSource(Source):
         if std is not None and not all(math.isfinite(value) and value > 0 for value in std):
             raise ConfigError(f"{KEY}.std", std, "positive finite numbers, one per channel")
         check_integers(KEY, 1, or_null=True, max_train=max_train, max_test=max_test)
-        if self.sizes_known():
+        if self.sizes_known:
             self._check_options_against_sizes()
-
-    def sizes_known(self) -> bool:
-        """Whether ``shape`` and ``num_classes`` are known at construction, as they are for fixed data sets."""
-        return True
 
     def _check_options_against_sizes(self) -> None:
         channels = self.shape[0]
@@ -145,7 +143,7 @@ class StandardSource(Source):
         if len(read) == 0:
             raise DataFilesMissing(f"{self.name}: the {part} set is empty")
         # For the user's own files there is nothing to compare with.
-        others = f": {self.others}" if self.sizes_known() else ""
+        others = f": {self.others}" if self.sizes_known else ""
         if tuple(read.images.shape[1:]) != tuple(self.shape):
             raise DataFilesMissing(
                 f"{self.name}: the files hold {part} images of shape {list(read.images.shape[1:])}, "
