@@ -36,8 +36,7 @@ class NpzSource(StandardSource):
     Args:
         path: of the file, relative to the data root or absolute.
         shape: of one sample; None: as in the file.
-        num_classes: number of classes, some of which may have no sample; null: the highest label plus one;
-            every class must then have a training sample.
+        num_classes: number of classes; None: the highest label plus one.
         numbers: whether labels are numbers to predict, for ``data.scenario: regression``, instead of classes.
         options: those of :class:`StandardSource`.
 
@@ -195,6 +194,8 @@ class Arrays(NpzSource):
     Args:
         path: of the file, relative to the data root or absolute.
         shape: ``[C, H, W]`` of one image; null: as in the file.
+        num_classes: number of classes, some of which may have no sample; null: the highest label plus one;
+            every class must then have a training sample.
         channels: whether images with 4 dimensions are ``[N, H, W, C]`` (``last``) or ``[N, C, H, W]`` (``first``).
             Without ``shape``, ``last`` is refused if the first of the three numbers is 1 or 3 and the last is not.
         scale: stored value that means 1.0, positive.
@@ -210,6 +211,7 @@ class Arrays(NpzSource):
         self,
         path: str,
         shape: list[int] | None = None,
+        num_classes: int | None = None,
         channels: Literal["last", "first"] = "last",
         scale: float = 255.0,
         **options: Any,
@@ -217,7 +219,7 @@ class Arrays(NpzSource):
         check_numbers(KEY, "(0, inf)", scale=scale)
         self.channels, self.scale = channels, scale
         given = None if shape is None else check_shape(shape)
-        super().__init__(path, given, **options)
+        super().__init__(path, given, num_classes, **options)
 
     def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:
         if len(stored) == 3:

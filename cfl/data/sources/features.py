@@ -49,6 +49,8 @@ class Features(NpzSource):
     Args:
         path: of the file, relative to the data root or absolute.
         dimensions: D; null: as in the file.
+        num_classes: number of classes, some of which may have no sample; null: the highest label plus one;
+            every class must then have a training sample.
         standardise: subtract each feature's mean over the whole training set, and divide by its standard deviation
             (population), both of training and of test samples; a constant feature becomes 0. false: as stored.
         options: the others of :class:`NpzSource`, except ``mean`` and ``std``.
@@ -68,6 +70,7 @@ class Features(NpzSource):
         self,
         path: str,
         dimensions: int | None = None,
+        num_classes: int | None = None,
         standardise: bool = True,
         **options: Any,
     ) -> None:
@@ -75,7 +78,7 @@ class Features(NpzSource):
         self.standardise = standardise
         self._moments: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         shape = None if dimensions is None else (1, 1, dimensions)
-        super().__init__(path, shape, mean=None, std=None, **options)
+        super().__init__(path, shape, num_classes, mean=None, std=None, **options)
 
     def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:
         return 1, 1, stored[1]

@@ -115,6 +115,7 @@ class ImageFolder(StandardSource):
         path: str,
         shape: list[int],
         num_classes: int | None = None,
+        *,
         resize: Resize = "stretch",
         **options: Any,
     ) -> None:

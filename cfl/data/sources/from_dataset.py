@@ -56,6 +56,7 @@ class FromDataset(StandardSource):
         test: Callable[[], Dataset] | Dataset,
         num_classes: int | None = None,
         scale: float | None = None,
+        *,
         numbers: bool = False,
         **options: Any,
     ) -> None:
