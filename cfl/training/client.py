@@ -33,6 +33,7 @@ from cfl.training.blocks import steps_are_watched, steps_per_block
 from cfl.training.engine_of_run import choose_engine, settle_engine
 from cfl.training.evaluation import Scoring
 from cfl.training.global_network import global_network
+from cfl.training.gradient_clipping import clip_clients
 from cfl.training.left_to_engine import gradients_are_watched
 from cfl.training.local_work import LocalWork
 
@@ -218,7 +219,8 @@ class Client(LightningModule):
     ) -> None:
         """Clip every client's gradient by itself: by its own norm, or by value."""
         if gradient_clip_val:
-            self.require_work().clip(gradient_clip_val, gradient_clip_algorithm == "value")
+            gradients = self.require_cohort().gradients.values()
+            clip_clients(gradients, gradient_clip_val, by_value=gradient_clip_algorithm == "value")
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Take the optimizer's step, and rescale it for clients with learning rates of their own.

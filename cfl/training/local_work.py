@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cfl.data.cohorts import CohortBatch, CohortBlock
-from cfl.data.exposure import ONE_AT_A_TIME
 from cfl.data.schedule import RoundPlan
 from cfl.engines.base import Engine, StepContext
 from cfl.engines.cohort import Cohort
@@ -24,7 +23,7 @@ from cfl.federation.channel import UPDATE
 from cfl.federation.federated_model import MODEL_TOPIC
 from cfl.federation.federation import Federation
 from cfl.methods.base import Method
-from cfl.methods.capabilities import BatchExtension, Penalty, crosses_tasks
+from cfl.methods.capabilities import BatchExtension, Penalty
 from cfl.methods.composition import Composition
 from cfl.randomness.generators import seed_device, seed_for
 from cfl.runtime import distributed
@@ -35,6 +34,7 @@ from cfl.training.finite_model import require_finite
 from cfl.training.left_to_engine import left_to_engine, step_at_once
 from cfl.training.round_losses import RoundLosses
 from cfl.training.same_model import check_same_model
+from cfl.training.trained_outputs import TrainedOutputs, trainable_by_anybody
 
 
 class LocalWork:
@@ -90,7 +90,7 @@ class LocalWork:
         self._scaled_steps: ScaledSteps | None = None
         self._frozen: frozenset[str] = frozenset()
         self._trains = True
-        self._used_outputs: Tensor | None = None
+        self._outputs = TrainedOutputs()
         self._located = ErrorContext(self._step_that_failed)
         self.cohort.gradients_on = self.gradients_on
         self.methods.attend(self.cohort)
@@ -101,7 +101,7 @@ class LocalWork:
         """Begin a round, and the tasks that begin with it, and send the global model to the round's clients."""
         federation = self.federation
         self.plan = plan
-        self._losses = RoundLosses()
+        self._losses, self._outputs = RoundLosses(), TrainedOutputs()
         self._began, self._steps = time.perf_counter(), 0
         federation.channel.enter_round(plan.task, plan.round)
         announced = self.methods.releases(plan)
@@ -298,20 +298,6 @@ class LocalWork:
             if self._scaled_steps is not None:
                 self._scaled_steps.remember(self.cohort.parameters)
 
-    def clip(self, limit: float, by_value: bool) -> None:
-        """Clip every client's gradient by itself: by its own norm, or by value."""
-        gradients = list(self.cohort.gradients.values())
-        if not gradients:
-            return
-        if by_value:
-            for gradient in gradients:
-                gradient.clamp_(-limit, limit)
-            return
-        norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()
-        factors = (limit / (norms + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
-
     def rescale(self) -> None:
         """Rescale the step just taken for clients whose learning rate differs from the optimizer's."""
         if self._scaled_steps is not None:
@@ -366,10 +352,7 @@ class LocalWork:
             federation.clients.scatter(MODEL_TOPIC, clients, own, usable)
         if message:
             came = federation.channel.uplink(UPDATE, message, weights, clients)
-            if cohort.used_outputs is not None:
-                rows = [position for position, there in zip(positions, came, strict=True) if there]
-                seen, used = self._used_outputs, cohort.used_outputs[rows].any(0)
-                self._used_outputs = used if seen is None else seen | used
+            self._outputs.add(cohort, [row for row, there in zip(positions, came, strict=True) if there])
 
     # The round is closed.
 
@@ -388,12 +371,11 @@ class LocalWork:
             federation.server.apply(
                 {n: mean[n] for n in federation.model.shared_parameters},
                 {n: mean[n] for n in federation.model.shared_buffers},
-                [*self.methods.step_transforms, self._hold_unused_outputs],
+                [*self.methods.step_transforms, self._outputs.hold_others],
             )
             transformed = "the server's step, which methods may transform"
             plain = "the sum of what clients sent, or the server's step"
             require_finite(federation, plan, transformed if self.methods.step_transforms else plain)
-        self._used_outputs = None
         federation.round += 1
         self.methods.end_round(plan)
         ended = [part for part in plan.parts if part.last_of_task]
@@ -414,7 +396,7 @@ class LocalWork:
             return {}
         if self.methods.protection is None:
             return channel.mean(UPDATE) if self.require_plan().clients else {}
-        self._used_outputs = self._outputs_of_anybody()
+        self._outputs.mask = trainable_by_anybody(federation, self.require_plan().task)
         tensors = federation.model.shared_tensors()
         if self.require_plan().clients:
             return self.methods.protected_mean(channel.sum(UPDATE)[0], tensors)
@@ -422,48 +404,17 @@ class LocalWork:
         nothing = {name: torch.zeros_like(tensors[name]) for name in federation.model.shared_parameters}
         return self.methods.protected_mean(nothing, tensors)
 
-    def _outputs_of_anybody(self) -> Tensor | None:
-        """The outputs that any client could have trained in the round, ``[O]`` bool; None for all.
-
-        With protected updates, the server's step moves these outputs in every round. Otherwise the model would reveal
-        which of them the round's clients have trained, or that the round had no clients.
-        """
-        federation, task = self.federation, self.require_plan().task
-        data, train = federation.data, federation.data.outputs.train
-        if train is None:
-            return None
-        alone = data.exposure in ONE_AT_A_TIME
-        if alone and not any(crosses_tasks(method) for method in self.methods.values()):
-            tasks = range(task, task + 1)
-        else:
-            tasks = range(task + 1 if alone or data.exposure == "cumulative" else data.num_tasks)
-        whose = {t: federation.members(t) if data.order is not None else [0] for t in tasks}
-        return train[sorted({data.stream_task(t, client) for t, clients in whose.items() for client in clients})].any(0)
-
     def _hear_others(self) -> None:
         """Exchange clients' losses, trained outputs and seconds per step between processes."""
         seconds = (time.perf_counter() - self._began) / self._steps if self._steps else 0.0
         if distributed.count() > 1:
-            used = self._used_outputs
-            heard = distributed.gather((self._losses.of_clients, None if used is None else used.cpu(), seconds))
+            mask = None if self._outputs.mask is None else self._outputs.mask.cpu()
+            heard = distributed.gather((self._losses.of_clients, mask, seconds))
             self._losses = RoundLosses({client: sums for known, _, _ in heard for client, sums in known.items()})
-            masks = [mask for _, mask, _ in heard if mask is not None]
-            self._used_outputs = torch.stack(masks).any(0) if masks else None
+            self._outputs.join([mask for _, mask, _ in heard])
             seconds = max(of_process for _, _, of_process in heard)
         if self._blocks and self.require_plan().clients:
             self.federation.data.steps_per_block = steps_per_block(seconds)
-
-    def _hold_unused_outputs(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Set the step of outputs that no client of this round trained to zero, so that momentum does not move them."""
-        used = self._used_outputs
-        if used is None:
-            return step
-        held = dict(step)
-        for name, change in step.items():
-            if name.startswith("head.") and change.ndim > 0 and len(change) == len(used):
-                rows = used.to(change.device).view(-1, *[1] * (change.ndim - 1))
-                held[name] = torch.where(rows, change, torch.zeros_like(change))
-        return held
 
     def require_plan(self) -> RoundPlan:
         """Return :attr:`plan`.
