@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -35,6 +37,29 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
             values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
         sums[name] = torch.tensordot(factor.to(values.dtype), values, dims=1)
     return sums
+
+
+@dataclass
+class _Messages:
+    """What has come in a topic since the server last read it.
+
+    Attributes:
+        form: name -> shape of every message of the sum; None before the first.
+        sums: weighted sums; empty if they are sums of integers.
+        weight: sum of the weights.
+        senders: the clients that have sent a message.
+        came: the clients whose message is part of the sum.
+        asked: the clients from which the server expected a message.
+        single: client -> message, of messages that the server reads one by one.
+    """
+
+    form: dict[str, list[int]] | None = None
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    weight: float = 0.0
+    senders: set[int] = field(default_factory=set)
+    came: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
+    single: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
 
 class Channel:
@@ -84,30 +109,24 @@ class Channel:
         self._gone = gone or self.lost
         self.loses_messages = lost is not None
         self._asked: tuple[int, ...] = ()
-        self.uplink_bytes: dict[str, int] = {}
-        self.downlink_bytes: dict[str, int] = {}
+        self.uplink_bytes: Counter[str] = Counter()
+        self.downlink_bytes: Counter[str] = Counter()
         self.skipped: list[tuple[int, int, int]] = []
         self.skipped_messages: list[tuple[int, str, int]] = []
-        self._sums: dict[str, dict[str, Tensor]] = {}
-        self._forms: dict[str, dict[str, list[int]]] = {}
-        self._weights: dict[str, float] = {}
-        self._senders: dict[str, set[int]] = {}
-        self._came: dict[str, set[int]] = {}
-        self._asked_for: dict[str, set[int]] = {}
+        self._unread: defaultdict[str, _Messages] = defaultdict(_Messages)
         self.ledger = Ledger()
-        self._single: dict[str, dict[int, dict[str, Tensor]]] = {}
         self._task = self._round = 0
         self._agreed = self._counts()
 
     @property
     def total_uplink_bytes(self) -> int:
         """Bytes all clients have sent so far."""
-        return sum(self.uplink_bytes.values())
+        return self.uplink_bytes.total()
 
     @property
     def total_downlink_bytes(self) -> int:
         """Bytes all clients have received so far."""
-        return sum(self.downlink_bytes.values())
+        return self.downlink_bytes.total()
 
     def enter_round(self, task: int, round: int) -> None:
         """Set the current task and round, for dropouts, records and error messages."""
@@ -129,7 +148,7 @@ class Channel:
             wire_bytes: bytes of one message if it is sent in another form than these tensors, e.g. compressed.
         """
         size = payload_bytes(payload) if wire_bytes is None else wire_bytes
-        self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + receivers * size
+        self.downlink_bytes[topic] += receivers * size
 
     @torch.no_grad()
     def uplink(
@@ -158,19 +177,21 @@ class Channel:
             ValueError: if earlier messages of the sum have other names or shapes; a mean would be wrong.
         """
         form = {name: list(values.shape[1:]) for name, values in payload.items()}
-        if (expected := self._forms.setdefault(topic, form)) != form:
+        unread = self._unread[topic]
+        if unread.form not in (None, form):
             raise ValueError(
-                f"clients {list(clients)} send {form} in topic {topic!r}, others {expected}: all messages of a sum "
+                f"clients {list(clients)} send {form} in topic {topic!r}, others {unread.form}: all messages of a sum "
                 "have the same names and shapes; a client sends zeros, and a count of 0, for what it lacks"
             )
-        self._asked_for.setdefault(topic, set()).update(self._asked)
+        unread.form = form
+        unread.asked.update(self._asked)
         lost = self.absent
         if lost:
             weights = [0.0 if client in lost else weight for weight, client in zip(weights, clients, strict=True)]
         self._count_uplink(topic, payload, clients, wire_bytes)
         if self.integers is not None:
             came = self._add_integers(self.integers, topic, payload, weights, clients)
-            self._came.setdefault(topic, set()).update(came)
+            unread.came.update(came)
             return [client in came for client in clients]
         added = weighted_sums(payload, weights)
         # A sum is finite only if all its terms are, so single messages are checked only where the sum is not.
@@ -178,11 +199,10 @@ class Channel:
             usable = self.usable(payload, clients, topic)
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             added = weighted_sums(payload, weights)
-        sums = self._sums.setdefault(topic, {})
         for name, total in added.items():
-            sums[name] = sums[name].add_(total) if name in sums else total
-        self._weights[topic] = self._weights.get(topic, 0.0) + sum(weights)
-        self._came.setdefault(topic, set()).update(c for c, weight in zip(clients, weights, strict=True) if weight)
+            unread.sums[name] = unread.sums[name].add_(total) if name in unread.sums else total
+        unread.weight += sum(weights)
+        unread.came.update(client for client, weight in zip(clients, weights, strict=True) if weight)
         return [bool(weight) for weight in weights]
 
     def _add_integers(
@@ -212,27 +232,25 @@ class Channel:
             SumRefused: if too few clients are left for a sum of integers.
             RuntimeError: if one client sent messages from two processes.
         """
-        senders, came = self._senders.pop(topic, set()), self._came.pop(topic, set())
-        asked = self._asked_for.pop(topic, set())
-        self._forms.pop(topic, None)
-        own = distributed.gather((self._weights.pop(topic, 0.0), senders, came, asked))
-        weight = sum(weight for weight, *_ in own)
+        own = self._unread.pop(topic, _Messages())
+        known = distributed.gather((own.weight, own.senders, own.came, own.asked))
+        weight = sum(weight for weight, *_ in known)
         seen: set[int] = set()
-        for _, senders, _, _ in own:
+        for _, senders, _, _ in known:
             if seen & senders:
                 raise RuntimeError(
                     f"topic {topic!r}: client {min(seen & senders)} sent from two processes; extra rounds go over "
                     "federation.own_clients(...)"
                 )
             seen |= senders
-        everyones = set().union(*(came for _, _, came, _ in own))
-        wanted = seen.union(*(asked for *_, asked in own))
+        everyones = set().union(*(came for _, _, came, _ in known))
+        wanted = seen.union(*(asked for *_, asked in known))
         if self.integers is None:
-            sums = distributed.add_up(self._sums.pop(topic, {}))
+            sums = distributed.add_up(own.sums)
         elif everyones:
             sums, weight, up, down = self.integers.read(topic, (self._round, self._task))
-            self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + up
-            self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + down
+            self.uplink_bytes[topic] += up
+            self.downlink_bytes[topic] += down
         if weight == 0.0:
             why = "every client was skipped" if topic == UPDATE else "every one that came has NaN or infinity"
             why = why if seen.difference(self.absent) else "every client that was to send one has dropped out"
@@ -269,15 +287,13 @@ class Channel:
             )
         self._count_uplink(topic, payload, clients, wire_bytes)
         keep = self.usable(payload, clients, topic)
-        box = self._single.setdefault(topic, {})
         for row, client in enumerate(clients):
             if keep[row]:
-                box[client] = {name: values[row].clone() for name, values in payload.items()}
+                self._unread[topic].single[client] = {name: values[row].clone() for name, values in payload.items()}
 
     def collect_individually(self, topic: str) -> dict[int, dict[str, Tensor]]:
         """Return a topic's single messages as client -> payload, clients ascending, and empty the topic."""
-        self._senders.pop(topic, None)
-        found = dict(sorted(distributed.share_out(self._single.pop(topic, {})).items()))
+        found = dict(sorted(distributed.share_out(self._unread.pop(topic, _Messages()).single).items()))
         self.ledger.read(self._round, self._task, topic, found, found)
         return found
 
@@ -287,13 +303,13 @@ class Channel:
         rows = {len(values) for values in payload.values()}
         if rows - {len(clients)}:
             raise ValueError(f"topic {topic!r}: {len(clients)} clients but messages with {sorted(rows)} rows")
-        self._senders.setdefault(topic, set()).update(clients)
+        self._unread[topic].senders.update(clients)
         if self.integers is not None:  # counted where the sum is read
             return
         each = payload_bytes(payload) // max(1, len(clients)) if wire_bytes is None else wire_bytes
         lost = self.absent
         size = each * sum(client not in lost for client in clients)
-        self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + size
+        self.uplink_bytes[topic] += size
 
     def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int], topic: str = UPDATE) -> list[bool]:
         """Tell for each of k clients whether its tensors are finite, and record the others as skipped.
@@ -355,10 +371,8 @@ class Channel:
         everyones = distributed.gather(fresh)
         for direction, total in (("uplink_bytes", self.uplink_bytes), ("downlink_bytes", self.downlink_bytes)):
             total.clear()
-            total.update(before[direction])
-            for theirs in everyones:
-                for topic, size in theirs[direction].items():
-                    total[topic] = total.get(topic, 0) + size
+            for counts in (before, *everyones):
+                total.update(counts[direction])  # adds
         self.skipped[known:] = sorted({entry for theirs in everyones for entry in theirs["skipped"]})
         fresh_messages = {entry for theirs in everyones for entry in theirs["skipped_messages"]}
         self.skipped_messages[messages:] = sorted(fresh_messages)
@@ -383,8 +397,7 @@ class Channel:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        self.uplink_bytes = dict(state["uplink_bytes"])
-        self.downlink_bytes = dict(state["downlink_bytes"])
+        self.uplink_bytes, self.downlink_bytes = Counter(state["uplink_bytes"]), Counter(state["downlink_bytes"])
         self.skipped = [(entry[0], entry[1], entry[2]) for entry in state["skipped"]]
         self.skipped_messages = [(entry[0], entry[1], entry[2]) for entry in state.get("skipped_messages", [])]
         self.ledger.load_state_dict(state.get("ledger", Ledger().state_dict()))
