@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-class StepTransform(Protocol):
-    """A method's change of the server's step, e.g. FOT's projection."""
-
-    def __call__(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the step to take instead of ``step`` (name -> tensor, to be added to the global parameters)."""
+StepTransform = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""A method's change of the server's step (name -> tensor, to be added to the parameters), e.g. FOT's projection."""
 
 
 class Server:
