@@ -72,9 +72,11 @@ def candidates(
     """
     device = next(network.parameters()).device
     draws = draws_random_numbers(network, input_shape)  # refuses a network that cannot be trained, whatever the engine
-    is_open = _Open(options, width, most_clients, network, input_shape, batch_size, by_hand)
+    own = samples is not None and not _is_shipped(network)
+    chain = Chain.of(network) if by_hand or own else None
+    is_open = _Open(options, width, most_clients, network, input_shape, batch_size, chain if by_hand else None)
     compared = None
-    if samples is not None and not _is_shipped(network) and Chain.of(network) is None:
+    if samples is not None and own and chain is None:
         x = samples()
         check_hidden_state(network, x)
         # Equal samples have batch statistics without spread, whose gradients are rounding alone.
@@ -121,7 +123,10 @@ def _one_at_a_time(
 
 
 class _Open:
-    """Finds the open choices of each kind; arguments as for :func:`candidates`."""
+    """Finds the open choices of each kind.
+
+    Arguments are those of :func:`candidates`. ``chain`` is the network if hand-written steps can train it, or None.
+    """
 
     def __init__(
         self,
@@ -131,11 +136,11 @@ class _Open:
         network: nn.Module,
         input_shape: tuple[int, int, int],
         batch_size: int,
-        by_hand: bool,
+        chain: Chain | None,
     ) -> None:
         self.options, self.width, self.most_clients = options, width, most_clients
         self.network, self.input_shape, self.batch_size = network, input_shape, batch_size
-        self.chain = Chain.of(network) if by_hand else None
+        self.chain = chain
         self.threads = options.workers or torch.get_num_threads()
 
     def widths(self, kind: EngineKind, *suggested: int) -> list[int]:
