@@ -30,7 +30,7 @@ from cfl.models.base import Network
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.training.blocks import steps_are_watched, steps_per_block
-from cfl.training.engine_of_run import choose_engine, settle_engine
+from cfl.training.engine_of_run import choose_engine
 from cfl.training.evaluation import Scoring
 from cfl.training.global_network import global_network
 from cfl.training.gradient_clipping import clip_clients
@@ -162,10 +162,8 @@ class Client(LightningModule):
             blocks,
         )
         self.engine_choice, self.engine_trials = chosen.choice, chosen.trials
-        engine = settle_engine(chosen, self.engine_options, federation, self.input_shape, objective)
-        precision, width = self.engine_options.matmul_precision, self.engine_choice.width
-        self.work = LocalWork(federation, engine, width, objective, precision, watched, blocks)
-        trials = chosen.trials
+        precision, width, trials = self.engine_options.matmul_precision, chosen.choice.width, chosen.trials
+        self.work = LocalWork(federation, chosen.engine, width, objective, precision, watched, blocks)
         seconds = trials[0].seconds_per_client_step * width if blocks and trials else math.inf
         # All processes must have equally many batches, so they use the slowest measurement.
         federation.data.steps_per_block = steps_per_block(max(distributed.gather(seconds)))

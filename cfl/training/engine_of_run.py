@@ -30,13 +30,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Chosen:
-    """A choice of engine, and the measurements that led to it.
+    """The engine of a run, and the measurements that led to it.
 
     Attributes:
-        choice: the engine and its options.
+        engine: the engine.
+        choice: its kind and options.
         trials: measurements of this run or of an earlier one; empty if nothing was measured.
     """
 
+    engine: Engine
     choice: EngineChoice
     trials: list[Measured]
 
@@ -52,14 +54,14 @@ def choose_engine(
     resumed: dict[str, Any] | None = None,
     blocks: bool = False,
 ) -> Chosen:
-    """Choose the engine of a run and its cohort width.
+    """Build the engine of a run, and write its choice and cohort width to the schedule and to the run's summary.
 
     The choice is the only one that the settings leave open, the checkpoint's, that of an earlier trial between the same
     candidates under the same conditions, or the fastest in a short trial on the next round's data.
 
     Args:
         options: the settings of engines.
-        federation: the federation whose clients will be trained. It is not changed.
+        federation: the federation whose clients will be trained. Its models and states are not changed.
         input_shape: ``(C, H, W)``.
         precision: the Trainer's precision.
         objective: what a client minimises.
@@ -68,9 +70,9 @@ def choose_engine(
         resumed: the choice that is stored in the checkpoint, if the run is resumed.
         blocks: whether local steps are taken in blocks.
     """
-    data, network = federation.data, federation.network
-    by_hand = objective.of_logits
-    width, most = data.schedule.cohort_width, data.rounds.most_clients
+    data, network, schedule = federation.data, federation.network, federation.data.schedule
+    by_hand, batch_size = objective.of_logits, schedule.batch_size
+    width, most = schedule.cohort_width, data.rounds.most_clients
     if not isinstance(width, int):
         most = -(-most // distributed.count())  # approximate: processes share steps, not clients
     next_round = data.rounds.next_with_clients(min(federation.round, data.num_rounds - 1))
@@ -85,7 +87,7 @@ def choose_engine(
         network,
         input_shape,
         precision,
-        data.schedule.batch_size,
+        batch_size,
         by_hand,
         None if trials is None else partial(trials.samples, SAMPLES),
     )
@@ -99,7 +101,7 @@ def choose_engine(
     asked, known = "", None
     if settled is None:
         fused = fused_sgd(optimizer_of([nn.Parameter(torch.zeros(1))]))
-        shapes = (input_shape, data.schedule.batch_size, data.schedule.local_epochs)
+        shapes = (input_shape, batch_size, schedule.local_epochs)
         arithmetic = (precision, options.matmul_precision, options.compile)
         asked = remembered.question(network, open_choices, shapes, arithmetic, fused is not None, by_hand, blocks)
         known = remembered.recall(asked, open_choices)
@@ -107,30 +109,17 @@ def choose_engine(
     # Open choices depend on a process's math threads. If one process needs a trial, all must take part in it.
     everyones = distributed.gather(settled)
     if everyones[0] is not None and None not in everyones:
-        return Chosen(everyones[0], [] if known is None else [known])
-    if trials is None:
-        return Chosen(open_choices[0], [])
-    in_one_go = trials.most_steps if blocks else 1
-    measured = probe(open_choices, trials.of, trials.client_steps_of_run, steps_in_one_go=in_one_go)
-    if distributed.rank() == 0:
-        remembered.remember(asked, measured[0])
-    return Chosen(distributed.from_first(measured[0].choice), measured)
-
-
-def settle_engine(
-    chosen: Chosen,
-    options: EngineOptions,
-    federation: Federation,
-    input_shape: tuple[int, int, int],
-    objective: Objective,
-) -> Engine:
-    """Build the chosen engine, and write the choice to the schedule and to the run's summary.
-
-    Arguments are those of :func:`choose_engine`."""
-    choice, schedule = chosen.choice, federation.data.schedule
+        choice, measured = everyones[0], [] if known is None else [known]
+    elif trials is None:
+        choice, measured = open_choices[0], []
+    else:
+        in_one_go = trials.most_steps if blocks else 1
+        measured = probe(open_choices, trials.of, trials.client_steps_of_run, steps_in_one_go=in_one_go)
+        if distributed.rank() == 0:
+            remembered.remember(asked, measured[0])
+        choice = distributed.from_first(measured[0].choice)
     schedule.settle_width(choice.width, choice.most_padding, choice.at_once)
-    trials = {str(trial.choice): trial.seconds_per_client_step for trial in chosen.trials}
-    federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
-    return build_engine(
-        choice, federation.network, input_shape, options, schedule.batch_size, by_hand=objective.of_logits
-    )
+    seconds = {str(one.choice): one.seconds_per_client_step for one in measured}
+    federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": seconds}
+    engine = build_engine(choice, network, input_shape, options, batch_size, by_hand=by_hand)
+    return Chosen(engine, choice, measured)

@@ -71,7 +71,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "reading data": (FederatedDataModule, "setup"),
     "loading the model": (FederatedDataModule, "prepare_data"),
     "beginning the record": (RunRecord, "begin"),
-    "choosing an engine": (cfl.training.client, "settle_engine"),
+    "choosing an engine": (cfl.training.client, "choose_engine"),
 }
 """Moment before training -> the function that is called then."""
 
