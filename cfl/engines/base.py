@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -185,66 +185,47 @@ class Engine(ABC):
         """End the engine's threads, if it has any."""
 
 
-def dropout_keys(
-    context: StepContext,
-    cohort: Cohort,
-    batch: CohortBatch,
-    clients: Iterable[int],
-    device: torch.device,
-    whose: str = "",
-) -> Tensor:
-    """``[k]`` int64 keys of some clients' dropout masks in one step; ``whose`` names samples that are not their own."""
-    keys = [seed_for(context.seed, context.purpose + whose, cohort.round, c, batch.step) for c in clients]
-    return moved(torch.tensor(keys, dtype=torch.int64), device)
+class Step(NamedTuple):
+    """A local step of a cohort."""
 
+    cohort: Cohort
+    batch: CohortBatch
+    context: StepContext
 
-def drawn_masks(
-    masks: DropoutMasks,
-    context: StepContext,
-    cohort: Cohort,
-    batch: CohortBatch,
-    rows: range,
-    count: int,
-    device: torch.device,
-    whose: str = "",
-) -> dict[str, Tensor]:
-    """Dropout masks of some clients' samples in a step.
+    def dropout_keys(self, clients: Iterable[int], whose: str = "") -> Tensor:
+        """``[k]`` int64 keys of some clients' dropout masks; ``whose`` names samples that are not their own."""
+        cohort, batch, context = self
+        keys = [seed_for(context.seed, context.purpose + whose, cohort.round, c, batch.step) for c in clients]
+        return moved(torch.tensor(keys, dtype=torch.int64), batch.index.device)
 
-    Args:
-        masks: draws the masks.
-        context: of the step.
-        cohort: the clients' cohort.
-        batch: the step.
-        rows: the clients' rows.
-        count: number of samples of each client.
-        device: device of the masks.
-        whose: name of the samples, a part of the masks' keys; empty for the clients' own samples.
+    def dropout_masks(self, masks: DropoutMasks, rows: range, count: int, whose: str = "") -> dict[str, Tensor]:
+        """Dropout masks of some clients' samples: layer name -> ``[len(rows), count, ...]``.
 
-    Returns:
-        layer name -> ``[len(rows), count, ...]``.
-    """
-    if not masks or not count:
-        return {}
-    keys = dropout_keys(context, cohort, batch, [cohort.clients[row] for row in rows], device, whose)
-    return masks.draw(keys, count, next(iter(cohort.data.values())).dtype)
+        Args:
+            masks: draws the masks.
+            rows: the clients' rows in the cohort.
+            count: number of samples of each client.
+            whose: name of the samples, a part of the masks' keys; empty for the clients' own samples.
+        """
+        if not masks or not count:
+            return {}
+        keys = self.dropout_keys([self.cohort.clients[row] for row in rows], whose)
+        return masks.draw(keys, count, next(iter(self.cohort.data.values())).dtype)
 
+    def added_masks(self, masks: DropoutMasks, rows: range) -> dict[str, Tensor]:
+        """As :meth:`dropout_masks`, for all samples that methods have added, in the order of ``batch.added``.
 
-def added_masks(
-    masks: DropoutMasks, context: StepContext, cohort: Cohort, batch: CohortBatch, rows: range, device: torch.device
-) -> dict[str, Tensor]:
-    """As :func:`drawn_masks`, for all samples that methods have added, in the order of ``batch.added``.
-
-    Each lot of added samples has its own masks, keyed by its method and its number among the method's lots. The lot's
-    place in the batch is no key, because it depends on padding and so on the other clients of the cohort.
-    """
-    lots: dict[int, int] = {}
-    found: list[dict[str, Tensor]] = []
-    for part in batch.added:
-        lot = lots[part.source] = lots.get(part.source, -1) + 1
-        whose = " of added samples" if (part.source, lot) == (1, 0) else f" of added samples, {part.source}.{lot}"
-        drawn = drawn_masks(masks, context, cohort, batch, rows, part.y.shape[1], device, whose)
-        found += [drawn] if drawn else []
-    return {name: torch.cat([drawn[name] for drawn in found], 1) for name in found[0]} if found else {}
+        Each lot of added samples has its own masks, keyed by its method and its number among the method's lots. The
+        lot's place in the batch is no key, because it depends on padding and so on the other clients of the cohort.
+        """
+        lots: dict[int, int] = {}
+        found: list[dict[str, Tensor]] = []
+        for part in self.batch.added:
+            lot = lots[part.source] = lots.get(part.source, -1) + 1
+            whose = " of added samples" if (part.source, lot) == (1, 0) else f" of added samples, {part.source}.{lot}"
+            drawn = self.dropout_masks(masks, rows, part.y.shape[1], whose)
+            found += [drawn] if drawn else []
+        return {name: torch.cat([drawn[name] for drawn in found], 1) for name in found[0]} if found else {}
 
 
 def behind(masks: dict[str, Tensor], more: dict[str, Tensor], dim: int) -> dict[str, Tensor]:

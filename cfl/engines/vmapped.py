@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
-from cfl.engines.base import Compile, Engine, StepContext, added_masks, behind, drawn_masks, dropout_keys
+from cfl.engines.base import Compile, Engine, Step, StepContext, behind
 from cfl.engines.chain import Chain
 from cfl.engines.cohort import Cohort
 from cfl.engines.graphs import Graphs
@@ -80,7 +80,7 @@ class VmapEngine(Engine):
             valid = "schedule.cohort_width: 1, engine.kind: workers, or no hooks, which vmap does not call"
             raise EngineCannot("model.network", f"hooks of the backward pass of {self._hooked!r}", valid)
         try:
-            return self._losses(cohort, batch, context)
+            return self._losses(Step(cohort, batch, context))
         except RuntimeError as error:
             if _NO_VMAP.search(str(error)) is None:
                 raise
@@ -92,16 +92,17 @@ class VmapEngine(Engine):
             valid = f"schedule.cohort_width: 1, engine.kind: workers where they work, or {what} for vmap ({reason})"
             raise EngineCannot(key, value, valid) from error
 
-    def _losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
+    def _losses(self, step: Step) -> Tensor:
+        cohort, batch, context = step
         parameters = list(cohort.parameters.values())
         self._sgd = None
         if context.keeps_logits or context.objective.joins(batch):
-            return self._stepped(self._joined_losses(cohort, batch, context), parameters, context)
+            return self._stepped(self._joined_losses(step), parameters, context)
         x, outputs = batch.x, cohort.outputs_in_loss(batch.task)
         inputs = {"x": x, "y": batch.y, **({"mask": batch.mask} if batch.padded else {})}
         inputs |= {} if outputs is None else {"outputs": outputs}
         if self.masks:
-            inputs["keys"] = dropout_keys(context, cohort, batch, cohort.clients, x.device)
+            inputs["keys"] = step.dropout_keys(cohort.clients)
         draws = self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)
         inputs |= {f"draw {name}": value for name, value in draws.items()}
         compute = partial(self._of_inputs, cohort)
@@ -152,16 +153,17 @@ class VmapEngine(Engine):
         if total.requires_grad:
             total.backward()
 
-    def _joined_losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
+    def _joined_losses(self, step: Step) -> Tensor:
         """Losses of a step with added samples, a loss that methods change, or kept logits.
 
         They are not compiled, because samples and loss differ from step to step.
         """
+        cohort, batch, context = step
         k, count = batch.mask.shape
         x, samples = batch.joined_samples(cohort.train_outputs)
-        own = drawn_masks(self.masks, context, cohort, batch, range(k), count, x.device)
-        more = added_masks(self.masks, context, cohort, batch, range(k), x.device)
-        dropped = behind(own, more, 1) | self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)
+        own = step.dropout_masks(self.masks, range(k), count)
+        dropped = behind(own, step.added_masks(self.masks, range(k)), 1)
+        dropped |= self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)
 
         def loss(
             parameters: Mapping[str, Tensor],

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.samples import Samples
-from cfl.engines.base import Engine, StepContext, added_masks, behind, drawn_masks
+from cfl.engines.base import Engine, Step, StepContext, behind
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.engines.client_rows import ClientRows
@@ -37,14 +36,6 @@ FETCHED_TOGETHER = 2**18
 
 Own = tuple[Tensor, Tensor, dict[str, Tensor]]
 """Inputs, outputs and dropout masks of one client's own samples."""
-
-
-class Step(NamedTuple):
-    """A local step of a cohort."""
-
-    cohort: Cohort
-    batch: CohortBatch
-    context: StepContext
 
 
 class WorkerEngine(Engine):
@@ -277,14 +268,9 @@ class WorkerEngine(Engine):
         """End the threads."""
         self._threads.close()
 
-    def _dropped(self, step: Step, rows: range, samples: int) -> dict[str, Tensor]:
-        """Dropout masks of some clients' own samples: layer name -> ``[len(rows), samples, ...]``."""
-        cohort, batch, context = step
-        return drawn_masks(self.masks, context, cohort, batch, rows, samples, torch.device("cpu"))
-
     def _dropped_of(self, step: Step, row: int, samples: int) -> dict[str, Tensor]:
-        """As :meth:`_dropped`, of one client: layer name -> ``[samples, ...]``."""
-        return {name: mask[0] for name, mask in self._dropped(step, range(row, row + 1), samples).items()}
+        """Dropout masks of one client's own samples: layer name -> ``[samples, ...]``."""
+        return {name: mask[0] for name, mask in step.dropout_masks(self.masks, range(row, row + 1), samples).items()}
 
     def _own(self, step: Step, row: int, samples: int) -> Own:
         """The first ``samples`` of one client, with their dropout masks."""
@@ -302,7 +288,7 @@ class WorkerEngine(Engine):
         if not together:
             return lambda row: self._own(step, row, used[row])
         x, y = step.batch.stacked_samples(0, k)
-        masks = self._dropped(step, range(k), most)
+        masks = step.dropout_masks(self.masks, range(k), most)
 
         def of_all(row: int) -> Own:
             samples = used[row]
@@ -312,10 +298,10 @@ class WorkerEngine(Engine):
 
     def _join(self, step: Step, used: list[int]) -> Joined:
         """Join a batch's own and added samples; ``used`` is each client's number of own samples without padding."""
-        cohort, batch, context = step
-        x, samples = batch.joined_samples(cohort.train_outputs)
-        masks = added_masks(self.masks, context, cohort, batch, range(len(batch.mask)), torch.device("cpu"))
-        return Joined(x, samples, samples.mask.sum(1).tolist() if batch.added else used, masks)
+        k = len(step.batch.mask)
+        x, samples = step.batch.joined_samples(step.cohort.train_outputs)
+        counts = samples.mask.sum(1).tolist() if step.batch.added else used
+        return Joined(x, samples, counts, step.added_masks(self.masks, range(k)))
 
     def _joined_of_client(self, step: Step, joined: Joined, row: int) -> tuple[Tensor, Samples, dict[str, Tensor]]:
         """Inputs, other data and dropout masks of one client's unpadded samples."""
@@ -327,7 +313,7 @@ class WorkerEngine(Engine):
         self, step: Step, joined: Joined, start: int, rows: int
     ) -> tuple[Tensor, Samples, dict[str, Tensor]]:
         """As :meth:`_joined_of_client`, of several clients with padding."""
-        own = self._dropped(step, range(start, start + rows), step.batch.mask.shape[1])
+        own = step.dropout_masks(self.masks, range(start, start + rows), step.batch.mask.shape[1])
         more = {name: mask[start : start + rows] for name, mask in joined.added_masks.items()}
         return *joined.of_clients(start, start + rows), behind(own, more, 1)
 
@@ -415,7 +401,7 @@ class WorkerEngine(Engine):
         assert self.chain is not None
         x, y = step.batch.stacked_samples(start, start + rows)
         mask = step.batch.mask[start : start + rows] if step.batch.padded else None
-        dropped = self._dropped(step, range(start, start + rows), y.shape[1])
+        dropped = step.dropout_masks(self.masks, range(start, start + rows), y.shape[1])
         update = self._rows.update(start, rows, step.context.fused_sgd)
         return self.chain.step(x, y, mask, outputs, self._rows.weights.of(start, rows), dropped, update)
 
