@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from cfl.engines.cross_entropy import mean_cross_entropy
 from cfl.engines.layers import Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, Pass, Relu
 from cfl.engines.products import Products
 from cfl.engines.right_factors import ClientFactor
@@ -118,7 +119,7 @@ class Chain:
         """
         run = Pass(weights, masks, update, x.ndim - 3, factors, self.products.of_step(int(x.shape[-4])))
         logits = self.forward(run, x)
-        loss, g = cross_entropy_with_gradient(logits, y, mask, outputs) if head is None else head(logits)
+        loss, g = mean_cross_entropy(logits, y, mask, outputs) if head is None else head(logits)
         self.backward(run, g)
         return loss
 
@@ -145,34 +146,6 @@ class Chain:
     def turn(self, matrix: Tensor) -> Tensor:
         """Convert the last layer's output to logits ``[..., B, O]``, or their gradient to that of its output."""
         return matrix
-
-
-def cross_entropy_with_gradient(
-    logits: Tensor, y: Tensor, mask: Tensor | None, outputs: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy over the last batch axis and its gradient.
-
-    Args:
-        logits: ``[..., B, O]``.
-        y: ``[..., B]`` int64.
-        mask: ``[..., B]`` bool, samples in the mean, or None for all; a client without any has loss 0.
-        outputs: ``[O]`` bool, outputs in the loss, or None for all.
-
-    Returns:
-        ``[...]`` losses and ``[..., B, O]`` gradients of each.
-    """
-    if outputs is not None:
-        logits = logits.masked_fill(~outputs, -torch.inf)
-    log_p = torch.log_softmax(logits, -1)
-    target = y.unsqueeze(-1)
-    losses = log_p.gather(-1, target).squeeze(-1).neg_()
-    gradient = log_p.exp_()
-    gradient.scatter_add_(-1, target, gradient.new_full((1,), -1.0).expand_as(target))
-    if mask is None:
-        return losses.mean(-1), gradient.div_(y.shape[-1])
-    share = mask / mask.sum(-1, keepdim=True).clamp(min=1)
-    share = share.to(logits.dtype)
-    return (losses * share).sum(-1), gradient.mul_(share.unsqueeze(-1))
 
 
 def _has_hooks(network: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from torch.func import debug_unwrap
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
+from cfl.engines.cross_entropy import weighted_cross_entropy
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.models.base import Network
 from cfl.runtime.errors import ConfigError
@@ -183,7 +184,7 @@ class Objective:
             ``[]`` or ``[m]`` losses, and gradients of the logits' shape.
         """
         if self.plain:
-            return weighted_cross_entropy_with_gradient(logits, samples)
+            return weighted_cross_entropy(logits, samples)
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
             loss = (
@@ -191,25 +192,6 @@ class Objective:
             )
             (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         return loss.detach(), gradient
-
-
-def weighted_cross_entropy_with_gradient(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-    """``sum_i w_i CE(z_i, y_i)`` over the last sample axis and its gradient ``w_i (softmax(z_i) - onehot(y_i))``.
-
-    Args:
-        logits: ``[..., N, O]``.
-        samples: of the same samples.
-    """
-    if samples.allowed is not None:
-        logits = logits.masked_fill(~samples.allowed, -torch.inf)
-    log_p = torch.log_softmax(logits, -1)
-    target = samples.y.unsqueeze(-1)
-    losses = log_p.gather(-1, target).squeeze(-1).neg_()
-    gradient = log_p.exp_()
-    gradient.scatter_add_(-1, target, gradient.new_full((1,), -1.0).expand_as(target))
-    weights = samples.weights.to(logits.dtype)
-    losses = torch.where(samples.mask, losses * weights, torch.zeros_like(losses))
-    return losses.sum(-1), gradient.mul_(torch.where(samples.mask, weights, torch.zeros_like(weights)).unsqueeze(-1))
 
 
 def _shown(method: LossMethod, samples: Samples) -> Samples:

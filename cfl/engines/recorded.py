@@ -18,8 +18,8 @@ from torch import Tensor
 
 from cfl.data.samples import Samples
 from cfl.engines.chain import Chain
+from cfl.engines.cross_entropy import weighted_cross_entropy
 from cfl.engines.halves import Halves, record_halves
-from cfl.engines.objective import weighted_cross_entropy_with_gradient
 from cfl.engines.quadratic_pull import Steps
 from cfl.engines.tracing import flat, to_be_changed, traced, update_of
 
@@ -128,7 +128,7 @@ class RecordedSteps:
             update = update_of(fused_sgd, held, rest, pulls)
             if factors is None:
                 return self.chain.step(x, y, None, allowed, held, dropped, update)
-            head = partial(weighted_cross_entropy_with_gradient, samples=plain_samples(y, factors, allowed))
+            head = partial(weighted_cross_entropy, samples=plain_samples(y, factors, allowed))
             return self.chain.step(x, y, None, None, held, dropped, update, head)
 
         copies, rows = to_be_changed(weights, fused_sgd)
