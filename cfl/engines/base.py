@@ -14,7 +14,7 @@ from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
 from cfl.engines.products import Library, available
-from cfl.engines.quadratic_pull import Steps
+from cfl.engines.quadratic_pull import PullSteps
 from cfl.engines.right_factors import RightFactor
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.generators import seed_for
@@ -106,7 +106,7 @@ class StepContext:
     fused_sgd: tuple[float, float] | None = None
     objective: Objective = field(default_factory=Objective)
     right_factors: Mapping[str, RightFactor] = field(default_factory=dict)
-    pulls: Steps = field(default_factory=dict)
+    pulls: PullSteps = field(default_factory=dict)
     keeps_logits: bool = False
     purpose: str = "dropout"
 
@@ -212,6 +212,10 @@ class Step(NamedTuple):
         keys = self.dropout_keys([self.cohort.clients[row] for row in rows], whose)
         return masks.draw(keys, count, next(iter(self.cohort.data.values())).dtype)
 
+    def dropout_masks_of(self, masks: DropoutMasks, row: int, count: int) -> dict[str, Tensor]:
+        """As :meth:`dropout_masks`, of one client's own samples: layer name -> ``[count, ...]``."""
+        return {name: mask[0] for name, mask in self.dropout_masks(masks, range(row, row + 1), count).items()}
+
     def added_masks(self, masks: DropoutMasks, rows: range) -> dict[str, Tensor]:
         """As :meth:`dropout_masks`, for all samples that methods have added, in the order of ``batch.added``.
 
@@ -226,8 +230,3 @@ class Step(NamedTuple):
             drawn = self.dropout_masks(masks, rows, part.y.shape[1], whose)
             found += [drawn] if drawn else []
         return {name: torch.cat([drawn[name] for drawn in found], 1) for name in found[0]} if found else {}
-
-
-def behind(masks: dict[str, Tensor], more: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-    """Masks of own samples, then those of added ones; ``more`` may be empty."""
-    return {name: torch.cat([mask, more[name]], dim) for name, mask in masks.items()} if more else masks

@@ -40,10 +40,13 @@ class Cohort:
         task: the task they train.
         round: the round they train in.
         parameters: name -> ``[k, ...]`` leaf tensor.
+        data: name -> ``[width, ...]``, the memory of :attr:`parameters`, of which the first k rows are in use.
         buffers: name -> ``[k, ...]``.
         global_parameters: name -> ``[...]``, the parameters that the clients received.
         own: name -> ``[k, ...]``, each client's own tensors, from which it started instead of the global ones.
         to_server: puts tensors of these clients into the server's order, see :meth:`turn`.
+        train_outputs: ``[T, O]`` bool, outputs in the loss of each task's samples in these clients' steps, or None for
+            all.
         used_outputs: ``[k, O]`` bool, outputs that had a part in each client's loss, or None for all.
         lr: the optimizer's learning rate.
         gradients_on: function for methods of another batch of the same clients and a name for its dropout masks. It
@@ -57,12 +60,12 @@ class Cohort:
         self, network: nn.Module, width: int, outputs: OutputMap | None = None, channels_last: bool = False
     ) -> None:
         self.network, self.width = network, width
-        self._room = {n: _room(p.detach(), width, channels_last) for n, p in network.named_parameters()}
+        self.data = {n: _room(p.detach(), width, channels_last) for n, p in network.named_parameters()}
         self._buffer_room = {n: b.detach().new_empty((width, *b.shape)) for n, b in network.named_buffers()}
         device = next(network.parameters()).device
         self._outputs = None if outputs is None or outputs.train is None else outputs.to(device)
-        self._in_loss: Tensor | None = None
-        self.parameters = {n: nn.Parameter(room) for n, room in self._room.items()}
+        self.train_outputs: Tensor | None = None
+        self.parameters = {n: nn.Parameter(room) for n, room in self.data.items()}
         self.buffers: dict[str, Tensor] = dict(self._buffer_room)
         self.global_parameters: Mapping[str, Tensor] = {}
         self.own: Mapping[str, Tensor] = {}
@@ -105,16 +108,16 @@ class Cohort:
         self.withheld = frozenset()
         self.steps = 0
         for name, parameter in self.parameters.items():
-            parameter.data = self._room[name][:k]
+            parameter.data = self.data[name][:k]
             parameter.grad = None
             parameter.copy_(own[name] if name in own else shared[name].expand_as(parameter))
         for name, room in self._buffer_room.items():
             self.buffers[name] = room[:k]
             self.buffers[name].copy_(own[name] if name in own else shared_buffers[name].expand_as(room[:k]))
         self.used_outputs = None
-        self._in_loss = None if self._outputs is None else self._outputs.in_loss_during(task)
-        if self._in_loss is not None:
-            of_task = self._in_loss[task].expand(k, -1)
+        self.train_outputs = None if self._outputs is None else self._outputs.in_loss_during(task)
+        if self.train_outputs is not None:
+            of_task = self.train_outputs[task].expand(k, -1)
             self.used_outputs = torch.zeros_like(of_task) if mixed else of_task.clone()
 
     @torch.no_grad()
@@ -143,11 +146,6 @@ class Cohort:
                 if name in held:
                     held[name][position] = value.to(held[name].device)
 
-    @property
-    def train_outputs(self) -> Tensor | None:
-        """``[T, O]`` bool, outputs in the loss of each task's samples in these clients' steps, or None for all."""
-        return self._in_loss
-
     def use_outputs(self, tasks: Tensor | TaskHandles, mask: Tensor) -> None:
         """Note that samples of other tasks have a part in the loss.
 
@@ -155,8 +153,8 @@ class Cohort:
             tasks: ``[k, M]`` int64, or handles of tasks.
             mask: ``[k, M]`` bool, False where there is no sample.
         """
-        if self._in_loss is not None and self.used_outputs is not None:
-            self.used_outputs |= (self._in_loss[unwrap_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
+        if self.train_outputs is not None and self.used_outputs is not None:
+            self.used_outputs |= (self.train_outputs[unwrap_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
 
     def withhold(self, rows: Collection[int]) -> None:
         """Note that these clients do not train on their own samples, so that memories store none of these samples."""
@@ -170,14 +168,9 @@ class Cohort:
         kept[sorted(self.withheld)] = False
         return kept
 
-    @property
-    def data(self) -> dict[str, Tensor]:
-        """Name -> ``[width, ...]``, the memory of :attr:`parameters`, of which the first k rows are in use."""
-        return self._room
-
     def outputs_in_loss(self, task: int) -> Tensor | None:
         """``[O]`` bool, outputs in the loss of a task's samples in these clients' steps, or None for all."""
-        return None if self._in_loss is None else self._in_loss[task]
+        return None if self.train_outputs is None else self.train_outputs[task]
 
     def rows(self, positions: Sequence[int], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The given clients' rows of stacked tensors: a view when that is all of them, else a copy."""
@@ -209,7 +202,7 @@ class Cohort:
             ``[k, O, 1, ...]`` bool for a tensor of the output layer (``head.*``), None for others, and where all
             outputs have had a part.
         """
-        shape = (self._room[name] if name in self._room else self._buffer_room[name]).shape
+        shape = (self.data[name] if name in self.data else self._buffer_room[name]).shape
         used = self.used_outputs
         if used is None or not name.startswith("head.") or len(shape) < 2 or shape[1] != used.shape[1]:
             return None

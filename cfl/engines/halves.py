@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cfl.engines.chain import Chain, Head
 from cfl.engines.layers import Pass
-from cfl.engines.quadratic_pull import Steps
+from cfl.engines.quadratic_pull import PullSteps
 from cfl.engines.tracing import flat, to_be_changed, traced, update_of
 from cfl.engines.updates import KeepGradients, Update
 
@@ -44,7 +44,7 @@ class Halves:
         weights: list[Tensor],
         masks: list[Tensor],
         rows: list[Tensor],
-        pulls: Steps,
+        pulls: PullSteps,
     ) -> Tensor:
         """Take one training step.
 
@@ -71,7 +71,7 @@ def record_halves(
     weights: Mapping[str, Tensor],
     x: Tensor,
     masks: Mapping[str, Tensor],
-    pulls: Steps,
+    pulls: PullSteps,
 ) -> Halves:
     """Record a chain's step in two halves.
 

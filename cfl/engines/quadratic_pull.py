@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Steps = Mapping[str, tuple[Tensor, Tensor]]
+PullSteps = Mapping[str, tuple[Tensor, Tensor]]
 """Parameter name -> anchor, and the share of the way to it that a step moves the weight, see :meth:`Pull.step`."""
 
 

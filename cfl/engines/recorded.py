@@ -20,7 +20,7 @@ from cfl.data.samples import Samples
 from cfl.engines.chain import Chain
 from cfl.engines.cross_entropy import weighted_cross_entropy
 from cfl.engines.halves import Halves, record_halves
-from cfl.engines.quadratic_pull import Steps
+from cfl.engines.quadratic_pull import PullSteps
 from cfl.engines.tracing import flat, to_be_changed, traced, update_of
 
 WORTH_RECORDING = 24
@@ -54,7 +54,7 @@ class RecordedSteps:
         example: Callable[[], tuple[Tensor, Tensor, Mapping[str, Tensor]]],
         steps: int,
         sample_weights: Tensor | None = None,
-        pulls: Steps = MappingProxyType({}),
+        pulls: PullSteps = MappingProxyType({}),
     ) -> Recording | None:
         """The recording for steps like these, made once enough of them have been asked for; None if there is none.
 
@@ -87,7 +87,7 @@ class RecordedSteps:
         weights: Mapping[str, Tensor],
         example: Callable[[], tuple[Tensor, Tensor, Mapping[str, Tensor]]],
         steps: int,
-        pulls: Steps,
+        pulls: PullSteps,
     ) -> Halves | None:
         """As :meth:`step`, for any loss that is a function of the logits, and for callers that need the logits."""
         key = (samples, fused_sgd, tuple(pulls))
@@ -111,7 +111,7 @@ class RecordedSteps:
         fused_sgd: tuple[float, float] | None,
         weights: Mapping[str, Tensor],
         sample_weights: Tensor | None,
-        pulls: Steps,
+        pulls: PullSteps,
         x: Tensor,
         y: Tensor,
         masks: Mapping[str, Tensor],
@@ -144,7 +144,7 @@ def arguments(
     masks: list[Tensor],
     rows: list[Tensor],
     sample_weights: Tensor | None = None,
-    pulls: Steps = MappingProxyType({}),
+    pulls: PullSteps = MappingProxyType({}),
 ) -> tuple[Tensor, ...]:
     """Arguments of a recording: x, y, outputs, samples' weights, weights, masks, gradient rows, pulls; without None."""
     optional = [given for given in (outputs, sample_weights) if given is not None]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cfl.engines.quadratic_pull import Steps
+from cfl.engines.quadratic_pull import PullSteps
 from cfl.engines.updates import KeepGradients, StepAtOnce, Update
 
 
@@ -31,7 +31,7 @@ def to_be_changed(
 
 
 def update_of(
-    fused_sgd: tuple[float, float] | None, weights: Mapping[str, Tensor], last: Sequence[Tensor], pulls: Steps
+    fused_sgd: tuple[float, float] | None, weights: Mapping[str, Tensor], last: Sequence[Tensor], pulls: PullSteps
 ) -> Update:
     """The update that receives the gradients in a recording; its ``last`` tensors are gradient rows, or pulls."""
     if fused_sgd is None:
@@ -40,6 +40,6 @@ def update_of(
     return StepAtOnce(weights, *fused_sgd, dict(zip(pulls, drawn, strict=True)))
 
 
-def flat(pulls: Steps) -> list[Tensor]:
+def flat(pulls: PullSteps) -> list[Tensor]:
     """The anchors and shares of pulls in one list, pull by pull."""
     return [tensor for pull in pulls.values() for tensor in pull]

@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.sgd import sgd
 
 from cfl.engines.products import Products
-from cfl.engines.quadratic_pull import Steps
+from cfl.engines.quadratic_pull import PullSteps
 
 
 class Update(ABC):
@@ -43,7 +43,7 @@ class StepAtOnce(Update):
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], lr: float, weight_decay: float, pulls: Steps = MappingProxyType({})
+        self, weights: Mapping[str, Tensor], lr: float, weight_decay: float, pulls: PullSteps = MappingProxyType({})
     ) -> None:
         self.weights, self.lr, self.keep, self.pulls = weights, lr, 1.0 - lr * weight_decay, pulls
 
@@ -65,34 +65,6 @@ class StepAtOnce(Update):
         if self.keep != 1.0:
             weight.mul_(self.keep)
         weight.add_(gradient, alpha=-self.lr)
-
-
-class PullRows:
-    """The pulls on a cohort, client by client.
-
-    Args:
-        pulls: anchors ``[k, ...]`` or ``[1, ...]`` of all clients, and shares ``[]`` or of such a shape.
-    """
-
-    def __init__(self, pulls: Steps) -> None:
-        self.pulls = pulls
-        self._views: dict[tuple[int, int], Steps] = {}
-
-    def of(self, start: int, rows: int) -> Steps:
-        """The pulls on one client, without the leading axis, or on a stack of ``rows`` clients, with this axis."""
-        key = (start, rows)
-        if key not in self._views:
-            self._views[key] = {
-                name: (_of_rows(anchor, start, rows), _of_rows(share, start, rows) if share.ndim else share)
-                for name, (anchor, share) in self.pulls.items()
-            }
-        return self._views[key]
-
-
-def _of_rows(values: Tensor, start: int, rows: int) -> Tensor:
-    if len(values) == 1:
-        return values if rows > 1 else values[0]
-    return values[start : start + rows] if rows > 1 else values[start]
 
 
 class KeepGradients(Update):

@@ -15,10 +15,11 @@ from torch.func import functional_call, vmap
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
-from cfl.engines.base import Compile, Engine, Step, StepContext, behind
+from cfl.engines.base import Compile, Engine, Step, StepContext
 from cfl.engines.chain import Chain
 from cfl.engines.cohort import Cohort
 from cfl.engines.graphs import Graphs
+from cfl.engines.joined import behind
 from cfl.engines.objective import hook_at_fault
 from cfl.engines.one_pass import check_shape
 from cfl.engines.stacked_layers import StackedLayers

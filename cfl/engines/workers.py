@@ -12,11 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl.data.cohorts import CohortBatch, CohortBlock
-from cfl.data.samples import Samples
-from cfl.engines.base import Engine, Step, StepContext, behind
+from cfl.engines.base import Engine, Step, StepContext
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
-from cfl.engines.client_rows import ClientRows
 from cfl.engines.cohort import Cohort
 from cfl.engines.freed_memory import keep_freed_memory
 from cfl.engines.halves import Halves
@@ -25,6 +23,7 @@ from cfl.engines.products import Products
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.replica import Replica
 from cfl.engines.right_factors import ClientFactor, RightFactor
+from cfl.engines.row_views import RowViews
 from cfl.engines.threads import Threads
 from cfl.models.dropout import DropoutMasks
 from cfl.models.step_draws import StepDraws
@@ -88,7 +87,7 @@ class WorkerEngine(Engine):
         self.multiplies = self.chain is not None
         self._threads = Threads(threads)
         self._replicas = [] if self.chain is not None else [Replica(network) for _ in range(max(threads, 1))]
-        self._rows = ClientRows()
+        self._rows = RowViews()
 
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         """As :meth:`Engine.losses`, without a graph: gradients are computed, or the optimizer's step is taken, here."""
@@ -132,16 +131,16 @@ class WorkerEngine(Engine):
         """Take steps with added samples, a changed loss or kept logits, and write their losses into ``losses [k]``."""
         context = step.context
         # All clients are joined here at once, because threads take turns in the Python code of small operations.
-        joined = self._join(step, used)
+        joined = Joined.of(step, self.masks, used)
         seen: dict[int, Tensor] | None = {} if context.keeps_logits else None
         recordings: dict[int, Recording | Halves | None] = {}
         if not context.right_factors:
             whole = context.objective.plain and seen is None
-            recordings = self._joined_recordings(step, joined, whole)
+            recordings = self._joined_recordings(joined, whole)
 
         def body(thread: int, start: int) -> None:
             rows = min(stack, len(losses) - start)
-            found = self._joined_step(step, joined, recordings, thread, start, rows, seen)
+            found = self._joined_step(joined, recordings, thread, start, rows, seen)
             losses[start : start + rows] = found
 
         self._threads.run(body, starts)
@@ -268,13 +267,9 @@ class WorkerEngine(Engine):
         """End the threads."""
         self._threads.close()
 
-    def _dropped_of(self, step: Step, row: int, samples: int) -> dict[str, Tensor]:
-        """Dropout masks of one client's own samples: layer name -> ``[samples, ...]``."""
-        return {name: mask[0] for name, mask in step.dropout_masks(self.masks, range(row, row + 1), samples).items()}
-
     def _own(self, step: Step, row: int, samples: int) -> Own:
         """The first ``samples`` of one client, with their dropout masks."""
-        return *step.batch.samples(row, samples), self._dropped_of(step, row, samples)
+        return *step.batch.samples(row, samples), step.dropout_masks_of(self.masks, row, samples)
 
     def _fetching(self, step: Step, used: list[int], for_all: bool) -> Callable[[int], Own]:
         """A function of a client's row that returns inputs, outputs and dropout masks of its samples.
@@ -296,28 +291,7 @@ class WorkerEngine(Engine):
 
         return of_all
 
-    def _join(self, step: Step, used: list[int]) -> Joined:
-        """Join a batch's own and added samples; ``used`` is each client's number of own samples without padding."""
-        k = len(step.batch.mask)
-        x, samples = step.batch.joined_samples(step.cohort.train_outputs)
-        counts = samples.mask.sum(1).tolist() if step.batch.added else used
-        return Joined(x, samples, counts, step.added_masks(self.masks, range(k)))
-
-    def _joined_of_client(self, step: Step, joined: Joined, row: int) -> tuple[Tensor, Samples, dict[str, Tensor]]:
-        """Inputs, other data and dropout masks of one client's unpadded samples."""
-        own = self._dropped_of(step, row, step.batch.mask.shape[1])
-        dropped = behind(own, {name: mask[row] for name, mask in joined.added_masks.items()}, 0)
-        return *joined.of_client(row), {name: joined.kept(row, mask) for name, mask in dropped.items()}
-
-    def _joined_of_stack(
-        self, step: Step, joined: Joined, start: int, rows: int
-    ) -> tuple[Tensor, Samples, dict[str, Tensor]]:
-        """As :meth:`_joined_of_client`, of several clients with padding."""
-        own = step.dropout_masks(self.masks, range(start, start + rows), step.batch.mask.shape[1])
-        more = {name: mask[start : start + rows] for name, mask in joined.added_masks.items()}
-        return *joined.of_clients(start, start + rows), behind(own, more, 1)
-
-    def _joined_recordings(self, step: Step, joined: Joined, whole: bool) -> dict[int, Recording | Halves | None]:
+    def _joined_recordings(self, joined: Joined, whole: bool) -> dict[int, Recording | Halves | None]:
         """As :meth:`_recordings`, by the number of own and added samples.
 
         The ``whole`` step is recorded if the loss is the weighted cross-entropy and logits are not kept, else its
@@ -325,12 +299,12 @@ class WorkerEngine(Engine):
         """
         if self._recorded is None:
             return {}
-        fused_sgd = step.context.fused_sgd
+        fused_sgd = joined.step.context.fused_sgd
         found: dict[int, Recording | Halves | None] = {}
         for count in {n for n in joined.counts if n}:
             row, times = joined.counts.index(count), joined.counts.count(count)
             weights, pulls = self._rows.weights.of(row, 1), self._rows.pulls.of(row, 1)
-            example = partial(self._joined_example, step, joined, row)
+            example = partial(_example, joined, row)
             if whole:
                 samples = joined.of_client(row)[1]
                 found[count] = self._recorded.step(
@@ -340,13 +314,8 @@ class WorkerEngine(Engine):
                 found[count] = self._recorded.halves(count, fused_sgd, weights, example, times, pulls)
         return found
 
-    def _joined_example(self, step: Step, joined: Joined, row: int) -> Own:
-        x, samples, dropped = self._joined_of_client(step, joined, row)
-        return x, samples.y, dropped
-
     def _joined_step(
         self,
-        step: Step,
         joined: Joined,
         recordings: Mapping[int, Recording | Halves | None],
         thread: int,
@@ -355,12 +324,9 @@ class WorkerEngine(Engine):
         seen: dict[int, Tensor] | None,
     ) -> Tensor:
         """Take one job of :meth:`_take_joined_steps`; return its losses, and put logits into ``seen`` by first row."""
-        objective = step.context.objective
-        if rows > 1:
-            recording, (x, samples, dropped) = None, self._joined_of_stack(step, joined, start, rows)
-        else:
-            recording = recordings.get(joined.counts[start])
-            x, samples, dropped = self._joined_of_client(step, joined, start)
+        step, objective = joined.step, joined.step.context.objective
+        recording = recordings.get(joined.counts[start]) if rows == 1 else None
+        x, samples, dropped = joined.of_client(start) if rows == 1 else joined.of_stack(start, start + rows)
 
         def head(logits: Tensor) -> tuple[Tensor, Tensor]:
             if seen is not None:
@@ -409,6 +375,11 @@ class WorkerEngine(Engine):
 def _of_client(factors: Mapping[str, RightFactor], row: int) -> dict[str, ClientFactor]:
     found = {name: factor.of_client(row) for name, factor in factors.items()}
     return {name: factor for name, factor in found.items() if factor is not None}
+
+
+def _example(joined: Joined, row: int) -> Own:
+    x, samples, dropped = joined.of_client(row)
+    return x, samples.y, dropped
 
 
 def _mean_cross_entropy(x: Tensor, y: Tensor, outputs: Tensor | None, network: nn.Module) -> Tensor:

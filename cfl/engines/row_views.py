@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cfl.engines.cohort import Cohort
-from cfl.engines.quadratic_pull import Steps
-from cfl.engines.updates import KeepGradients, PullRows, StepAtOnce, Update
+from cfl.engines.quadratic_pull import PullSteps
+from cfl.engines.updates import KeepGradients, StepAtOnce, Update
 
 
 class Views:
@@ -34,7 +34,35 @@ class Views:
         return self._views[key]
 
 
-class ClientRows:
+class PullRows:
+    """The pulls on a cohort, client by client.
+
+    Args:
+        pulls: anchors ``[k, ...]`` or ``[1, ...]`` of all clients, and shares ``[]`` or of such a shape.
+    """
+
+    def __init__(self, pulls: PullSteps) -> None:
+        self.pulls = pulls
+        self._views: dict[tuple[int, int], PullSteps] = {}
+
+    def of(self, start: int, rows: int) -> PullSteps:
+        """The pulls on one client, without the leading axis, or on a stack of ``rows`` clients, with this axis."""
+        key = (start, rows)
+        if key not in self._views:
+            self._views[key] = {
+                name: (_of_rows(anchor, start, rows), _of_rows(share, start, rows) if share.ndim else share)
+                for name, (anchor, share) in self.pulls.items()
+            }
+        return self._views[key]
+
+
+def _of_rows(values: Tensor, start: int, rows: int) -> Tensor:
+    if len(values) == 1:
+        return values if rows > 1 else values[0]
+    return values[start : start + rows] if rows > 1 else values[start]
+
+
+class RowViews:
     """Weights, gradients and pulls of the clients of one cohort after another.
 
     Attributes:
@@ -49,7 +77,7 @@ class ClientRows:
         self._cohort: Cohort | None = None
         self._spare = Views()
 
-    def use(self, cohort: Cohort, pulls: Steps, keeps: bool) -> None:
+    def use(self, cohort: Cohort, pulls: PullSteps, keeps: bool) -> None:
         """Prepare a step of a cohort. Views and gradients of an earlier, different cohort are dropped."""
         self._take(cohort)
         if self.pulls.pulls is not pulls:
