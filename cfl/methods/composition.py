@@ -160,7 +160,7 @@ class Composition(MethodComposition):
         """
         method, given = self.protection, dict(updates)
         rows = len(next(iter(updates.values()))) if updates else None
-        return check_tensors(f"{method.key}.bounded_updates", method.bounded_updates(given), updates, True, rows)
+        return check_tensors(f"{method.key}.bounded_updates", method.bounded_updates(given), updates, "more", rows)
 
     def protected_mean(self, sums: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The mean of the clients' updates, by :attr:`protection`; ``wanted`` has tensors of its names and shapes.
@@ -169,7 +169,7 @@ class Composition(MethodComposition):
             TypeError, ValueError: see :func:`cfl.methods.returned_values.check_tensors`.
         """
         method = self.protection
-        return check_tensors(f"{method.key}.protected_mean", method.protected_mean(sums), wanted, True)
+        return check_tensors(f"{method.key}.protected_mean", method.protected_mean(sums), wanted, "more")
 
     def releases(self, plan: RoundPlan) -> dict[str, Noise]:
         """Topic -> noise in its sum, for all noisy sums that the server reads in a round."""
@@ -433,14 +433,14 @@ class Composition(MethodComposition):
             if [tensor._version for tensor in given] != before:
                 raise RuntimeError(f"{method.key}.model_for changes the model in place, with which training goes on")
             given_by = f"{method.key}.model_for"
-            model = {**model, **check_tensors(given_by, found, model, same_type=True, whole=False)}
+            model = {**model, **check_tensors(given_by, found, model, "fewer", same_type=True)}
         return model
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model that a client uses for one of its tasks."""
         for method in self.with_capability(PersonalModel).values():
             found = method.recall(client, None if task is None else shown_task(task, method.task_free), model)
-            model = {**model, **check_tensors(f"{method.key}.recall", found, model, same_type=True, whole=False)}
+            model = {**model, **check_tensors(f"{method.key}.recall", found, model, "fewer", same_type=True)}
         return model
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -23,10 +23,9 @@ def check_tensors(
     who: str,
     found: Any,
     wanted: Mapping[str, Tensor],
-    more: bool = False,
+    names: Literal["same", "more", "fewer"] = "same",
     rows: int | None = None,
     same_type: bool = False,
-    whole: bool = True,
 ) -> dict[str, Tensor]:
     """Return tensors by name that are to replace others.
 
@@ -34,10 +33,9 @@ def check_tensors(
         who: the method and its function, for messages.
         found: what the function returned.
         wanted: name -> a tensor of the same shape.
-        more: whether there may be tensors of other names.
+        names: whether there may be ``more`` or ``fewer`` names than in ``wanted``.
         rows: size of the first axis of all tensors; None if only those of ``wanted`` have a shape.
         same_type: whether types must be those of ``wanted``; otherwise floats must be floats.
-        whole: whether no tensor of ``wanted`` may be missing.
 
     Raises:
         TypeError: it is no dict of tensors, or names or types differ.
@@ -45,9 +43,9 @@ def check_tensors(
     """
     if not isinstance(found, dict):
         raise TypeError(f"{who} gives {type(found).__name__}, not a dict of tensors by name")
-    if whole and (missing := sorted(set(wanted).difference(found))):
+    if names != "fewer" and (missing := sorted(set(wanted).difference(found))):
         raise TypeError(f"{who} gives no {missing[0]}: it must return all {len(wanted)} tensors that it is given")
-    if unknown := sorted(set(found).difference(wanted) if not more else ()):
+    if names != "more" and (unknown := sorted(set(found).difference(wanted))):
         raise TypeError(f"{who} gives {unknown[0]}, which it was not given")
     for name, value in found.items():
         if not isinstance(value, Tensor):
