@@ -27,7 +27,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers, check_numbers
 from cfl.training.access import callbacks_of
-from cfl.training.blocks import is_own
+from cfl.training.step_watchers import is_own
 from cfl.training.strategy import check_strategy
 
 NEVER = 10**9  # epochs between validations that no run reaches

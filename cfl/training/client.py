@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -29,13 +28,13 @@ from cfl.methods.composition import Composition
 from cfl.models.base import Network
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
-from cfl.training.blocks import steps_are_watched, steps_per_block
+from cfl.training.blocks import steps_per_block
 from cfl.training.engine_of_run import choose_engine
 from cfl.training.evaluation import Scoring
 from cfl.training.global_network import global_network
 from cfl.training.gradient_clipping import clip_clients
-from cfl.training.left_to_engine import gradients_are_watched
 from cfl.training.local_work import LocalWork
+from cfl.training.step_watchers import StepWatchers
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
     {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
@@ -147,8 +146,8 @@ class Client(LightningModule):
     def configure_optimizers(self) -> Optimizer:
         """Allocate the stacked clients and give them one elementwise optimizer."""
         federation = self.require_federation()
-        watched = partial(gradients_are_watched, self.trainer, self, Client)
-        blocks = not steps_are_watched(self.trainer, self, Client)
+        watchers = StepWatchers(self.trainer, self, Client)
+        watched, blocks = watchers.of_gradients, not watchers.of_steps()
         objective = Objective(self._loss_parts, federation.measure)
         chosen = choose_engine(
             self.engine_options,

@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 
 from cfl.engines.base import Engine
 from cfl.engines.updates import plain_sgd
 from cfl.methods.composition import Composition, Factors, Pulls
-
-_LOOKS = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
-_STEPS = ("backward", "configure_gradient_clipping", "optimizer_step", "optimizer_zero_grad")
-
-
-def gradients_are_watched(trainer: Trainer, module: LightningModule, own: type[LightningModule]) -> bool:
-    """Whether clipping, a callback or a subclass of the module reads the gradients of local steps.
-
-    Args:
-        trainer: the Trainer, with its callbacks.
-        module: the module that it trains.
-        own: this program's class of modules.
-    """
-    settings: Any = trainer
-    return (
-        bool(settings.gradient_clip_val)
-        or any(is_overridden(hook, callback) for callback in settings.callbacks for hook in _LOOKS)
-        or any(replaces(module, hook, own) for hook in (*_LOOKS, *_STEPS))
-    )
-
-
-def replaces(module: LightningModule, hook: str, own: type[LightningModule]) -> bool:
-    """Whether a module overrides a hook of this program's class."""
-    return hook in vars(module) or getattr(type(module), hook) is not getattr(own, hook)
 
 
 def step_at_once(
