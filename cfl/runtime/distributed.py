@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from cfl.runtime.errors import FOR_USERS
 from cfl.runtime.heartbeat import Heartbeat
@@ -92,15 +93,7 @@ def computed_once(compute: Callable[[], T]) -> T:
     """
     if count() == 1:
         return compute()
-    return from_first(cast(T, _on_cpu(compute()) if rank() == 0 else None))
-
-
-def _on_cpu(tree: Any) -> Any:
-    if isinstance(tree, Tensor):
-        return tree.cpu()
-    if isinstance(tree, dict):
-        return {key: _on_cpu(value) for key, value in tree.items()}
-    return type(tree)(map(_on_cpu, tree)) if type(tree) in (list, tuple) else tree
+    return from_first(cast(T, tree_map_only(Tensor, Tensor.cpu, compute()) if rank() == 0 else None))
 
 
 def add_up(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
