@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cfl.engines.hidden_state import masks_of_one
 from cfl.engines.products import Products
 from cfl.engines.replica import Replica
 from cfl.engines.updates import Update
 from cfl.models.batchnorm import batch_mask
-from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.models.dropout import dropout_masks
 from cfl.models.step_draws import StepDraws
 
 SAMPLES = 3
@@ -171,8 +172,7 @@ def _client(network: nn.Module, x: Tensor, number: int, samples: int) -> _Client
     with torch.no_grad():  # every client has weights of its own
         for parameter in network.parameters():
             parameter.mul_(1 - 0.1 * number)
-    key = torch.tensor([number], device=x.device)
-    masks = {name: m[0] for name, m in DropoutMasks(network, x.shape[1:]).draw(key, SAMPLES, x.dtype).items()}
+    masks = masks_of_one(network, x, number)
     draws = {name: values[0] for name, values in StepDraws(network).draw(0, [number], 0, x.device).items()}
     own_drawn = {name: m[:samples] for name, m in masks.items()} | draws
     weights = {name: p.detach() for name, p in network.named_parameters()}

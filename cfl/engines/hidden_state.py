@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -37,14 +37,14 @@ def check_hidden_state(network: nn.Module, x: Tensor) -> None:
     trial = copied(network)
     buffers = dict(trial.named_buffers())
     values = {own: buffer.clone() for own, buffer in buffers.items()}
-    forward = _with_masks(trial, x)
+    masks = masks_of_one(trial, x)
     with _gradients(network), _gradients(trial):
-        first, used = _pass(network, forward, x)
+        first, used = _pass(network, trial, masks, x)
         _check_buffers(network, trial, buffers)
         for own, buffer in buffers.items():
             buffer.copy_(values[own])
         made_at_first_use = {own: b for own, b in trial.named_buffers() if own not in buffers}
-        second, again = _pass(network, forward, x)
+        second, again = _pass(network, trial, masks, x)
         _check_buffers(network, trial, buffers | made_at_first_use)
     held = {id(parameter) for parameter in trial.parameters()}
     there = {id(parameter): own for own, parameter in network.named_parameters()}
@@ -98,15 +98,19 @@ def copied(network: nn.Module) -> nn.Module:
         raise _refused(network, f"which cannot be copied ({error})", valid) from error
 
 
-def _pass(network: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """A pass forward and back from the same random state at every call; return outputs, and leaves of their graph.
+def _pass(network: nn.Module, trial: nn.Module, masks: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """A pass of a copy of the network, forward and back, from the same random state at every call.
+
+    Returns:
+        Outputs, and leaves of their graph.
 
     Raises:
         ConfigError: a pass fails, needs the graph of an earlier pass, or leaves a sparse gradient.
     """
     try:
-        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-            outputs = forward(x.clone())  # which a network may change, or require a gradient of
+        cards = [x.device] if x.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cards), dropout_masks(trial, masks):
+            outputs: Tensor = trial(x.clone())  # which a network may change, or require a gradient of
         leaves = _leaves(outputs)
         outputs.sum().backward()  # not autograd.grad, which some checkpointing refuses
     except Exception as error:  # whatever a user's forward pass may raise
@@ -139,17 +143,10 @@ def _leaves(outputs: Tensor) -> list[Tensor]:
     return found
 
 
-def _with_masks(network: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """The network's forward pass with the same dropout masks at every call."""
-    keys = torch.zeros(1, dtype=torch.int64, device=x.device)
-    masks = DropoutMasks(network, x.shape[1:]).draw(keys, len(x), x.dtype)
-
-    def forward(x: Tensor) -> Tensor:
-        with dropout_masks(network, {layer: mask[0] for layer, mask in masks.items()}):
-            outputs: Tensor = network(x)
-            return outputs
-
-    return forward
+def masks_of_one(network: nn.Module, x: Tensor, key: int = 0) -> dict[str, Tensor]:
+    """Dropout masks of one client's samples ``[B, C, H, W]``: layer name -> ``[B, ...]``."""
+    masks = DropoutMasks(network, x.shape[1:]).draw(torch.tensor([key], device=x.device), len(x), x.dtype)
+    return {name: mask[0] for name, mask in masks.items()}
 
 
 @contextmanager

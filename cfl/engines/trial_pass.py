@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cfl.engines.hidden_state import copied
-from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.engines.hidden_state import copied, masks_of_one
+from cfl.models.dropout import dropout_masks
 from cfl.runtime.errors import ConfigError
 
 
@@ -22,14 +22,12 @@ def draws_random_numbers(network: nn.Module, input_shape: tuple[int, int, int]) 
     """
     trial = copied(network)
     some = next(trial.parameters())
+    x = torch.zeros(2, *input_shape, dtype=some.dtype, device=some.device)
     try:
-        masks = DropoutMasks(trial, input_shape).draw(
-            torch.zeros(1, dtype=torch.int64, device=some.device), 2, some.dtype
-        )
         cards = [some.device] if some.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=cards), dropout_masks(trial, {n: m[0] for n, m in masks.items()}):
+        with torch.random.fork_rng(devices=cards), dropout_masks(trial, masks_of_one(trial, x)):
             before = torch.get_rng_state()
-            trial(torch.zeros(2, *input_shape, dtype=some.dtype, device=some.device))
+            trial(x)
             return not torch.equal(before, torch.get_rng_state())
     except ConfigError:
         raise
