@@ -13,9 +13,9 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from cfl.callbacks.checkpoint_file import StreamedCheckpoints
 from cfl.callbacks.federated_orchestrator import built_federation
 from cfl.callbacks.run_record import RunRecord
+from cfl.callbacks.streamed_checkpoints import StreamedCheckpoints
 from cfl.federation.federation import Federation
 from cfl.reporting.experiment import config_hash
 from cfl.runtime import distributed, signals

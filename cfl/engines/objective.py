@@ -44,7 +44,7 @@ class Term(LossMethod, Protocol):
         """A term ``[]`` of one client's loss."""
 
 
-class Pass(LossMethod, Protocol):
+class ForwardPass(LossMethod, Protocol):
     """A method that computes the logits."""
 
     def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ class LossParts:
     weighers: tuple[Weigher, ...] = ()
     terms: tuple[Term, ...] = ()
     whole: Whole | None = None
-    passing: Pass | None = None
+    passing: ForwardPass | None = None
     own_alone_plain: bool = True
 
 

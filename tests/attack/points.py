@@ -12,8 +12,8 @@ from typing import Any
 from unittest import mock
 
 from cfl.callbacks import RoundCheckpoint, RunRecord
-from cfl.callbacks.checkpoint_file import StreamedCheckpoints
 from cfl.callbacks.rounds_table import RoundsTable
+from cfl.callbacks.streamed_checkpoints import StreamedCheckpoints
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.federation import Federation

@@ -19,7 +19,7 @@ from support.tiny import SaveAfter, fit, kept_by, norm_net, tiny_client, tiny_da
 from support.tiny_parallel import Crew
 
 from cfl.callbacks import RoundCheckpoint, RunRecord
-from cfl.callbacks.checkpoint_file import StreamedCheckpoints
+from cfl.callbacks.streamed_checkpoints import StreamedCheckpoints
 from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.federation.client_states import ClientStates
@@ -234,7 +234,7 @@ BUSY = """
 import sys, torch
 from pathlib import Path
 from cfl.federation.client_states import ClientStates
-from cfl.callbacks.checkpoint_file import StreamedCheckpoints
+from cfl.callbacks.streamed_checkpoints import StreamedCheckpoints
 
 def megabytes(kind):
     return int(next(line for line in open("/proc/self/status") if line.startswith(kind)).split()[1]) / 1024
