@@ -1,4 +1,4 @@
-"""Runs a round: cohorts of clients start, take their local steps and are collected, then the round is closed."""
+"""Runs a round: cohorts of clients start, take their local steps and are collected, then the round ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from cfl.engines.scaled_steps import ScaledSteps
 from cfl.federation.channel import UPDATE
 from cfl.federation.federated_model import MODEL_TOPIC
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
 from cfl.methods.capabilities import BatchExtension, Penalty
 from cfl.methods.composition import Composition
 from cfl.randomness.generators import seed_device, seed_for
@@ -30,11 +29,10 @@ from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision, matmul_precision
 from cfl.training.blocks import steps_per_block
-from cfl.training.finite_model import require_finite
 from cfl.training.left_to_engine import left_to_engine, step_at_once
+from cfl.training.round_end import end_round
 from cfl.training.round_losses import RoundLosses
-from cfl.training.same_model import check_same_model
-from cfl.training.trained_outputs import TrainedOutputs, trainable_by_anybody
+from cfl.training.trained_outputs import TrainedOutputs
 
 
 class LocalWork:
@@ -357,52 +355,11 @@ class LocalWork:
     # The round is closed.
 
     def close_round(self) -> None:
-        """Update the global model with the collected messages, and end the round and the tasks that end with it."""
+        """End the round with the messages that have been collected."""
         with full_precision(), self._in_round("closing the round"):
-            self._close_round()
-
-    def _close_round(self) -> None:
-        federation, plan = self.federation, self.require_plan()
-        federation.channel.enter_round(plan.task, plan.round)
-        federation.clients.synchronise()  # methods may need the state of any client below
-        self._hear_others()
-        mean = self._mean_update()
-        if mean:
-            federation.server.apply(
-                {n: mean[n] for n in federation.model.shared_parameters},
-                {n: mean[n] for n in federation.model.shared_buffers},
-                [*self.methods.step_transforms, self._outputs.hold_others],
-            )
-            transformed = "the server's step, which methods may transform"
-            plain = "the sum of what clients sent, or the server's step"
-            require_finite(federation, plan, transformed if self.methods.step_transforms else plain)
-        federation.round += 1
-        self.methods.end_round(plan)
-        ended = [part for part in plan.parts if part.last_of_task]
-        for part in ended:
-            self.methods.end_task(part)
-        if self.methods and (
-            ended or any(type(one).end_round is not Method.end_round for one in self.methods.values())
-        ):
-            require_finite(federation, plan, "what methods do when it ends")
-        if ended:
-            check_same_model(federation)
-        federation.synchronise()
-
-    def _mean_update(self) -> dict[str, Tensor]:
-        """The mean update that the server applies; empty if no client sends one and no noise is added."""
-        federation, channel = self.federation, self.federation.channel
-        if not (federation.model.shared_parameters or federation.model.shared_buffers):
-            return {}
-        if self.methods.protection is None:
-            return channel.mean(UPDATE) if self.require_plan().clients else {}
-        self._outputs.mask = trainable_by_anybody(federation, self.require_plan().task)
-        tensors = federation.model.shared_tensors()
-        if self.require_plan().clients:
-            return self.methods.protected_mean(channel.sum(UPDATE)[0], tensors)
-        channel.sum_of_nobody(UPDATE)
-        nothing = {name: torch.zeros_like(tensors[name]) for name in federation.model.shared_parameters}
-        return self.methods.protected_mean(nothing, tensors)
+            self.federation.clients.synchronise()  # methods may need the state of any client below
+            self._hear_others()
+            end_round(self.federation, self.require_plan(), self._outputs)
 
     def _hear_others(self) -> None:
         """Exchange clients' losses, trained outputs and seconds per step between processes."""
