@@ -77,7 +77,7 @@ class Graphs:
                 self._refused.add(key)
                 return None
         self._graphs[key] = found  # the last one used is the last to go
-        return found(inputs) if sgd is None else found.step(inputs)
+        return found(inputs)
 
 
 def _captured(
@@ -168,20 +168,18 @@ class GraphedStep:
             return losses.detach(), []
         return losses.detach(), list(found)
 
-    def _replay(self, inputs: Inputs) -> None:
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """Replay the step with other inputs.
+
+        Returns:
+            The losses ``[k]`` before the step of SGD; without such a step, with a graph of autograd.
+        """
         for name, value in inputs.items():
             self._inputs[name].copy_(value)
         self._graph.replay()
         self.replays += 1
-
-    def step(self, inputs: Inputs) -> Tensor:
-        """Replay the step with other inputs; return the losses ``[k]`` before the step of SGD."""
-        self._replay(inputs)
-        return self.losses.clone()
-
-    def __call__(self, inputs: Inputs) -> Tensor:
-        """Replay the step with other inputs; return the losses ``[k]`` with a graph of autograd."""
-        self._replay(inputs)
+        if self._sgd is not None:
+            return self.losses.clone()
         losses: Tensor = _Replayed.apply(self, *self.parameters)
         return losses
 
