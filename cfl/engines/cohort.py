@@ -86,7 +86,6 @@ class Cohort:
         task: int,
         round: int,
         shared: Mapping[str, Tensor],
-        shared_buffers: Mapping[str, Tensor],
         own: Mapping[str, Tensor],
         mixed: bool = False,
     ) -> None:
@@ -97,23 +96,23 @@ class Cohort:
             sizes: their numbers of training samples.
             task: the task they train.
             round: the round they train in.
-            shared: parameter name -> ``[...]``, given to every client alike.
-            shared_buffers: buffer name -> ``[...]``, given to every client alike.
+            shared: parameter or buffer name -> ``[...]``, given to every client alike.
             own: parameter or buffer name -> ``[k, ...]``, each client's own, used instead of the shared one.
             mixed: whether samples may be of other tasks; :meth:`use_outputs` must then be called for all samples.
         """
         k = len(clients)
         self.clients, self.sizes, self.task, self.round = tuple(clients), tuple(sizes), task, round
-        self.global_parameters, self.own, self.to_server = shared, own, dict
+        self.global_parameters = {name: shared[name] for name in self.parameters}
+        self.own, self.to_server = own, dict
         self.withheld = frozenset()
         self.steps = 0
         for name, parameter in self.parameters.items():
             parameter.data = self.data[name][:k]
             parameter.grad = None
-            parameter.copy_(own[name] if name in own else shared[name].expand_as(parameter))
         for name, room in self._buffer_room.items():
             self.buffers[name] = room[:k]
-            self.buffers[name].copy_(own[name] if name in own else shared_buffers[name].expand_as(room[:k]))
+        for name, held in {**self.parameters, **self.buffers}.items():
+            held.copy_(own[name] if name in own else shared[name].expand_as(held))
         self.used_outputs = None
         self.train_outputs = None if self._outputs is None else self._outputs.in_loss_during(task)
         if self.train_outputs is not None:

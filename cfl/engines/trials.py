@@ -86,15 +86,8 @@ class Trials:
         context = StepContext(data.seed, fused_sgd, Objective(measure=data.measure))
         device = next(self.network.parameters()).device
         block = self._block(clients, device)
-        cohort.open(
-            clients,
-            block.sizes,
-            self.plan.task,
-            self.plan.round,
-            dict(self.network.named_parameters()),
-            dict(self.network.named_buffers()),
-            {},
-        )
+        shared = dict(self.network.named_parameters()) | dict(self.network.named_buffers())
+        cohort.open(clients, block.sizes, self.plan.task, self.plan.round, shared, own={})
 
         def take(part: CohortBlock) -> None:
             if fused_sgd is not None:

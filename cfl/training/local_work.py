@@ -56,7 +56,6 @@ class LocalWork:
         cohort: the clients being trained.
         plan: the running round; None before the first.
         context: settings that all steps of the cohort share.
-        local_step: number of the current step, from 0.
         finish: called with the positions of clients that have taken their last step; by default :meth:`collect`.
     """
 
@@ -76,7 +75,6 @@ class LocalWork:
         self.buffer = federation.buffer
         self.plan: RoundPlan | None = None
         self.context = StepContext(self._seed, objective=objective)
-        self.local_step = 0
         self._objective = objective
         self._plain_objective = Objective(measure=objective.measure)
         self._precision, self._watched = precision, watched
@@ -128,16 +126,14 @@ class LocalWork:
         cohort, federation, plan = self.cohort, self.federation, self.require_plan()
         # Named by a client, because every process has a cohort number 0.
         seed_device(self._device, seed_for(self._seed, "dropout", plan.round, batch.clients[0]))
-        tensors = federation.model.state_tensors()
         cohort.open(
             batch.clients,
             batch.sizes,
             batch.task,
             plan.round,
-            shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
-            shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
+            shared=federation.model.state_tensors(),
             own=federation.model.personal_state(batch.clients),
-            mixed=self.federation.data.by_global_index,
+            mixed=federation.data.by_global_index,
         )
         optimizer.state.clear()
         cohort.lr = float(optimizer.param_groups[0]["lr"])
@@ -205,16 +201,15 @@ class LocalWork:
         return alone and self.engine.leaves_finished_clients
 
     def _train_in_one_go(self, block: CohortBlock) -> Tensor:
-        self.local_step = block.first
+        self.cohort.steps = block.first + 1
         self._steps += len(block)
         with self._located, matmul_precision(self._precision):
             losses = self.engine.train(self.cohort, block, self.context)
         for number, batch in enumerate(block.steps):
+            self.cohort.steps = batch.step + 1
             self._losses.add(losses[:, number], batch)
             if batch.closes:
-                self.cohort.steps = batch.step + 1
                 self.finish(batch.closes)
-        self.local_step, self.cohort.steps = block.first + len(block) - 1, block.first + len(block)
         return losses.sum()
 
     # A local step.
@@ -233,7 +228,7 @@ class LocalWork:
 
     def _step_losses(self, batch: CohortBatch) -> Tensor:
         cohort, buffer = self.cohort, self.buffer
-        self.local_step, cohort.steps = batch.step, batch.step + 1
+        cohort.steps = batch.step + 1
         self._steps += 1
         if not self._trains:
             return torch.zeros(len(cohort.clients), device=self._device, requires_grad=True)
@@ -303,7 +298,7 @@ class LocalWork:
 
     def _step_that_failed(self) -> str:
         cohort = self.cohort
-        step = self.local_step if self.engine.failed_step is None else self.engine.failed_step
+        step = cohort.steps - 1 if self.engine.failed_step is None else self.engine.failed_step
         who = f"local step {step} of clients {list(cohort.clients)}"
         return f"{who} failed in round {cohort.round} (task {cohort.task})"
 

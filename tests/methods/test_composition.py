@@ -72,7 +72,7 @@ def started(**methods: Method) -> Composition:
     composition = Composition(methods)
     cohort = Cohort(mlp((1, 4, 4), 4), 2)
     shared = {name: parameter.detach() for name, parameter in cohort.network.named_parameters()}
-    cohort.open([0, 1], [3, 3], 0, 0, shared, {}, {})
+    cohort.open([0, 1], [3, 3], 0, 0, shared, {})
     composition.attend(cohort)
     composition.start_clients()
     return composition

@@ -581,7 +581,7 @@ def test_option_one_is_right_on_average_over_dropout_masks() -> None:
         return drawn.mean(0), drawn.std(0) / draws**0.5
 
     def ours(draw: int) -> Tensor:
-        cohort.open([0], [len(y)], 0, draw, parameters, buffers, {})
+        cohort.open([0], [len(y)], 0, draw, {**parameters, **buffers}, {})
         return method._gradients(task_free_cohort(cohort), [0])["fc.weight"][0]
 
     def torchs(draw: int) -> Tensor:
