@@ -114,7 +114,6 @@ class StepContext:
 class Engine(ABC):
     """Losses and gradients of a cohort's local step."""
 
-    kind: EngineKind
     channels_last = False
     """Whether the cohort should hold convolution weights with the channels last in memory."""
 

@@ -44,8 +44,6 @@ class VmapEngine(Engine):
         eager: see :class:`cfl.engines.graphs.Graphs`.
     """
 
-    kind = "vmap"
-
     def __init__(
         self,
         network: nn.Module,

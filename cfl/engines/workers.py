@@ -58,7 +58,6 @@ class WorkerEngine(Engine):
         products: multiplies matrices in hand-written steps; None is torch's default.
     """
 
-    kind = "workers"
     steps_at_once = True
     pulls = True
 
