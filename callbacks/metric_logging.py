@@ -11,12 +11,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from cfl.callbacks.checkpoint import record_of
-from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.methods.base import report_of
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.experiment import flatten, method_name, setting_hash
-from cfl.reporting.method_names import printed_methods
 from cfl.runtime.run_files import PARTITION_PICTURE, SAMPLES
 from cfl.training.access import client_of, federation_of
 from cfl.training.evaluation import mean_matrix
@@ -116,26 +114,20 @@ class DashboardLog(Callback):
 
     @staticmethod
     def _log_matrix(logger: Logger, federation: Federation, targets: Sequence[float], round: int, task: int) -> None:
-        # Here, because matplotlib is slow to import.
-        from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
+        from cfl.callbacks.run_pictures import drawn_curves  # matplotlib is slow to import
 
-        matrix, name = mean_matrix(federation), printed_methods(federation.methods)
-        place = {"round": round, "task": task}
+        measure, place = federation.measure.name, {"round": round, "task": task}
         kind = "matrix" if isinstance(logger, TensorBoardLogger) else "heatmap"
-        heatmap = f"cl/{federation.measure.name}_{kind}"
-        measure = federation.measure
-        _log_picture(logger, heatmap, accuracy_heatmap(matrix, f"after task {task}", measure=measure), place)
-        curve = accuracy_curve({name: matrix}, measure, {name: matrix_rows.means(federation)})
-        _log_picture(logger, f"cl/{measure.name}_curve", curve, place)
-        if federation.finished and federation.schedule.settings.evaluate_every:
-            curves = learning_curves({name: federation.curve}, targets, measure)
-            _log_picture(logger, "cl/learning_curve", curves, place)
+        names = {"matrix": f"cl/{measure}_{kind}", "curve": f"cl/{measure}_curve", "rounds": "cl/learning_curve"}
+        for name, picture in drawn_curves(federation, f"after task {task}", targets):
+            _log_picture(logger, names[name], picture, place)
         if isinstance(logger, WandbLogger):
             import wandb
 
+            matrix = mean_matrix(federation)
             columns: list[str | int] = ["after_task", *(f"task_{i}" for i in range(len(matrix)))]
             rows = [[t, *row] for t, row in enumerate(matrix.tolist()) if t <= task]
-            logger.experiment.log({f"cl/{measure.name}_matrix": wandb.Table(columns=columns, data=rows), **place})
+            logger.experiment.log({f"cl/{measure}_matrix": wandb.Table(columns=columns, data=rows), **place})
 
 
 def _end_wandb_run(trainer: Trainer, exit_code: int) -> None:

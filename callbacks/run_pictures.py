@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.models.evaluation import evaluation_mode
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid, save
 from cfl.reporting.method_names import printed_methods
-from cfl.runtime.run_files import SAMPLES, matrix_file
+from cfl.runtime.run_files import SAMPLES
 from cfl.training.client import Client
 from cfl.training.density_samples import draw_images
 from cfl.training.evaluation import mean_matrix
 from cfl.training.found_boxes import draw_boxes
 
 
-def save_curves(folder: Path, federation: Federation, benchmark: str, targets: Sequence[float]) -> None:
-    """Write the matrix, the curve over tasks and, if there were evaluations between task ends, the one over rounds.
+def drawn_curves(federation: Federation, title: str, targets: Sequence[float]) -> Iterator[tuple[str, Figure]]:
+    """Draw the ``matrix``, the ``curve`` over tasks and, if a finished run was evaluated in between, over ``rounds``.
 
     Args:
-        folder: the run folder.
-        federation: the federation after its last round.
-        benchmark: name of the benchmark.
+        federation: the federation after a round.
+        title: title of the matrix.
         targets: accuracies in percent, drawn as lines.
+
+    Yields:
+        Name and picture.
     """
-    matrix, method = mean_matrix(federation), printed_methods(federation.methods)
-    measure, name = federation.measure, federation.measure.name
-    heatmap = accuracy_heatmap(matrix, f"{method} on {benchmark}", measure=measure)
-    save(heatmap, folder / matrix_file(name, ending="png"))
-    curve = accuracy_curve({method: matrix}, measure, {method: matrix_rows.means(federation)})
-    save(curve, folder / f"{name}_curve.png")
-    if federation.schedule.settings.evaluate_every:
-        save(learning_curves({method: federation.curve}, targets, measure), folder / f"{name}_rounds.png")
+    matrix, method, measure = mean_matrix(federation), printed_methods(federation.methods), federation.measure
+    yield "matrix", accuracy_heatmap(matrix, title, measure=measure)
+    yield "curve", accuracy_curve({method: matrix}, measure, {method: matrix_rows.means(federation)})
+    if federation.finished and federation.schedule.settings.evaluate_every:
+        yield "rounds", learning_curves({method: federation.curve}, targets, measure)
+
+
+def save_curves(folder: Path, federation: Federation, benchmark: str, targets: Sequence[float]) -> None:
+    """Write the pictures of :func:`drawn_curves` after the last round of a run into its folder."""
+    title = f"{printed_methods(federation.methods)} on {benchmark}"
+    for name, picture in drawn_curves(federation, title, targets):
+        save(picture, folder / f"{federation.measure.name}_{name}.png")
 
 
 def save_samples(folder: Path, client: Client, benchmark: str, count: int) -> Path | None:

@@ -49,7 +49,6 @@ from cfl.runtime.run_files import (
     ROUNDS,
     SUMMARY,
     WANDB_ID,
-    client_matrix_file,
     matrix_file,
 )
 from cfl.runtime.source_digest import source_digest
@@ -276,7 +275,8 @@ class RunRecord(Callback):
                 (self.folder / CLIENTS).mkdir(exist_ok=True)
             of_clients = zip(federation.measured.compute(), federation.measured.initial(), strict=True)
             for client, (values, initial) in enumerate(of_clients):
-                write_matrix_csv(self.folder / CLIENTS / client_matrix_file(measure, client), values, initial)
+                file = matrix_file(measure, f"_{client:03d}")
+                write_matrix_csv(self.folder / CLIENTS / file, values, initial)
         tables = {f"{name}.csv": report_of(name, method).rows for name, method in federation.methods.items()}
         for file, rows in {**tables, PRIVACY: self.privacy.rows(federation)}.items():
             if rows:

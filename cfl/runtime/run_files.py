@@ -32,20 +32,15 @@ CLIENTS = "clients"
 """Folder with a table per client."""
 
 
-def matrix_file(measure: str, variant: str = "", ending: str = "csv") -> str:
+def matrix_file(measure: str, variant: str = "") -> str:
     """Name of the file with a measure's matrix over tasks.
 
     Args:
         measure: its name, such as ``accuracy``.
-        variant: ``_task_il`` or ``_task_aware`` where the task of a test sample was known.
-        ending: ``csv``, or ``png`` for the picture.
+        variant: ``_task_il`` or ``_task_aware`` where the task of a test sample was known; ``_007`` for that of one
+            client, in the folder :data:`CLIENTS`.
     """
-    return f"{measure}_matrix{variant}.{ending}"
-
-
-def client_matrix_file(measure: str, client: int) -> str:
-    """Name of the file with one client's matrix, in the folder :data:`CLIENTS`."""
-    return f"{measure}_matrix_{client:03d}.csv"
+    return f"{measure}_matrix{variant}.csv"
 
 
 def folders_below(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -30,7 +30,7 @@ from support.tiny import (
 )
 from torch.func import functional_call
 
-import cfl.reporting.figures
+from cfl.callbacks import run_pictures
 from cfl.callbacks.metric_logging import DashboardLog
 from cfl.data.client_clocks import rounds_of_clients
 from cfl.data.datamodule import FederatedDataModule
@@ -374,7 +374,7 @@ def test_a_row_is_whole_when_all_have_been_evaluated(monkeypatch: pytest.MonkeyP
         drawn.append(given[2]["FedAvg"])
 
     drawn, means = list[list[float]](), list[list[float]]()
-    monkeypatch.setattr(cfl.reporting.figures, "accuracy_curve", drawn_curve)
+    monkeypatch.setattr(run_pictures, "accuracy_curve", drawn_curve)
     data, found, matrices = data_of(), list[tuple[int | None, dict[str, Any]]](), list[torch.Tensor]()
     run(data=data, callbacks=[Asks()])
     ahead = 0
