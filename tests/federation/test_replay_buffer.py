@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,9 +20,10 @@ from support.naive_replay import (
     inputs,
     local_samples,
     replay_client,
+    replay_data,
     word,
 )
-from support.tiny import UNBALANCED, SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
+from support.tiny import fit, mlp, permuted, split, tiny_data, weights
 from support.tiny_cli import printed_config
 from torch import Tensor
 from torch.func import functional_call
@@ -48,13 +48,6 @@ from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.randomness.generators import seed_for
 from cfl.reporting.experiment import config_hash, experiment_of
 from cfl.runtime.errors import ConfigError
-
-
-def unequal(stream: Any = None, width: int = 2, **options: Any) -> FederatedDataModule:
-    """Five clients of 3 to 30 samples in batches of 4, three of them in a round, two rounds for each task."""
-    schedule = {"rounds_per_task": 2, "clients_per_round": 3, "batch_size": 4, "cohort_width": width}
-    schedule |= options.pop("schedule", {})
-    return tiny_data(stream, num_clients=5, partition=UNBALANCED, schedule=schedule, **options)
 
 
 class Keep(Method):
@@ -152,12 +145,12 @@ def test_random_replacement_forgets_old_samples_geometrically() -> None:
 # A run's buffers, compared with a loop over its samples.
 
 STREAMS: dict[str, Any] = {
-    "domain": partial(unequal),
-    "task": partial(unequal, split(3, classes=6)),
-    "class": partial(unequal, split(3, classes=6), scenario="class", class_loss="seen"),
-    "cumulative": partial(unequal, split(3, classes=6), exposure="cumulative"),
-    "epochs": partial(unequal, schedule={"local_epochs": 2}),
-    "joining": partial(unequal, permuted(3), participation=Joining(2, 2), schedule={"clients_per_round": 2}),
+    "domain": partial(replay_data),
+    "task": partial(replay_data, split(3, classes=6)),
+    "class": partial(replay_data, split(3, classes=6), scenario="class", class_loss="seen"),
+    "cumulative": partial(replay_data, split(3, classes=6), exposure="cumulative"),
+    "epochs": partial(replay_data, schedule={"local_epochs": 2}),
+    "joining": partial(replay_data, permuted(3), participation=Joining(2, 2), schedule={"clients_per_round": 2}),
 }
 
 
@@ -183,13 +176,13 @@ def test_what_is_held_is_what_a_loop_over_the_samples_says(stream: str, offered:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_in_a_run(rule: Any) -> None:
-    assert_as_the_loop_says(run(unequal(), ReplayBuffer(4, rule)), 4, rule, True)
+    assert_as_the_loop_says(run(replay_data(), ReplayBuffer(4, rule)), 4, rule, True)
 
 
 def test_a_sample_is_offered_once_or_in_every_step() -> None:
     """A large buffer holds each sample once, or once for each step in which it was offered."""
     for offered, times in (("once", 1), ("every_step", 4)):  # two rounds of two epochs
-        data = unequal(schedule={"local_epochs": 2, "clients_per_round": 1.0})
+        data = replay_data(schedule={"local_epochs": 2, "clients_per_round": 1.0})
         federation = run(data, ReplayBuffer(400, offered=offered))  # type: ignore[arg-type]
         for client in range(5):
             own = [(task, i) for task in range(2) for i in data.indices[task][client].tolist()]
@@ -197,7 +190,7 @@ def test_a_sample_is_offered_once_or_in_every_step() -> None:
 
 
 def test_tasks_trained_for_longer_take_more_of_the_buffer_unless_samples_are_offered_once() -> None:
-    data = [unequal(schedule={"rounds_per_task": [1, 4], "clients_per_round": 1.0}) for _ in range(2)]
+    data = [replay_data(schedule={"rounds_per_task": [1, 4], "clients_per_round": 1.0}) for _ in range(2)]
     once, every = (
         run(d, ReplayBuffer(6, offered=offered)) for d, offered in zip(data, ("once", "every_step"), strict=True)
     )
@@ -309,7 +302,9 @@ def test_images_labels_and_tasks_come_back_right(stream: str) -> None:
 
 def test_draws_are_uniform_and_without_replacement() -> None:
     compare = Compare(2)
-    data = unequal(schedule={"rounds_per_task": [1, 12], "clients_per_round": 1.0, "batch_size": 2, "cohort_width": 5})
+    data = replay_data(
+        schedule={"rounds_per_task": [1, 12], "clients_per_round": 1.0, "batch_size": 2, "cohort_width": 5}
+    )
     run(data, ReplayBuffer(5, "sliding_window"), compare)
     drawn = torch.tensor([order for (_, round, _), order in compare.draws.items() if round > 1 and len(order) == 2])
     assert len(drawn) > 300
@@ -349,7 +344,7 @@ class Anew(Augmented):
 @pytest.mark.parametrize("keeps", ["augmented", "raw"])
 @pytest.mark.parametrize("exposure", ["sequential", "cumulative"])
 def test_augmented_images_come_back_as_they_were_put_in_and_raw_ones_anew(keeps: Any, exposure: Any) -> None:
-    data = unequal(augmentation=CropFlip(1), exposure=exposure, schedule={"local_epochs": 2})
+    data = replay_data(augmentation=CropFlip(1), exposure=exposure, schedule={"local_epochs": 2})
     compare = (Augmented if keeps == "augmented" else Anew)().prepare(data)
     federation = run(data, ReplayBuffer(5, keeps=keeps), compare)
     assert compare.seen > 100
@@ -377,7 +372,7 @@ def test_augmented_images_come_back_as_they_were_put_in_and_raw_ones_anew(keeps:
 )
 def test_logits_are_those_of_the_step_of_insertion_dropout_included(engine: EngineOptions, width: int) -> None:
     """Kept logits are those of the step that stored the sample, with its dropout masks. The learning rate here is 0."""
-    data = unequal(split(3, classes=6), width)
+    data = replay_data(split(3, classes=6), schedule={"cohort_width": width})
     network = partial(MLP, hidden=[8], dropout=0.5)
     still = partial(torch.optim.SGD, lr=0.0)
     federation = run(data, ReplayBuffer(5), Keep(logits=True), network, engine=engine, optimizer=still)
@@ -398,11 +393,7 @@ def test_logits_are_those_of_the_step_of_insertion_dropout_included(engine: Engi
     assert plain == 0
 
 
-# Nothing depends on the cohort width, on interruptions, or on the engine.
-
-
-def replaying() -> dict[str, Method]:
-    return {"agem": AGEM(3), "der": DER(0.5, 0.3, 3), "fed_agem": FedAGEM(3, clients="all")}
+# Clients that are left out.
 
 
 def table_of(federation: Federation) -> dict[str, Tensor]:
@@ -411,46 +402,6 @@ def table_of(federation: Federation) -> dict[str, Tensor]:
         for client in range(federation.data.num_clients)
         for name, values in (federation.clients.get("buffer", client) or {}).items()
     }
-
-
-def test_width_and_engine_do_not_matter() -> None:
-    found = []
-    for width, engine in ((1, "vmap"), (2, "vmap"), (5, "vmap"), (5, "workers")):
-        data = unequal(split(3, classes=6), width, augmentation=CropFlip(1), schedule={"clients_per_round": 4})
-        kind = EngineOptions("workers", 1, 1, False) if engine == "workers" else EngineOptions("vmap")
-        federation = fit(replay_client(data, replaying(), double(mlp), ReplayBuffer(6), kind), data)
-        found.append((weights(federation), table_of(federation), federation))
-    for model, table, federation in found[1:]:
-        for name, value in found[0][0].items():
-            torch.testing.assert_close(model[name], value, rtol=0, atol=1e-9)
-        assert table.keys() == found[0][1].keys()
-        for name, value in found[0][1].items():
-            assert torch.equal(table[name], value) or name.startswith("logits")
-            torch.testing.assert_close(table[name], value, rtol=1e-6, atol=1e-6)
-        first = found[0][2]
-        assert federation.channel.state_dict() == first.channel.state_dict()
-        shares = [f.methods["fed_agem"].report().figures["refined_share"] for f in (federation, first)]
-        assert shares[0] == shares[1]
-
-
-def bits(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.dtype, state.shape, state.numpy().tobytes()
-    if isinstance(state, Mapping):
-        return {key: bits(value) for key, value in state.items() if "seconds" not in str(key)}
-    return [bits(value) for value in state] if isinstance(state, list | tuple) else repr(state)
-
-
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    def start(callbacks: list[Any], path: Path | None = None) -> Any:
-        data = unequal(permuted(3), augmentation=CropFlip(1))
-        client = replay_client(data, replaying(), mlp, ReplayBuffer(5, "random_replacement"))
-        federation = fit(client, data, None, callbacks, path)
-        return bits({"model": weights(federation), "rest": federation.state_dict()})
-
-    whole = start([SaveAfter(0, tmp_path / "0"), SaveAfter(2, tmp_path / "2")])
-    assert start([], tmp_path / "0") == whole
-    assert start([], tmp_path / "2") == whole
 
 
 def test_a_client_that_diverges_keeps_the_buffer_it_had() -> None:
@@ -464,7 +415,7 @@ def test_a_client_that_diverges_keeps_the_buffer_it_had() -> None:
 
     tables = []
     for bad in ({}, {"bad": Diverge()}):
-        data = unequal(schedule={"clients_per_round": 1.0, "rounds_per_task": [1, 2]})
+        data = replay_data(schedule={"clients_per_round": 1.0, "rounds_per_task": [1, 2]})
         client = replay_client(data, {"der": DER(), **bad}, mlp, ReplayBuffer(5))
         federation = fit(client, data, {"on_bad_update": "skip"})
         tables.append(federation)
@@ -482,7 +433,7 @@ def test_a_client_that_diverges_keeps_the_buffer_it_had() -> None:
 
 def test_storage_in_bytes() -> None:
     """Storage: 16 + 2 bytes of pixels, label and task for each slot, 4 for each logit, a bit for each known sample."""
-    data = unequal()
+    data = replay_data()
     most = max(sum(len(task[client]) for task in data.indices) for client in range(5))
     known = (most + 7) // 8
     for buffer, method, expected in (
@@ -491,7 +442,7 @@ def test_storage_in_bytes() -> None:
         (ReplayBuffer(7), DER(0.0, 1.0), 7 * 18 + known),
         (ReplayBuffer(7, offered="every_step"), FedAGEM(), 7 * 18),
     ):
-        federation = before_training(unequal(), {"method": method}, buffer)
+        federation = before_training(replay_data(), {"method": method}, buffer)
         assert federation.buffer is not None
         assert federation.buffer.client_storage() == expected
         assert federation.client_storage() == expected
@@ -506,7 +457,7 @@ def before_training(data: FederatedDataModule, methods: dict[str, Method], buffe
 
 
 def test_there_is_no_buffer_where_nobody_replays() -> None:
-    data = unequal()
+    data = replay_data()
     federation = fit(replay_client(data, {}, mlp, ReplayBuffer(5)), data)
     assert federation.buffer is None
     assert federation.clients.state_dict() == {}
@@ -514,9 +465,9 @@ def test_there_is_no_buffer_where_nobody_replays() -> None:
 
 
 def test_keeping_a_buffer_changes_nothing() -> None:
-    data = unequal()
+    data = replay_data()
     plain = weights(fit(replay_client(data, {}, mlp), data))
-    data = unequal()
+    data = replay_data()
     kept = weights(run(data, ReplayBuffer(5), Keep(3)))
     assert all(torch.equal(plain[name], kept[name]) for name in plain)
 
@@ -580,6 +531,6 @@ def test_logits_are_wanted_only_where_a_sample_may_enter(offered: Any, later: bo
             wanted[cohort.round] = self.context.buffer.wants_logits
             return batch
 
-    data = unequal(split(2, train=160), 5, schedule={"clients_per_round": 5})
+    data = replay_data(split(2, train=160), schedule={"clients_per_round": 5, "cohort_width": 5})
     run(data, ReplayBuffer(4, offered=offered), Watch(logits=True))
     assert wanted == {0: True, 1: later, 2: True, 3: later}

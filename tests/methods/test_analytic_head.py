@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from support.tiny import (
     MOMENTUM,
     Rounds,
-    SaveAfter,
     double,
     fit,
     mlp,
@@ -217,16 +215,6 @@ def test_features_of_test_samples_are_computed_once(most_bytes: int, monkeypatch
     expected = centralised(federation, data, 0.3, method._map)
     scores = features(federation, data, 0, "test", method._map) @ expected.T
     assert matrix[2, 0].item() == pytest.approx(100 * (scores.argmax(1) == labels(data, 0, "test")).mean(), abs=1e-9)
-
-
-def test_a_run_is_resumed_to_the_bit(tmp_path: Path) -> None:
-    whole = AnalyticHead(random_features=12)
-    run(whole, data_of(), norm_net, callbacks=[SaveAfter(2, tmp_path / "after.ckpt")])
-    resumed = AnalyticHead(random_features=12)
-    run(resumed, data_of(), norm_net, ckpt_path=tmp_path / "after.ckpt")
-    assert whole.weight is not None
-    assert resumed.weight is not None
-    assert torch.equal(whole.weight, resumed.weight)
 
 
 def test_domains_share_their_outputs() -> None:

@@ -12,7 +12,7 @@ import torch
 from support import tiny_cli
 from support.naive import local_batches
 from support.naive_decomposed import Naive, Owner, Tensors, clones, leaf, leaves, renamed
-from support.tiny import SaveAfter, double, fit, kept_by, mlp, permuted, sgd, source, tiny_client, tiny_data
+from support.tiny import double, fit, kept_by, mlp, permuted, sgd, source, tiny_client, tiny_data
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -23,7 +23,6 @@ from cfl.data.sources import Binarised
 from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.methods import CONFEDMADE, FedWeIT, Method
 from cfl.models import MADE
 from cfl.models.decomposition import decompose, decomposed_layers
@@ -513,25 +512,6 @@ def test_a_run_leaves_both_matrices(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 # Runs.
-
-
-def run(width: int = 2, engine: str = "vmap", **more: Any) -> Federation:
-    data = data_of(width)
-    client = tiny_client(data, double(partial(MADE, **ALL)), ADAM, {"it": CONFEDMADE(**OPTIONS)}, EngineOptions(engine))
-    return fit(client, data, **more)
-
-
-def test_a_resumed_run_of_densities_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    path = tmp_path / "after.ckpt"
-    whole = run(callbacks=[SaveAfter(4, path)])
-    resumed = run(ckpt_path=path)
-    kept = kept_by(resumed)
-    for client, own in kept_by(whole).items():
-        assert all(torch.equal(kept[client][name], value) for name, value in own.items())
-    for found, expected in zip(resumed.matrices, whole.matrices, strict=True):
-        assert torch.equal(found.compute().nan_to_num(), expected.compute().nan_to_num())
-    assert len(whole.matrices) == 2
-    assert resumed.methods["it"].report() == whole.methods["it"].report()
 
 
 def test_classifiers_have_no_masks() -> None:

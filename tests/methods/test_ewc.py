@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from support.close import assert_close
 from support.naive_fisher import Before, fisher_by_loop
 from support.tiny import (
     NetworkFactory,
-    SaveAfter,
     double,
     fit,
     five_unequal,
@@ -313,29 +311,6 @@ def test_drawn_labels_come_from_a_generator_of_each_client() -> None:
         generator = torch_generator(federation.data.seed, "fisher labels", 0, client)
         expected = diagonal_fisher(federation.network, model, batches, "sampled", generator=generator)
         assert_close({n: kept[f"curvature {n}"] for n in expected}, expected)
-
-
-def test_width_does_not_matter_for_the_quadratics() -> None:
-    def at(width: int) -> dict[str, Tensor]:
-        methods: dict[str, Method] = {"ewc": EWC(5.0), "own": PersonalLayers(["head.*"])}
-        return weights(run(methods, data_of(width), norm_net, MOMENTUM))
-
-    one = at(1)
-    assert_close(at(2), one, 1e-9)
-    assert_close(at(3), one, 1e-9)
-
-
-def test_a_resumed_run_is_the_same_for_an_online_quadratic(tmp_path: Path) -> None:
-    def go(callbacks: Sequence[Any] = (), ckpt_path: Path | None = None) -> Federation:
-        ewc = EWC(5.0, consolidation="online", gamma=0.5)
-        methods: dict[str, Method] = {"ewc": ewc, "own": PersonalLayers(["head.bias"])}
-        return run(methods, callbacks=callbacks, ckpt_path=ckpt_path)
-
-    whole = go([SaveAfter(r, tmp_path / f"{r}.ckpt") for r in (2, 3)])
-    for r in (2, 3):
-        again = go(ckpt_path=tmp_path / f"{r}.ckpt")
-        assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
-        assert again.channel.state_dict() == whole.channel.state_dict()
 
 
 # What is refused.

@@ -369,20 +369,6 @@ def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str, netwo
         torch.testing.assert_close(weights(federation)[name], expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("scenario", ["domain", "task", "class"])
-def test_width_and_engine_do_not_matter(scenario: str) -> None:
-    """With dropout, clients of unequal batches, consolidation at the server and every loss term."""
-    found = []
-    for engine, width in ((ENGINES[0], 1), (ENGINES[0], 4), (ENGINES[1], 3)):
-        stream = permuted(2, train=70) if scenario == "domain" else split(2, train=70)
-        data = tiny_data(stream, scenario=scenario, schedule={"rounds_per_task": 2, "cohort_width": width})
-        method = FedCIL(consistency=0.5, consolidation_steps=2, consolidation_batch_size=4)
-        found.append(weights(fit(tiny_client(data, double(dropping), sgd, {"cil": method}, engine), data)))
-    for other in found[1:]:
-        for name, tensor in other.items():
-            torch.testing.assert_close(tensor, found[0][name], rtol=0, atol=1e-9)
-
-
 def test_classes_compete_within_their_task_or_with_all_seen() -> None:
     for scenario, options, expected in (
         ("task", {}, [True, True, False, False, False, False]),

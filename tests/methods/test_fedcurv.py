@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from support.naive_fisher import Before, fisher_by_loop
 from support.tiny import (
     ConvNet,
     NetworkFactory,
-    SaveAfter,
     fit,
     five_unequal,
     mlp,
@@ -286,16 +284,6 @@ class Collect(Method):
         self.after.finish_clients(cohort, positions)
 
 
-def test_width_does_not_matter_where_a_part_is_sent() -> None:
-    def at(width: int) -> dict[str, Tensor]:
-        methods: dict[str, Method] = {"fedcurv": FedCurv(2.0, keep=0.3), "own": PersonalLayers(["head.*"])}
-        return weights(run(methods, data_of(width), norm_net, partial(torch.optim.SGD, lr=0.05, momentum=0.9)))
-
-    one = at(1)
-    assert_close(at(2), one, 1e-9)
-    assert_close(at(3), one, 1e-9)
-
-
 def test_threads_do_not_matter() -> None:
     """Fishers of several clients at a time equal those of one client after another, bit for bit."""
     data, fedcurv = data_of(3, tasks=1), FedCurv(1.0, fisher="sampled")
@@ -330,19 +318,6 @@ def test_channels_last_memory_does_not_matter() -> None:
     workers, vmap = go(EngineOptions("workers", batch_last=False)), go(EngineOptions("vmap"))
     for name, value in weights(vmap).items():
         torch.testing.assert_close(weights(workers)[name], value, rtol=1e-4, atol=1e-5)
-
-
-def test_a_resumed_run_is_the_same_with_sampled_fishers_in_part(tmp_path: Path) -> None:
-    def go(callbacks: Sequence[Any] = (), ckpt_path: Path | None = None) -> Federation:
-        fedcurv = FedCurv(2.0, keep=0.2, fisher="sampled", on_unstable="clip")
-        methods: dict[str, Method] = {"fedcurv": fedcurv, "own": PersonalLayers(["head.bias"])}
-        return run(methods, callbacks=callbacks, ckpt_path=ckpt_path)
-
-    whole = go([SaveAfter(r, tmp_path / f"{r}.ckpt") for r in range(5)])
-    for r in range(5):
-        again = go(ckpt_path=tmp_path / f"{r}.ckpt")
-        assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
-        assert again.channel.state_dict() == whole.channel.state_dict()
 
 
 # Subtracting a client's own share from the sums.

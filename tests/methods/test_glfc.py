@@ -653,15 +653,6 @@ def test_old_models_go_down_when_they_are_new_to_a_client() -> None:
     assert federation.channel.downlink_bytes["glfc old model"] == sent * size
 
 
-def test_nothing_depends_on_the_width() -> None:
-    one, three = (
-        run(GLFC(threshold=0.2, **QUICK), data_of(width, augmentation=CropFlip(1)))  # type: ignore[arg-type]
-        for width in (1, 3)
-    )
-    for name, value in weights(one).items():
-        torch.testing.assert_close(weights(three)[name], value, rtol=1e-8, atol=1e-10)
-
-
 def test_it_composes_with_fed_a_gem() -> None:
     after = []
     for names in (["glfc", "fed_agem"], ["glfc"], ["fed_agem"]):

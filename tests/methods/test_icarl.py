@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ import torch
 from support.naive import local_batches, plain_network
 from support.naive_augmentation import augmented
 from support.tiny import (
-    ConvNet,
     Rounds,
-    SaveAfter,
     double,
     fit,
     mlp,
@@ -338,39 +335,6 @@ def test_exemplars_come_in_proportion_to_the_clients_samples() -> None:
     run(ICaRL(12), others={"count": Count()})
     assert len(seen) >= 20
     assert all(share <= found < share + 1 or found == 12 for _, found, share in seen)
-
-
-def no_statistics_net(input_shape: tuple[int, int, int], num_outputs: int) -> ConvNet:
-    """BatchNorm that never has running statistics."""
-    network = ConvNet(input_shape, num_outputs, norm=True)
-    network.conv_norm = nn.BatchNorm2d(2, track_running_stats=False)
-    network.fc_norm = nn.BatchNorm1d(5, track_running_stats=False)
-    return network
-
-
-@pytest.mark.parametrize(
-    ("network", "batchnorm", "augmentation"),
-    [
-        (mlp, "average", CropFlip(1)),
-        (norm_net, "local", None),
-        (norm_net, "drop", None),
-        (no_statistics_net, "average", None),
-    ],
-)
-def test_nothing_depends_on_the_width_or_an_interruption(
-    network: Any, batchnorm: str, augmentation: CropFlip | None, tmp_path: Path
-) -> None:
-    def of(width: int, **options: Any) -> Federation:
-        data = data_of(width, augmentation=augmentation)
-        return run(ICaRL(12), data, network, federated={"batchnorm": batchnorm}, **options)
-
-    straight = of(1)
-    wide = of(3, callbacks=[SaveAfter(2, tmp_path / "a.ckpt")])
-    resumed = of(3, ckpt_path=str(tmp_path / "a.ckpt"))
-    for name, value in weights(straight).items():
-        torch.testing.assert_close(weights(wide)[name], value, rtol=1e-9, atol=1e-11)
-        assert torch.equal(weights(resumed)[name], weights(wide)[name])
-    assert torch.equal(resumed.accuracy.compute(), wide.accuracy.compute())
 
 
 def test_the_networks_own_outputs_can_classify_instead() -> None:

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from lightning.pytorch import Callback, Trainer
 from support.naive import accuracy, federated_averaging, plain_network, train_client
 from support.tiny import (
     Rounds,
-    SaveAfter,
     double,
     fit,
     five_unequal,
@@ -196,46 +194,6 @@ def test_figures_are_of_whoever_holds_a_task() -> None:
 
 def held_by(data: FederatedDataModule, client: int) -> list[int]:
     return [task for task, members in enumerate(data.members) if client in members]
-
-
-@pytest.mark.parametrize(
-    ("layers", "batchnorm"), [(["*"], "average"), (["head.*"], "average"), (["head.*"], "local"), ([], "local")]
-)
-def test_resuming_restores_what_clients_keep(layers: list[str], batchnorm: str, tmp_path: Path) -> None:
-    """A run that is resumed in the middle of a task equals the uninterrupted run, bit for bit."""
-
-    def client_of(data: FederatedDataModule) -> Client:
-        methods = {"personal": PersonalLayers(layers)} if layers else {}
-        return tiny_client(data, norm_net, MOMENTUM, methods)
-
-    options = {
-        "batchnorm": batchnorm,
-        "server_momentum": 0.0 if layers == ["*"] else 0.5,
-    }  # refused if nothing is averaged
-    data = data_of()
-    path = tmp_path / "after.ckpt"
-    whole = fit(client_of(data), data, options, callbacks=[SaveAfter(3, path)])
-    data = data_of()
-    resumed_client = client_of(data)
-    resumed_client.network.requires_grad_(False).apply(_scramble)
-    resumed = fit(resumed_client, data, options, ckpt_path=path)
-
-    for name, value in weights(whole).items():
-        assert torch.equal(weights(resumed)[name], value)
-    expected, found = kept_by(whole), kept_by(resumed)
-    assert set(found) == set(expected)
-    for c, tensors in expected.items():
-        assert set(found[c]) == set(tensors)
-        assert all(torch.equal(found[c][name], value) for name, value in tensors.items())
-    torch.testing.assert_close(resumed.accuracy.compute(), whole.accuracy.compute(), rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(resumed.accuracy.initial(), whole.accuracy.initial(), rtol=0, atol=0, equal_nan=True)
-    assert resumed.channel.state_dict() == whole.channel.state_dict()
-    assert resumed.round == whole.round
-
-
-def _scramble(module: torch.nn.Module) -> None:
-    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-        tensor.fill_(3)
 
 
 @pytest.mark.parametrize("layers", [["*"], ["head.*"]], ids=["all", "heads"])

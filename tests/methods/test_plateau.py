@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from support.close import assert_close
 from support.naive import plain_network, task_loss, train_client, used_outputs
 from support.tiny import (
     NetworkFactory,
-    SaveAfter,
     double,
     fit,
     five_unequal,
@@ -36,12 +34,10 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised
 from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS, ScaledSteps
-from cfl.federation.federation import Federation
 from cfl.methods import APD, SCAFFOLD, FedProx, FedWeIT, LearningRateDecay, Method, PersonalLayers
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.models import MADE
@@ -310,34 +306,6 @@ def test_it_composes_in_any_order() -> None:
     second = run({"own": own, "prox": prox, "decay": decay}, data_of(3), norm_net)
     assert_close(weights(first), weights(second))
     assert float(first.clients.get("learning rate", 0)["rate"]) < 1  # type: ignore[index]
-
-
-SEQUENCES = FixedTasks([[2, 0], [1, 2], [0, 1], [2, 1], [0, 2]])
-
-
-def weit(width: int, **options: Any) -> Federation:
-    """FedWeIT over sequences of the clients' own, with Adam, as in its paper."""
-    data = data_of(width, stream=split(3, classes=6, train=300), sequences=SEQUENCES, partition=None)
-    methods = {"weit": FedWeIT(consolidation=1.0, keep=0.5), "decay": LearningRateDecay(**DECAY, floor=2e-3)}  # type: ignore[arg-type]
-    return run(methods, data, mlp, partial(torch.optim.Adam, lr=0.02), **options)
-
-
-def test_with_personal_models_and_sequences_width_does_not_matter() -> None:
-    narrow, wide = weit(1), weit(3)
-    assert_close(weights(narrow), weights(wide), 1e-7)
-    for client in range(5):
-        assert_close(narrow.clients.get("model", client) or {}, wide.clients.get("model", client) or {}, 1e-7)
-        assert_close(narrow.clients.get("learning rate", client) or {}, wide.clients.get("learning rate", client) or {})
-
-
-def test_a_resumed_run_goes_on_in_the_middle_of_a_task(tmp_path: Path) -> None:
-    path = tmp_path / "some.ckpt"
-    whole = weit(2, callbacks=[SaveAfter(2, path)])
-    resumed = weit(2, ckpt_path=path)
-    for client in range(5):
-        for topic in ("model", "learning rate"):
-            assert_close(resumed.clients.get(topic, client) or {}, whole.clients.get(topic, client) or {}, 0.0)
-    assert resumed.methods["decay"].report().rows == whole.methods["decay"].report().rows
 
 
 def test_whoever_trains_to_nan_and_is_left_out_stays_where_it_was() -> None:

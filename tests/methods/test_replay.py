@@ -17,7 +17,6 @@ from support.tiny import (
     double,
     fit,
     mlp,
-    norm_net,
     permuted,
     sgd,
     split,
@@ -225,30 +224,6 @@ def test_a_memory_for_the_whole_run_is_a_uniform_sample_of_all_ended_tasks(size:
     counts = torch.bincount(torch.tensor([task for pairs in remembered.values() for task, _ in pairs]), minlength=4)
     assert counts[3] == 0  # the last task is never replayed
     assert float(((counts[:3] - 40.0 * size) ** 2 / (40.0 * size)).sum()) < 9.21  # 1 % of chi-square, 2 degrees
-
-
-IN_EVERY_STEP: dict[str, Any] = {"size": 5, "per_task": False, "update": "step", "batch_size": 3}
-
-
-@pytest.mark.parametrize(
-    ("options", "network", "augmentation"),
-    [
-        ({"size": 3}, norm_net, CropFlip(1)),
-        (IN_EVERY_STEP, mlp, None),
-        (IN_EVERY_STEP, norm_net, None),
-        (IN_EVERY_STEP, norm_net, CropFlip(1)),
-    ],
-)
-def test_width_and_engine_do_not_matter(options: dict[str, Any], network: Any, augmentation: CropFlip | None) -> None:
-    results = []
-    for engine, width in ((ENGINES[0], 1), (ENGINES[0], 4), (ENGINES[1], 4)):
-        data = tiny_data(permuted(2, train=70), schedule={"cohort_width": width}, augmentation=augmentation)
-        federation = fit(tiny_client(data, double(network), sgd, {"er": ER(**options)}, engine), data)
-        results.append((weights(federation), memories(federation, "er memory")))
-    for found, remembered in results[1:]:
-        assert remembered == results[0][1]
-        for name, tensor in found.items():
-            torch.testing.assert_close(tensor, results[0][0][name], rtol=0, atol=1e-9)
 
 
 TWO_LOTS: dict[str, Callable[[], dict[str, Method]]] = {

@@ -410,20 +410,6 @@ def test_the_clients_of_the_share_depend_on_the_seed_alone() -> None:
     assert keepers(0) != keepers(1)
 
 
-@pytest.mark.parametrize("width", [1, 2])
-def test_cohort_width_changes_nothing(width: int) -> None:
-    found = {}
-    for k in (width, 5):
-        data = tiny_data(
-            permuted(3), num_clients=5, partition=UNEQUAL, schedule={"rounds_per_task": 2, "cohort_width": k}
-        )
-        watch = Watch()
-        fit(tiny_client(data, double(deep_mlp), sgd, {"rgo": RGO(share=0.6)}), data, None, [watch])
-        found[k] = watch.models[-1]
-    for name, value in found[5].items():
-        torch.testing.assert_close(found[width][name], value, rtol=0, atol=1e-10)
-
-
 def test_a_layer_without_curvature_is_left_as_it_is() -> None:
     """Inputs that are all zero leave the projection at the identity and divide nothing by zero."""
     data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})

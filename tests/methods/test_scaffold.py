@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from support.naive import local_batches, plain_network, task_loss, used_outputs
 from support.tiny import (
     NetworkFactory,
     Rounds,
-    SaveAfter,
     StridedNet,
     double,
     fit,
@@ -593,23 +591,6 @@ def test_option_one_is_right_on_average_over_dropout_masks() -> None:
     (a, error), (b, other) = mean(ours), mean(torchs)
     assert ((a - b).abs() <= 5 * (error + other) + 1e-12).all()
     assert float(error.max()) > 1e-6
-
-
-def test_a_resumed_run_is_the_same_by_option_one(tmp_path: Path) -> None:
-    """From the middle of a task, from its end, and after the first round of the next."""
-
-    def go(callbacks: Sequence[Any] = (), ckpt_path: Path | None = None) -> Federation:
-        return run({"scaffold": SCAFFOLD("I")}, callbacks=callbacks, ckpt_path=ckpt_path)
-
-    whole = go([SaveAfter(r, tmp_path / f"{r}.ckpt") for r in (1, 2, 3)])
-    for r in (1, 2, 3):
-        again = go(ckpt_path=tmp_path / f"{r}.ckpt")
-        assert_close(weights(again), weights(whole), 0.0)
-        assert_close(server_variate(again), server_variate(whole), 0.0)
-        assert set(variates(again)) == set(variates(whole))
-        for client, expected in variates(whole).items():
-            assert_close(variates(again)[client], expected, 0.0)
-        assert again.channel.state_dict() == whole.channel.state_dict()
 
 
 # What is refused.

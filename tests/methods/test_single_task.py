@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from support.naive import accuracy, plain_network, train_client
 from support.naive_decomposed import data_of
 from support.tiny import (
     NetworkFactory,
-    SaveAfter,
     double,
     fit,
-    kept_by,
     mlp,
     norm_net,
     sgd,
@@ -27,7 +24,6 @@ from support.tiny import (
 )
 
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.methods import AGEM, ER, EWC, AnalyticHead, Method, PersonalLayers, SingleTask
 from cfl.runtime.errors import ConfigError
 
@@ -97,21 +93,6 @@ def test_nothing_of_an_earlier_task_may_be_used(beside: Method) -> None:
     """Each task is trained as if it were the only one."""
     with pytest.raises(ConfigError, match=r"methods = \['beside'\].*beside SingleTask"):
         fit(tiny_client(data := data_of(), mlp, sgd, {"single": SingleTask(), "beside": beside}), data)
-
-
-@pytest.mark.parametrize("rounds", [2, 3])
-def test_a_resumed_run_goes_on_bit_for_bit(rounds: int, tmp_path: Path) -> None:
-    path = tmp_path / "after.ckpt"
-
-    def start(*arguments: Any, **more: Any) -> Federation:
-        data = data_of()
-        return fit(tiny_client(data, norm_net, sgd, {"own": PersonalLayers(), "single": SingleTask()}), data, **more)
-
-    whole = start(callbacks=[SaveAfter(rounds - 1, path)])
-    resumed = start(ckpt_path=path)
-    expected, found = kept_by(whole), kept_by(resumed)
-    assert all(torch.equal(found[c][n], value) for c, own in expected.items() for n, value in own.items())
-    assert torch.equal(resumed.accuracy.compute(), whole.accuracy.compute())
 
 
 def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
