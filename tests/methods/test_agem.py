@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import pytest
 import torch
 from support.naive_replay import EVEN, SCENARIOS, Settings, assert_is_the_loop, replay_client, replay_data
@@ -14,12 +11,9 @@ from torch import Tensor
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.federation.replay_buffer import ReplayBuffer
-from cfl.methods import AGEM, FedAGEM, Method
+from cfl.methods import AGEM, Method
 from cfl.methods.components.gradient_projection import inner
-from cfl.models import MLP
-from cfl.runtime.errors import ConfigError
 
-CLIPPED = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}
 WORKERS = EngineOptions("workers", 1, 1, False)  # all fixed: no choice by trial, so that runs repeat bit for bit
 
 
@@ -90,71 +84,6 @@ def test_outputs_of_earlier_tasks_move_and_are_kept() -> None:
     heads = [model["head.weight"] for model in watch.models]
     assert torch.equal(heads[0][2:], heads[1][2:])
     assert not torch.equal(heads[1][:2], heads[3][:2])
-
-
-def test_it_sends_nothing_but_the_model() -> None:
-    counts = []
-    for methods in ({}, {"agem": AGEM(3)}):
-        data = replay_data()
-        counts.append(fit(replay_client(data, methods, mlp), data).channel.state_dict())
-    assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), partial(torch.optim.Adam, lr=0.01)],
-    ids=["momentum", "adam"],
-)
-def test_other_optimizers_run(optimizer: Any) -> None:
-    found = []
-    for methods in ({}, {"agem": AGEM(3)}):
-        data = replay_data()
-        found.append(weights(fit(replay_client(data, methods, mlp, optimizer=optimizer), data)))
-    assert all(value.isfinite().all() for value in found[1].values())
-    assert any(not torch.equal(value, found[1][name]) for name, value in found[0].items())
-
-
-@pytest.mark.parametrize("stack", [1, 3])
-def test_hand_written_steps_agree_with_autograd(stack: int) -> None:
-    """In single precision, with dropout. Its masks on the buffer's samples have random keys of their own."""
-    found = []
-    for engine in (EngineOptions("vmap"), EngineOptions("workers", 1, stack)):
-        data = replay_data(split(2, train=120))
-        client = replay_client(data, {"agem": AGEM(3)}, partial(MLP, hidden=[8], dropout=0.25), ReplayBuffer(5), engine)
-        found.append(weights(fit(client, data)))
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name], rtol=0, atol=2e-5)
-
-
-def test_bad_options_are_named() -> None:
-    with pytest.raises(ConfigError, match="at least 1") as caught:
-        AGEM(0)
-    assert (caught.value.key, caught.value.value) == ("methods.agem.batch_size", 0)
-
-
-@pytest.mark.parametrize(
-    ("methods", "settings", "key"),
-    [
-        ({"a": AGEM(2), "b": AGEM(6)}, {}, "methods"),
-        (
-            {"agem": AGEM(2)},
-            CLIPPED,
-            "trainer.gradient_clip_algorithm",
-        ),
-        (
-            {"fed": FedAGEM(2)},
-            CLIPPED,
-            "trainer.gradient_clip_algorithm",
-        ),
-    ],
-    ids=["twins", "clipped", "Fed-A-GEM clipped"],
-)
-def test_what_cannot_work_is_refused(methods: dict[str, Method], settings: dict[str, Any], key: str) -> None:
-    """Two A-GEMs would share their draws and their reference; clipping by value changes a projection's direction."""
-    data = replay_data()
-    with pytest.raises(ConfigError) as caught:
-        fit(replay_client(data, methods, mlp), data, **settings)
-    assert caught.value.key == key
 
 
 def test_gradients_may_be_clipped_by_their_length() -> None:

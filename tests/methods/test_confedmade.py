@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -527,25 +526,6 @@ def test_classifiers_have_no_masks() -> None:
     for client, own in expected.items():
         for name, value in own.items():
             torch.testing.assert_close(found[client][name], value, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("options", "key", "value"),
-    [
-        ({"lambda_3": 0.0}, "lambda_3", 0.0),
-        ({"lambda_3": math.inf}, "lambda_3", math.inf),
-        ({"cut_off": 1.0}, "cut_off", 1.0),
-        ({"cut_off": -0.1, "cut_off_by": "value"}, "cut_off", -0.1),
-        ({"cut_off_by": "size"}, "cut_off_by", "size"),
-        ({"attention": "ones"}, "attention", "ones"),
-        ({"sparsity": -1.0}, "sparsity", -1.0),
-        ({"mask_sparsity": -1.0}, "mask_sparsity", -1.0),
-    ],
-)
-def test_what_cannot_be(options: dict[str, Any], key: str, value: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        CONFEDMADE(**options)
-    assert (caught.value.key, caught.value.value) == (f"methods.confedmade.{key}", value)
 
 
 @pytest.mark.parametrize("synchronised", [False, "start"])

@@ -245,22 +245,6 @@ def test_of_a_fixed_number_of_clients_those_pay_who_took_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        (lambda: DPFedAvg(clip=0.0), "methods.dp_fedavg.clip"),
-        (lambda: DPFedAvg(noise_multiplier=-1.0), "methods.dp_fedavg.noise_multiplier"),
-        (lambda: DPFedAvg(quantile=1.5), "methods.dp_fedavg.quantile"),
-        (lambda: DPFedAvg(clip_lr=0.5), "methods.dp_fedavg.clip_lr"),
-        (lambda: DPFedAvg(count_noise=1.0), "methods.dp_fedavg.count_noise"),
-        (lambda: DPFedAvg(noise_multiplier=0.0, quantile=0.5, count_noise=1.0), "methods.dp_fedavg.count_noise"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(make: Any, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key} "):
-        make()
-
-
-@pytest.mark.parametrize(
     ("methods", "network", "federated", "key"),
     [
         ({"dp": DPFedAvg()}, norm_net, {}, "federated.batchnorm"),

@@ -323,28 +323,6 @@ def test_a_limit_needs_steps_along_the_gradient() -> None:
     assert fit(tiny_client(data, double(mlp), ADAM, {"ewc": EWC()}), data).finished
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"strength": -1.0}, "strength"),
-        ({"limit": 2.0}, "limit"),
-        ({"limit": 0.0}, "limit"),
-        ({"strength": float("nan")}, "strength"),
-        ({"strength": float("inf")}, "strength"),
-        ({"gamma": 1.5, "consolidation": "online"}, "gamma"),
-        ({"gamma": 0.9}, "gamma"),
-        ({"consolidation": "both"}, "consolidation"),
-        ({"fisher": "exact"}, "fisher"),
-        ({"fisher_batch_size": 0}, "fisher_batch_size"),
-    ],
-    ids=str,
-)
-def test_refused_options(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        EWC(**options)
-    assert caught.value.key == f"methods.ewc.{key}"
-
-
 class RowsInTurn(Network):
     """Reads an image row by row, the rows first, with a recurrent layer."""
 
@@ -377,11 +355,6 @@ def test_a_network_without_gradients_in_evaluation_mode_is_refused(method: type[
     with pytest.raises(ConfigError, match=rf"outputs without gradients.*{method.__name__.lower()}\.fisher") as caught:
         run({"m": method(1.0)}, data_of(1), TrainedOnly)
     assert caught.value.key == "model.network"
-
-
-def test_two_of_them_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\]"):
-        run({"a": EWC(1.0), "b": EWC(2.0)})
 
 
 class Overflow(Method):

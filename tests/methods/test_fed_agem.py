@@ -914,36 +914,3 @@ def test_with_fot_clients_and_server_project(frozen: bool) -> None:
             torch.testing.assert_close(
                 step @ basis.double(), torch.zeros(len(step), basis.shape[1]).double(), atol=1e-7, rtol=0
             )
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), partial(torch.optim.Adam, lr=0.01)],
-    ids=["momentum", "adam"],
-)
-def test_other_optimizers_run(optimizer: Any) -> None:
-    found = []
-    for methods in ({}, {"fed_agem": FedAGEM(4)}):
-        data = replay_data()
-        found.append(weights(fit(replay_client(data, methods, mlp, optimizer=optimizer), data)))
-    assert all(value.isfinite().all() for value in found[1].values())
-    assert any(not torch.equal(value, found[1][name]) for name, value in found[0].items())
-
-
-@pytest.mark.parametrize(
-    ("options", "key", "valid"),
-    [
-        ({"samples": 0}, "samples", "at least 1"),
-        ({"every": 0}, "every", "at least 1"),
-        ({"refinement": "turn"}, "refinement", "project_and_scale"),
-        ({"when": "never"}, "when", "conflict"),
-        ({"clients": "some"}, "clients", "holders"),
-        ({"mode": "test"}, "mode", "eval"),
-        ({"share": 0.0}, "share", r"\(0, 1\]"),
-        ({"share": 1.5}, "share", r"\(0, 1\]"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, Any], key: str, valid: str) -> None:
-    with pytest.raises(ConfigError, match=valid) as caught:
-        FedAGEM(**options)
-    assert (caught.value.key, caught.value.value) == (f"methods.fed_agem.{key}", options[key])

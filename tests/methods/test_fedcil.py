@@ -585,26 +585,6 @@ def test_with_samples_of_other_methods(order: tuple[str, str]) -> None:
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"replay_share": 1.0}, "replay_share"),
-        ({"replay_share": -0.1}, "replay_share"),
-        ({"replay_batch_size": 0}, "replay_batch_size"),
-        ({"consistency": -1.0}, "consistency"),
-        ({"consistency": float("nan")}, "consistency"),
-        ({"consolidation_steps": -1}, "consolidation_steps"),
-        ({"consolidation_source": "server"}, "consolidation_source"),
-        ({"consolidation_batch_size": 0}, "consolidation_batch_size"),
-        ({"consolidation_lr": 0.0}, "consolidation_lr"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        FedCIL(**options)
-    assert caught.value.key == f"methods.fedcil.{key}"
-
-
 def test_a_network_without_generator_is_refused() -> None:
     data = tiny_data()
     with pytest.raises(ConfigError, match=r"model\.network = 'MLP'.*ACGAN, with MLP as its classifier.*methods\.cil"):

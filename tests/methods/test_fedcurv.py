@@ -581,33 +581,6 @@ def test_options_of_a_step_that_nobody_takes_are_refused(option: dict[str, Any])
     assert caught.value.key == f"federated.{next(iter(option))}"
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"strength": -1.0}, "strength"),
-        ({"strength": float("nan")}, "strength"),
-        ({"strength": float("inf")}, "strength"),
-        ({"keep": 0.0}, "keep"),
-        ({"keep": 1.1}, "keep"),
-        ({"keep": float("nan")}, "keep"),
-        ({"fisher": "exact"}, "fisher"),
-        ({"reduction": "median"}, "reduction"),
-        ({"fisher_batch_size": 0}, "fisher_batch_size"),
-        ({"on_unstable": "ignore"}, "on_unstable"),
-    ],
-    ids=str,
-)
-def test_refused_options(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        FedCurv(**options)
-    assert caught.value.key == f"methods.fedcurv.{key}"
-
-
-def test_two_of_them_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\]"):
-        run({"a": FedCurv(1.0), "b": FedCurv(2.0)})
-
-
 @pytest.mark.parametrize("exposure", ["cumulative", "asynchronous"])
 def test_clients_that_train_on_other_samples_are_refused(exposure: Any) -> None:
     data = tiny_data(exposure=exposure)

@@ -466,28 +466,6 @@ def test_who_is_not_sampled_when_its_task_ends_counts_too() -> None:
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"keep": 0.0}, "keep"),
-        ({"keep": 1.1}, "keep"),
-        ({"top_kappa": 0}, "top_kappa"),
-        ({"attention": "even"}, "attention"),
-        ({"sparsity": -1.0}, "sparsity"),
-        ({"consolidation": float("inf")}, "consolidation"),
-        ({"threshold": float("nan")}, "threshold"),
-        ({"adaptive_from": "last"}, "adaptive_from"),
-        ({"draws": "mine"}, "draws"),
-        ({"base_mean": "all"}, "base_mean"),
-        ({"lenders": "first_round"}, "lenders"),
-    ],
-)
-def test_other_options_are_refused(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        FedWeIT(**options)
-    assert caught.value.key == f"methods.fedweit.{key}"
-
-
 def test_nothing_is_left_for_a_proximal_term() -> None:
     data = data_of()
     with pytest.raises(ConfigError, match="mu"):

@@ -312,8 +312,6 @@ def test_masks_are_shared_by_those_who_share_numbers(monkeypatch: pytest.MonkeyP
     assert sorted(found[True].values()) == [1] * 8
 
 
-def test_bad_sharing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"methods\.fot\.sketch_sharing"):
-        FOT(sketch_sharing=0)
+def test_shared_dropout_without_shared_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"methods\.fot\.gpse_dropout.*sketch_sharing"):
         FOT(gpse_dropout="shared")

@@ -36,7 +36,6 @@ from cfl.methods.components.layer_inputs.covariance_message import CovarianceMes
 from cfl.methods.components.layer_inputs.packed import pack, unpack
 from cfl.methods.components.subspace import choose_rank, project
 from cfl.randomness.generators import torch_generator
-from cfl.runtime.errors import ConfigError
 from cfl.testing import check_method
 from cfl.testing.method_case import MethodCase
 from cfl.testing.processes import processes_do_not_matter
@@ -396,31 +395,3 @@ def test_the_options_together_have_what_every_method_must_have() -> None:
 def test_the_options_together_do_not_depend_on_processes() -> None:
     """Results differ only by the order in which float32 messages are added."""
     processes_do_not_matter(MethodCase(TOGETHER, tolerance=1e-5))
-
-
-# Settings that cannot work
-
-
-@pytest.mark.parametrize(
-    ("key", "options"),
-    [
-        ("sketch_size", {"message": "covariance", "sketch_size": 5.0}),
-        ("sketch_sharing", {"message": "covariance", "sketch_sharing": 8}),
-        ("residual_share", {"message": "covariance", "residual_share": "client_mean"}),
-        ("importance_scale", {"importance_scale": 1.0}),
-        ("importance_scale", {"message": "covariance", "importance_scale": -1.0}),
-        ("importance_scale", {"message": "covariance", "importance_scale": math.inf}),
-        ("message", {"message": "moments"}),
-        ("capacity", {"capacity": {}}),
-        ("capacity", {"capacity": 0.5}),
-        ("capacity", {"capacity": {"total": 0.5, "per_task": 0.1}}),
-        ("capacity", {"capacity": {"task": 0.5}}),
-        ("capacity", {"capacity": {"total": 0.0}}),
-        ("capacity", {"capacity": {"per_task": 1.5}}),
-        ("capacity", {"capacity": {"total": math.nan}}),
-    ],
-)
-def test_what_does_not_belong_together_is_refused_by_its_key(key: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        FOT(**options)
-    assert caught.value.key == f"methods.fot.{key}"

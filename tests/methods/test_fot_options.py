@@ -235,35 +235,6 @@ def refuse(key: str, make: Callable[[], Any], *words: str) -> None:
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("threshold", 0.0),
-        ("threshold", 1.01),
-        ("threshold", -0.5),
-        ("threshold", math.nan),
-        ("threshold_increment", -0.1),
-        ("threshold_increment", 1.0),
-        ("sketch_size", 0.0),
-        ("sketch_size", -1.0),
-        ("sketch_size", math.nan),
-        ("sketch_size", math.inf),
-        ("sketch_size", {"conv": 1.0}),
-        ("sketch_size", {"conv": 1.0, "linear": 0.0}),
-        ("sketch_size", {"conv": 1.0, "linear": 1.0, "head": 1.0}),
-        ("rank_rule", "paper"),
-        ("minimum_rank", -1),
-        ("minimum_rank", 2),
-        ("residual_share", "mean"),
-        ("gpse_model", "both"),
-        ("gpse_clients", "none"),
-        ("gpse_batch_size", 0),
-    ],
-)
-def test_a_bad_option_is_refused_by_its_key(option: str, value: Any) -> None:
-    refuse(f"methods.fot.{option}", lambda: FOT(**{option: value}))
-
-
 def test_clients_that_have_not_trained_have_no_local_model_to_sketch() -> None:
     refuse("methods.fot.gpse_clients", lambda: FOT(gpse_model="local", gpse_clients="all"), "sampled")
 

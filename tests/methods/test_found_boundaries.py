@@ -99,15 +99,6 @@ def test_options_of_fot_that_need_told_tasks_are_refused(option: str, value: Any
         run({"boundaries": FoundBoundaries(), "fot": FOT(**{"message": "covariance", option: value})})
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("tolerance", -1), ("threshold", 0), ("window", 1), ("warm_up", 1), ("floor", 0), ("keep_every", 0)],
-)
-def test_bad_options_are_refused(option: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"methods\.found_boundaries\.{option}"):
-        FoundBoundaries(**{option: value})
-
-
 def test_the_loss_is_that_of_the_received_model_before_training() -> None:
     data, watch = data_of(), Rounds()
     federation = run({"boundaries": FoundBoundaries(batch_size=7)}, data, callbacks=[watch])

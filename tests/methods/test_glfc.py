@@ -666,22 +666,6 @@ def test_it_composes_with_fed_a_gem() -> None:
         assert max(float((after[0][n] - v).abs().max()) for n, v in plain.items()) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("size", 0),
-        ("batch_size", 0),
-        ("threshold", -0.1),
-        ("perturbation_steps", -1),
-        ("inversion_steps", 0),
-        ("images", 0),
-    ],
-)
-def test_bad_settings_are_refused(option: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"methods.glfc.{option}"):
-        GLFC(**{option: value})
-
-
 def test_personal_models_are_refused() -> None:
     with pytest.raises(ConfigError, match="one model for all clients"):
         run(GLFC(**QUICK), others={"own": PersonalLayers(["head.*"])})  # type: ignore[arg-type]

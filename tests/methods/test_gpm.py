@@ -326,37 +326,6 @@ def test_storage_is_that_of_the_client_that_keeps_most(monkeypatch: pytest.Monke
     assert again.client_storage() == gpm.client_storage()
 
 
-@pytest.mark.parametrize("method", [GPM, RGO])
-def test_two_of_them_would_share_their_clients_state(method: type[Method]) -> None:
-    data = tiny_data(permuted(2))
-    pair = {"a": method(layers=["layers.0"]), "b": method(layers=["head"])}  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=rf"one {method.__name__}"):
-        fit(tiny_client(data, mlp, sgd, pair), data)
-
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"threshold": 0.0}, "threshold"),
-    ({"threshold": 1.1}, "threshold"),
-    ({"threshold": {}}, "threshold"),
-    ({"threshold": {"*": 2}}, "threshold"),
-    ({"threshold_increment": 1.0}, "threshold_increment"),
-    ({"samples": 0}, "samples"),
-    ({"batch_size": 0}, "batch_size"),
-    ({"rank_rule": "fot"}, "rank_rule"),
-    ({"layers": ["fc"]}, "layers"),
-    ({"threshold": {"head": 0.9}}, "threshold"),
-    ({"threshold": {"*": 0.9, "conv*": 0.8}}, "threshold"),
-]
-
-
-@pytest.mark.parametrize(("options", "key"), BAD, ids=[str(options) for options, _ in BAD])
-def test_bad_settings_are_refused_before_training(options: dict[str, Any], key: str) -> None:
-    data = tiny_data(schedule={"rounds_per_task": 1})
-    with pytest.raises(ConfigError) as caught:
-        fit(tiny_client(data, mlp, sgd, {"gpm": GPM(**options)}), data)
-    assert caught.value.key == f"methods.gpm.{key}"
-
-
 def test_optimizers_that_undo_the_projection_are_refused() -> None:
     data = tiny_data(schedule={"rounds_per_task": 1})
     with pytest.raises(ConfigError, match=r"methods\.gpm"):

@@ -520,20 +520,6 @@ def test_it_goes_with_fed_agem_on_top() -> None:
         assert max(float((after[0][n] - v).abs().max()) for n, v in plain.items()) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        (partial(ICaRL, 0), "methods.icarl.size"),
-        (partial(ICaRL, 5, 0), "methods.icarl.batch_size"),
-        (partial(ICaRL, classifier="nearest"), "methods.icarl.classifier"),  # type: ignore[arg-type]
-    ],
-)
-def test_bad_options(make: Any, key: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        make()
-    assert error.value.key == key
-
-
 def test_it_wants_classes_that_compete_and_one_model() -> None:
     data = tiny_data(permuted())
     with pytest.raises(ConfigError, match=r"data\.scenario = 'domain'.*class"):

@@ -162,10 +162,6 @@ def test_an_output_layer_that_tasks_share_in_the_loss_is_protected() -> None:
 
 
 def test_what_cannot_work_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"methods\.inferring_fot\.directions"):
-        InferringFOT(0)
-    with pytest.raises(ConfigError, match=r"methods\.inferring_fot\.threshold"):
-        InferringFOT(threshold=2.0)
     for fot, others, key in (
         (InferringFOT(layers=[]), {}, "methods.inferring_fot.layers"),
         (InferringFOT(), {"local": PersonalLayers(["head.*"])}, "methods.inferring_fot"),

@@ -374,22 +374,6 @@ def test_evaluating_leaves_every_module_in_its_mode() -> None:
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"factor": 0.5}, "factor"),
-        ({"factor": math.inf}, "factor"),
-        ({"patience": 0}, "patience"),
-        ({"floor": -1e-3}, "floor"),
-        ({"threshold": 1.0}, "threshold"),
-        ({"batch_size": 0}, "batch_size"),
-    ],
-)
-def test_bad_options(options: Any, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"methods\.learning_rate_decay\.{key}"):
-        LearningRateDecay(**options)
-
-
 def test_what_cannot_work_is_refused_before_training() -> None:
     def refused(methods: dict[str, Method], match: str, optimizer: Any = sgd, **options: Any) -> None:
         with pytest.raises(ConfigError, match=match):
@@ -397,7 +381,6 @@ def test_what_cannot_work_is_refused_before_training() -> None:
 
     decay = LearningRateDecay
     refused({"a": decay()}, r"data\.validation", validation=0.0)
-    refused({"a": decay(), "b": decay()}, "^methods = .*one LearningRateDecay")
     refused({"a": decay(), "s": SCAFFOLD()}, "no SCAFFOLD beside LearningRateDecay")
     refused({"a": decay(floor=0.1)}, r"methods\.a\.floor = 0\.1 .*below the learning rate, 0\.1")
     refused({"a": decay()}, "model.optimizer", partial(torch.optim.Rprop, lr=0.1))

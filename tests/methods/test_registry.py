@@ -307,6 +307,32 @@ def test_a_client_that_drops_out_keeps_what_it_had(name: str, monkeypatch: pytes
         assert difference(held.get(1), before.get(topic, {}).get(1), place=topic) is None
 
 
+# Each of two would do its own share, or do nothing more.
+MAY_BE_TWICE = {"AnalyticHead", "CFeD", "DER", "ER", "FedProx", "FOT", "GradientCompensation", "InferringFOT"}
+MAY_BE_TWICE |= {"PersonalLayers"}
+
+
+@each_method
+def test_two_of_it_are_refused_unless_they_can_work(name: str) -> None:
+    case = CASES[name]
+    run = partial(case.start, case.data_of(), {"a": case.make(), "b": case.make()})
+    if name in MAY_BE_TWICE:
+        assert run().finished
+        return
+    with pytest.raises(ConfigError, match=rf"^methods = .*({name}|'a', 'b')") as caught:
+        run()
+    assert caught.value.valid
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if ENTRIES[name].neutral is not None])
+def test_neutral_options_change_no_bit_of_what_workers_compute(name: str) -> None:
+    """Workers choose their steps by what methods leave to them. The other engine is one of the properties above."""
+    case = CASES[name]
+    for network in {case.network, *([mlp] if case.network is norm_net else [])}:
+        found, plain = (case.run(which, engine="workers", network=network) for which in ("neutral", "fedavg"))
+        assert difference(found.models, plain.models) is None
+
+
 WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
 
 

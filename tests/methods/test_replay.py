@@ -264,21 +264,6 @@ def test_dropout_of_own_samples_does_not_depend_on_the_memory() -> None:
 
 
 @pytest.mark.parametrize("scenario", ["domain", "task"])
-@pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("name", CASES)
-def test_hand_written_steps_agree_with_autograd(name: str, stack: int, scenario: str) -> None:
-    """In single precision, because networks that convert to double are not trained by hand-written steps."""
-    found = []
-    for engine in (ENGINES[0], EngineOptions("workers", 2, stack)):
-        data = tiny_data(permuted(2, train=70) if scenario == "domain" else split(2, train=70))
-        client = tiny_client(data, partial(MLP, hidden=[8], dropout=0.25), sgd, {"replay": CASES[name][0]()}, engine)
-        found.append(weights(fit(client, data)))
-        assert engine is ENGINES[0] or client.require_work().engine.chain is not None  # type: ignore[attr-defined]
-    for key, tensor in found[0].items():
-        torch.testing.assert_close(tensor, found[1][key], rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("scenario", ["domain", "task"])
 @pytest.mark.parametrize("optimizer", [sgd, partial(torch.optim.SGD, lr=0.1, momentum=0.5)], ids=["plain", "momentum"])
 def test_recorded_steps_give_the_same_bits(scenario: str, optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found, made = [], []
@@ -306,25 +291,6 @@ def test_heads_that_no_client_replays_stay_as_they_were() -> None:
     first, second = (model["head.weight"] for model in watch.models[:2])
     assert torch.equal(first[4:], second[4:])
     assert not torch.equal(first[:2], second[:2])
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"size": 0}, "methods.er.size"),
-        ({"batch_size": 0}, "methods.er.batch_size"),
-        ({"update": "round"}, "methods.er.update"),
-        ({"update": "step"}, "methods.er.per_task"),
-        ({"weight": -1.0}, "methods.er.weight"),
-        ({"weighting": "sum"}, "methods.er.weighting"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        ER(**options)
-    assert caught.value.key == key
-    with pytest.raises(ConfigError, match=r"methods\.gradient_compensation\.loss"):
-        GradientCompensation("mse")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exposure", ["cumulative", "joint"])

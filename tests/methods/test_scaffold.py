@@ -596,11 +596,6 @@ def test_option_one_is_right_on_average_over_dropout_masks() -> None:
 # What is refused.
 
 
-def test_an_unknown_variant_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"methods\.scaffold\.variant"):
-        SCAFFOLD("III")  # type: ignore[arg-type]
-
-
 OTHERS = {
     "momentum=0.9": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
     "momentum=0.5": partial(torch.optim.SGD, lr=0.01, momentum=0.5, nesterov=True),
@@ -629,11 +624,6 @@ def test_plain_sgd_is_used_without_a_word() -> None:
 def test_a_learning_rate_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.optimizer.*lr=0\.0"):
         run({"scaffold": SCAFFOLD()}, optimizer=partial(torch.optim.SGD, lr=0.0))
-
-
-def test_two_of_them_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\]"):
-        run({"a": SCAFFOLD(), "b": SCAFFOLD()})
 
 
 def test_it_is_refused_where_nothing_is_exchanged() -> None:
