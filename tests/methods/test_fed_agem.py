@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,10 +41,10 @@ from support.tiny import (
     mlp,
     norm_net,
     permuted,
-    prompted_net,
     split,
     weights,
 )
+from test_registry import CASES
 from torch import Tensor
 from torch.func import functional_call
 
@@ -63,20 +64,16 @@ from cfl.federation.server import Server
 from cfl.methods import (
     AGEM,
     DER,
-    ER,
     EWC,
     FOT,
     GLFC,
     GPM,
     L2P,
-    RGO,
     SCAFFOLD,
     CFeD,
     FedAGEM,
     FedCIL,
-    FedCurv,
     FedProx,
-    GradientCompensation,
     ICaRL,
     Method,
     PersonalLayers,
@@ -87,6 +84,8 @@ from cfl.models import ACGAN, MLP
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import BadUpdate, ConfigError
+from cfl.testing.comparing import distance
+from cfl.testing.method_case import MethodCase
 from cfl.training.client import Client
 
 WORKERS = EngineOptions("workers", 1, 1, False)  # all fixed: no choice by trial, so that runs repeat bit for bit
@@ -147,8 +146,7 @@ def test_what_only_looks_at_the_model_after_a_round_may_do_so_before_it_or_after
         pair: list[tuple[str, Method]] = [("other", other()), ("fed", FedAGEM(4))]
         client = replay_client(data, dict(pair[::-1] if behind else pair), double(mlp), ReplayBuffer(6))
         found.append(weights(fit(client, data)))
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(found[1][name], tensor, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-12)
 
 
 def test_the_reference_is_of_the_model_that_is_sent_next() -> None:
@@ -624,6 +622,7 @@ class After(Method):
     """Check that refined gradients do not conflict with the reference."""
 
     kind = "look"
+    shared_only = True
 
     def __init__(self, fed: FedAGEM) -> None:
         self.fed, self.steps = fed, 0
@@ -704,8 +703,7 @@ def test_what_it_counts_does_not_depend_on_the_width(share: float) -> None:
         federation = fit(client, data, {"server_momentum": 0.5})
         found.append((fed._refined, fed._steps, weights(federation)))
     assert found[0][:2] == found[1][:2]
-    for name, value in found[0][2].items():
-        torch.testing.assert_close(value, found[1][2][name], rtol=0, atol=1e-10)
+    torch.testing.assert_close(found[0][2], found[1][2], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("how", ["project", "average"])
@@ -722,8 +720,7 @@ def test_gradients_of_rounding_alone_are_no_conflict(how: Any) -> None:
     assert found[0][0] > 0
     for refined, steps, model in found[1:]:
         assert (refined, steps) == found[0][:2]
-        for name, value in found[0][2].items():
-            torch.testing.assert_close(value, model[name], rtol=0, atol=1e-10)
+        torch.testing.assert_close(found[0][2], model, rtol=0, atol=1e-10)
 
 
 def test_outputs_of_other_tasks_move_and_are_kept() -> None:
@@ -821,79 +818,56 @@ def test_bytes(clients: Any, every: int) -> None:
 
 # With others.
 
-OTHERS: dict[str, Callable[[], Method]] = {
-    "AGEM": partial(AGEM, 4),
-    "CFeD": partial(CFeD, Synthetic(3, [1, 4, 4], 30, 3), server_distillation=1),
-    "DER": partial(DER, 1.0, 0.5, 4),
-    "ER": partial(ER, 2),
-    "EWC": partial(EWC, 5.0),
-    "FOT": partial(FOT, 0.9),
-    "FedCurv": partial(FedCurv, 5.0),
-    "FedProx": partial(FedProx, 0.5),
-    "GPM": partial(GPM, 0.9),
-    "GradientCompensation": partial(GradientCompensation, size=2),
-    "PersonalLayers": partial(PersonalLayers, ["head.*"]),
-    "RGO": partial(RGO, 1.0, feature_encoding=False),
-    "SCAFFOLD": SCAFFOLD,
-}
+WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
 
 
-CLASS_INCREMENTAL: dict[str, Callable[[], Method]] = {
-    "AGEM": partial(AGEM, 4),
-    "CFeD": partial(CFeD, Synthetic(3, [1, 4, 4], 30, 3), server_distillation=1),
-    "DER": partial(DER, 1.0, 0.5, 4),
-    "ER": partial(ER, 2),
-    "FedProx": partial(FedProx, 0.5),
-    "GLFC": partial(GLFC, 8, threshold=0.0, perturbation_steps=2, inversion_steps=1, images=1),
-    "ICaRL": partial(ICaRL, 8),
-    "SCAFFOLD": SCAFFOLD,
-}
+def with_classes(case: MethodCase, class_loss: str) -> MethodCase:
+    """The same method over tasks that add classes."""
+    return replace(
+        case, stream=partial(split, train=120), scenario="class", data={**case.data, "class_loss": class_loss}
+    )
 
 
-def end_with(methods: dict[str, Method], class_loss: str | None = None, network: Any = mlp) -> dict[str, Tensor]:
-    """Weights after two permuted tasks or, with a ``class_loss``, after two tasks that add classes."""
-    schedule = {"rounds_per_task": [1, 2], "clients_per_round": 2}
-    data = replay_data(schedule=schedule)
-    if class_loss is not None:
-        data = replay_data(split(2, train=120), schedule=schedule, scenario="class", class_loss=class_loss)
-    return weights(fit(replay_client(data, methods, network, ReplayBuffer(8), WORKERS), data))
+CLASSIFYING = ("GLFC", "ICaRL")  # without domain-incremental runs
+BESIDE = {name: case for name, case in CASES.items() if name not in ("FedAGEM", *CLASSIFYING)}
+for loss in ("all", "seen"):
+    for kind in ("AGEM", "CFeD", "DER", "ER", "FedProx", "L2P", "SCAFFOLD", *CLASSIFYING):
+        BESIDE[f"{kind}, classes, {loss}"] = with_classes(CASES[kind], loss)
+BESIDE["L2P, classes, seen"] = replace(BESIDE["L2P, classes, seen"], make=partial(L2P, 5.0, mask_logits=False))
 
 
-@cache
-def end_with_it_alone(class_loss: str | None = None) -> dict[str, Tensor]:
-    return end_with({"fed_agem": FedAGEM(8)}, class_loss)
+def checked(when: Any) -> dict[str, Method]:
+    fed = FedAGEM(8, when=when)
+    return {"fed_agem": fed, "after": After(fed)}
 
 
-def check_composition(
-    other: Callable[[], Method], alone: dict[str, Tensor], class_loss: str | None = None, network: Any = mlp
-) -> None:
-    """Check that a run of both differs from a run of either, and that no gradient conflicts with the reference."""
-    fed = FedAGEM(8)
-    after = After(fed)
-    both = end_with({"other": other(), "fed_agem": fed, "after": after}, class_loss, network)
-    assert after.steps > 5
-    assert fed.report().figures["refined_share"] > 0
-    for one in (end_with({"other": other()}, class_loss, network), alone):
-        assert max(float((both[n] - one[n]).abs().max()) for n in one) > 1e-5
-    assert all(value.isfinite().all() for value in both.values())
+@pytest.mark.parametrize("name", BESIDE)
+def test_it_goes_on_top_of(name: str) -> None:
+    """A run of both differs from runs of either, and no gradient conflicts with the reference.
 
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_it_composes_with(name: str) -> None:
-    check_composition(OTHERS[name], end_with_it_alone())
-
-
-@pytest.mark.parametrize("class_loss", ["all", "seen"])
-@pytest.mark.parametrize("name", CLASS_INCREMENTAL)
-def test_it_composes_where_classes_are_added(name: str, class_loss: str) -> None:
-    check_composition(CLASS_INCREMENTAL[name], end_with_it_alone(class_loss), class_loss)
-
-
-@pytest.mark.parametrize("class_loss", [None, "all", "seen"])
-def test_it_composes_with_prompts(class_loss: str | None) -> None:
-    """L2P has a forward pass of its own."""
-    alone = end_with({"fed_agem": FedAGEM(8)}, class_loss, prompted_net)
-    check_composition(partial(L2P, 5.0, class_loss != "seen"), alone, class_loss, prompted_net)
+    Runs without shared parameters or with SingleTask are refused.
+    """
+    alone = BESIDE[name]
+    # AnalyticHead trains in the first task alone, whose few steps conflict with no reference.
+    case = replace(alone, beside=partial(checked, "always" if name == "AnalyticHead" else "conflict"))
+    if name in WITHOUT_SHARED_PARAMETERS:
+        with pytest.raises(
+            ConfigError, match=r"stays on its client \(methods\..*at least one parameter that clients share"
+        ):
+            case.start(case.data_of(), case.methods("tried"))
+        return
+    if name == "SingleTask":
+        with pytest.raises(ConfigError, match=r"methods = \['fed_agem', .*beside SingleTask"):
+            case.start(case.data_of(), case.methods("tried"))
+        return
+    both = case.run()
+    after = both.federation.methods["after"]
+    assert isinstance(after, After)
+    assert after.steps > 3
+    assert after.fed.report().figures["refined_share"] > 0
+    for one in (alone.run(), case.run("fedavg")):
+        assert distance(both.models[-1], one.models[-1]) > 1e-5
+    assert all(value.isfinite().all() for value in both.models[-1].values())
 
 
 @pytest.mark.parametrize("frozen", [False, True])

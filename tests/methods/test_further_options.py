@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny import MOMENTUM, ConvNet, deep_mlp, mlp, split
+from support.tiny import MOMENTUM, ConvNet, deep_mlp, mlp, prompted_net, split
 from torch import nn
 
 from cfl.data.augmentation import CropFlip
@@ -22,6 +22,7 @@ from cfl.methods import (
     ER,
     EWC,
     GLFC,
+    L2P,
     RGO,
     SCAFFOLD,
     AnalyticHead,
@@ -142,6 +143,25 @@ CASES: dict[str, tuple[Sequence[str], MethodCase]] = {
     "FedCIL, domain": (ENGINES, fedcil),
     "FedCIL, task": (ENGINES, replace(fedcil, stream=split)),
     "FedCIL, class": (ENGINES, replace(fedcil, stream=split, scenario="class")),
+    "L2P and Fed-A-GEM, Adam": (
+        ENGINES,
+        MethodCase(
+            partial(L2P, 0.5),
+            network=prompted_net,
+            optimizer=ADAM,
+            beside=beside(fed_agem=partial(FedAGEM, 4, when="always")),
+            buffer=partial(ReplayBuffer, 6),
+        ),
+    ),
+    "L2P and DER": (
+        ENGINES,
+        MethodCase(
+            partial(L2P, 0.5),
+            network=prompted_net,
+            beside=beside(der=partial(DER, 0.5, 0.5, 3)),
+            buffer=partial(ReplayBuffer, 6),
+        ),
+    ),
     "ER, augmented": (ENGINES, MethodCase(partial(ER, 3), data=cropped)),
     "ER, drawn in every step": (
         ENGINES,

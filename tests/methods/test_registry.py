@@ -31,7 +31,7 @@ import cfl.methods
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import BoundSchedule
 from cfl.data.sources import Synthetic
-from cfl.methods import FedAGEM, Method
+from cfl.methods import Method
 from cfl.methods.context import Context
 from cfl.models import ACGAN
 from cfl.runtime.errors import ConfigError
@@ -331,28 +331,6 @@ def test_neutral_options_change_no_bit_of_what_workers_compute(name: str) -> Non
     for network in {case.network, *([mlp] if case.network is norm_net else [])}:
         found, plain = (case.run(which, engine="workers", network=network) for which in ("neutral", "fedavg"))
         assert difference(found.models, plain.models) is None
-
-
-WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "FedAGEM"])
-def test_fed_a_gem_goes_on_top_of_it(name: str) -> None:
-    """A run of both differs from runs of either. Runs without shared parameters or with SingleTask are refused."""
-    alone = CASES[name]
-    case = replace(alone, beside=lambda: {"fed_agem": FedAGEM(8, when="always")})
-    if name in WITHOUT_SHARED_PARAMETERS:
-        with pytest.raises(
-            ConfigError, match=r"stays on its client \(methods\..*at least one parameter that clients share"
-        ):
-            case.start(case.data_of(), case.methods("tried"))
-        return
-    if name == "SingleTask":
-        with pytest.raises(ConfigError, match=r"methods = \['fed_agem'\].*beside SingleTask"):
-            case.start(case.data_of(), case.methods("tried"))
-        return
-    for one in (alone.run(), case.run("fedavg")):
-        assert distance(case.run().models[-1], one.models[-1]) > 1e-5
 
 
 # Checkpoints
