@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.naive_fisher import mean_squared_gradients
 from support.tiny import ConvNet, StridedNet
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import cfl.methods.components.curvature.layer_squares
 import cfl.methods.components.curvature.sample_gradients
-from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
+from cfl.methods.components.curvature.fisher import FisherKind, diagonal_fisher
 from cfl.methods.components.curvature.layer_squares import Convolution
 from cfl.methods.components.curvature.sample_gradients import squared_gradient_sums
 from cfl.models import MADE, MLP, LeNet
@@ -133,51 +134,9 @@ def samples(count: int = SAMPLES) -> tuple[Tensor, Tensor]:
     return x, torch.randint(1, 4, (count,), generator=generator)  # labels that every mask below allows
 
 
-def gradient_of_log_p(
-    network: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, label: int, outputs: Tensor | None
-) -> tuple[dict[str, Tensor], float]:
-    """One sample's ``d log p(label) / dw`` by autograd, and ``p(label)``."""
-    names = [n for n, _ in network.named_parameters()]
-    leaves = {n: tensors[n].detach().clone().requires_grad_() for n in names}
-    network.eval()
-    logits = functional_call(network, {**tensors, **leaves}, (x[None],))[0]
-    if outputs is not None:
-        logits = torch.stack([logit for logit, allowed in zip(logits, outputs, strict=True) if allowed])
-        label = int(outputs[:label].sum())
-    log_p = F.log_softmax(logits, 0)[label]
-    found = torch.autograd.grad(log_p, list(leaves.values()), allow_unused=True)
-    return {
-        n: torch.zeros_like(leaves[n]) if g is None else g for n, g in zip(names, found, strict=True)
-    }, log_p.exp().item()
-
-
-def loop(
-    network: nn.Module, x: Tensor, y: Tensor, kind: FisherKind, outputs: Tensor | None, drawn: Tensor | None = None
-) -> dict[str, Tensor]:
-    """The definition, sample by sample and label by label; the mean over samples."""
-    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    total = {n: torch.zeros_like(p) for n, p in network.named_parameters()}
-    for i in range(len(x)):
-        allowed = range(OUTPUTS) if outputs is None else outputs.nonzero().flatten().tolist()
-        labels = {
-            "empirical": [int(y[i])],
-            "weighted": [int(y[i])],
-            "expected": list(allowed),
-            "sampled": [] if drawn is None else [int(drawn[i])],
-        }[kind]
-        for label in labels:
-            gradient, p = gradient_of_log_p(network, tensors, x[i], label, outputs)
-            weight = p if kind in ("weighted", "expected") else 1.0
-            for name in total:
-                total[name] += weight * gradient[name] ** 2 / len(x)
-    return {name: value.detach() for name, value in total.items()}
-
-
 def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], rtol: float = 1e-9) -> None:
-    assert set(found) == set(expected)
     assert any(float(value.abs().max()) > 1e-3 for value in expected.values())
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=rtol, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-13)
 
 
 MASK = torch.tensor([False, True, True, True, False])
@@ -191,7 +150,7 @@ def test_it_is_the_mean_of_squared_gradients_over_samples(name: str, kind: Fishe
     x, y = samples()
     batches = [(x[:4], y[:4]), (x[4:], y[4:])]
     found = diagonal_fisher(network, {}, batches, kind, outputs)
-    assert_close(found, loop(network, x, y, kind, outputs))
+    assert_close(found, mean_squared_gradients(network, x, y, kind, outputs))
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "shared"])
@@ -331,17 +290,7 @@ def test_it_computes_with_the_tensors_it_is_given() -> None:
     x, y = samples()
     tensors = {**dict(other.named_parameters()), **dict(other.named_buffers())}
     found = diagonal_fisher(network, tensors, [(x, y)])
-    assert_close(found, loop(other, x, y, "empirical", None))
-
-
-def test_outputs_outside_the_loss_get_nothing() -> None:
-    network = made("mlp")
-    x, y = samples()
-    for kind in ("empirical", "expected", "weighted"):
-        found = diagonal_fisher(network, {}, [(x, y)], kind, MASK)  # type: ignore[arg-type]
-        for name in ("head.weight", "head.bias"):
-            assert (found[name][~MASK] == 0).all()
-            assert (found[name][MASK] > 0).any()
+    assert_close(found, mean_squared_gradients(other, x, y))
 
 
 def test_only_what_is_asked_for() -> None:
@@ -359,14 +308,8 @@ def test_drawn_labels_are_those_of_a_loop() -> None:
     """The Fisher is that of labels which a loop draws from the cumulated probabilities with the same numbers."""
     network = made("mlp")
     x, y = samples(40)
-    with torch.no_grad():
-        p = network.eval()(x).masked_fill(~MASK, -torch.inf).softmax(1)
-    uniform = torch.rand(40, 1, generator=torch_generator(0, "draw"), dtype=torch.float64)
-    drawn = torch.stack([(row.cumsum(0) <= u).sum() for row, u in zip(p, uniform, strict=True)])
-    assert MASK[drawn].all()
-    assert len(drawn.unique()) == 3
     found = diagonal_fisher(network, {}, [(x, y)], "sampled", MASK, generator=torch_generator(0, "draw"))
-    assert_close(found, loop(network, x, y, "sampled", MASK, drawn))
+    assert_close(found, mean_squared_gradients(network, x, y, "sampled", MASK))
 
 
 def test_drawn_labels_give_the_expectation_in_the_mean() -> None:
@@ -420,7 +363,7 @@ def test_batch_statistics_are_constants(name: str) -> None:
     before = {n: t.clone() for n, t in network.state_dict().items()}
     network.train()
     found = diagonal_fisher(network, {}, [(x, y)], batch_statistics=True)
-    assert_close(found, loop(frozen, x, y, "empirical", None))
+    assert_close(found, mean_squared_gradients(frozen, x, y))
     assert all(module.training for module in network.modules())
     assert all(torch.equal(tensor, before[n]) for n, tensor in network.state_dict().items())
 
@@ -480,11 +423,3 @@ def test_refusals() -> None:
         diagonal_fisher(network, {}, [(x, torch.zeros_like(y))], outputs=MASK)
     with pytest.raises(ValueError, match="generator"):
         diagonal_fisher(network, {}, [(x, y)], "sampled")
-
-
-def test_every_kind_has_its_name() -> None:
-    """Four kinds, four results."""
-    network = made("mlp")
-    x, y = samples()
-    found = [diagonal_fisher(network, {}, [(x, y)], k, generator=torch_generator(0, "d")) for k in FISHER_KINDS]
-    assert len({round(float(f["head.bias"].sum()), 9) for f in found}) == len(FISHER_KINDS)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.naive_fisher import mean_squared_gradients
 from support.tiny import mlp
 from torch import Tensor, nn
 
@@ -180,32 +181,7 @@ def samples(count: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(OUTPUTS, (count,), generator=generator)
 
 
-def loop(network: nn.Module, x: Tensor, y: Tensor, kind: FisherKind = "empirical") -> dict[str, Tensor]:
-    """The definition: one sample and label at a time, one call of autograd for each."""
-    network.eval()
-    parameters = dict(network.named_parameters())
-    total = {name: torch.zeros_like(value) for name, value in parameters.items()}
-    draws = torch.rand(len(x), 1, generator=torch_generator(0, "draw"), dtype=torch.float64)
-    for sample, label, draw in zip(x, y, draws, strict=True):
-        log_p = network(sample[None])[0].log_softmax(0)
-        p = log_p.detach().exp()
-        weights = {
-            "empirical": F.one_hot(label, OUTPUTS),
-            "weighted": F.one_hot(label, OUTPUTS) * p,
-            "sampled": F.one_hot((p.cumsum(0) <= draw).sum(), OUTPUTS),
-            "expected": p,
-        }[kind]
-        for output, weight in enumerate(weights):
-            found = torch.autograd.grad(log_p[output], list(parameters.values()), retain_graph=True, allow_unused=True)
-            for name, gradient in zip(parameters, found, strict=True):
-                total[name] += 0 if gradient is None else weight * gradient**2 / len(x)
-    return total
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}")
+assert_same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.filterwarnings("ignore:the Fisher information of")
@@ -213,7 +189,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_is_the_mean_of_squared_gradients_over_samples(name: str, count: int) -> None:
     x, y = samples(count)
-    assert_same(diagonal_fisher(made(name), {}, [(x, y)]), loop(made(name), x, y))
+    assert_same(diagonal_fisher(made(name), {}, [(x, y)]), mean_squared_gradients(made(name), x, y))
 
 
 @pytest.mark.parametrize("kind", FISHER_KINDS)
@@ -221,7 +197,7 @@ def test_it_is_the_mean_of_squared_gradients_over_samples(name: str, count: int)
 def test_labels_of_every_kind(name: str, kind: FisherKind) -> None:
     x, y = samples(POSITIONS)
     found = diagonal_fisher(made(name), {}, [(x, y)], kind, generator=torch_generator(0, "draw"))
-    assert_same(found, loop(made(name), x, y, kind))
+    assert_same(found, mean_squared_gradients(made(name), x, y, kind))
 
 
 @pytest.mark.parametrize("sizes", [(POSITIONS, 2, 1), (1, POSITIONS), (2, 3, POSITIONS), (7, POSITIONS)], ids=str)
@@ -229,14 +205,17 @@ def test_batches_of_many_sizes(sizes: tuple[int, ...]) -> None:
     """What one batch has shown about a layer holds for those after it, among them one with a sample per position."""
     x, y = samples(sum(sizes))
     network = made("sequence first")
-    assert_same(diagonal_fisher(network, {}, zip(x.split(sizes), y.split(sizes), strict=True)), loop(network, x, y))
+    assert_same(
+        diagonal_fisher(network, {}, zip(x.split(sizes), y.split(sizes), strict=True)),
+        mean_squared_gradients(network, x, y),
+    )
 
 
 def test_two_positions_in_batches_of_two() -> None:
     """The other batch that a first one is compared with has two samples."""
     network, (x, y) = made("sequence first"), samples(7)
     x = x[:, :, :2]
-    expected = loop(network, x, y)
+    expected = mean_squared_gradients(network, x, y)
     assert_same(diagonal_fisher(network, {}, [(x[:3], y[:3]), (x[3:5], y[3:5]), (x[5:], y[5:])]), expected)
 
 
@@ -284,7 +263,7 @@ def test_convolutions_whose_maps_are_reshaped() -> None:
 
     torch.manual_seed(3)
     network, (x, y) = Maps().double(), samples(5)
-    assert_same(diagonal_fisher(network, {}, [(x, y)]), loop(network, x, y))
+    assert_same(diagonal_fisher(network, {}, [(x, y)]), mean_squared_gradients(network, x, y))
 
 
 @pytest.mark.filterwarnings("ignore:the Fisher information of")
