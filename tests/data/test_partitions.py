@@ -185,17 +185,6 @@ def test_class_proportions_have_the_dirichlets_moments(alpha: float) -> None:
     assert off == pytest.approx(covariance, rel=0.08)
 
 
-def test_small_alpha_concentrates_and_large_alpha_levels() -> None:
-    labels = shuffled_labels(*[1000] * 5)
-
-    def largest_part(alpha: float) -> float:
-        shares = Dirichlet(alpha, min_samples=0, balance=False).split(labels, 10, rng())
-        return float((histogram(labels, shares).max(axis=0) / 1000).mean())
-
-    assert largest_part(0.01) > 0.9
-    assert largest_part(1e4) < 0.11
-
-
 def naive_balanced_counts(
     class_sizes: list[int], clients: int, alpha: float, generator: np.random.Generator
 ) -> np.ndarray:

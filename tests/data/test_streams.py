@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from support.tiny import tiny_data
 
 import cfl  # noqa: F401  before torchvision
@@ -293,13 +292,6 @@ def test_rotation_map_equals_torchvision_on_a_drawn_digit(degrees: float) -> Non
     np.testing.assert_array_equal(ours, expected)
 
 
-def test_a_quarter_turn_is_counter_clockwise() -> None:
-    from cfl.data.streams.rotated import rotation_map
-
-    image = torch.arange(9).reshape(3, 3)
-    assert torch.equal(image.flatten()[rotation_map(3, 3, 90.0)].reshape(3, 3), torch.rot90(image))
-
-
 def test_angles_are_keyed_and_uniform() -> None:
     stream = Rotated(Noise(), num_tasks=3, max_degrees=120)
     angles = np.array([stream.angle(t, seed) for seed in range(200) for t in range(3)])
@@ -424,19 +416,6 @@ def test_impossible_sequences_are_refused() -> None:
         Sequence([])
     with pytest.raises(ConfigError, match=r"data\.stream\.sources .*b: 3 channels.*same number of channels"):
         Sequence([Noise("a", channels=2), Noise("b", channels=3), Noise("c")])
-
-
-def test_streams_are_built_from_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # the new name is younger than our oldest version
-    parser = ArgumentParser()
-    parser.add_argument("--stream", type=Stream)
-    noise = {"class_path": f"{__name__}.Noise", "init_args": {"num_classes": 6}}
-    config = {"stream": {"class_path": "ClassSplit", "init_args": {"source": noise, "num_tasks": 3}}}
-    built = parser.instantiate_classes(parser.parse_object(config)).stream
-    assert isinstance(built, ClassSplit)
-    assert built.classes_per_task == [2, 2, 2]
-    config = {"stream": {"class_path": "cfl.data.streams.Sequence", "init_args": {"sources": [noise, noise]}}}
-    assert parser.instantiate_classes(parser.parse_object(config)).stream.classes_per_task == [6, 6]
 
 
 class Grouped(Noise):

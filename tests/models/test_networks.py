@@ -120,14 +120,6 @@ def test_parameter_counts_are_those_of_the_papers(
     assert num_parameters(network) == parameters
 
 
-def test_the_miniimagenet_resnet_without_its_heads() -> None:
-    with torch.device("meta"):
-        network = ResNet18((3, 84, 84), 100, width=32, norm="batch_no_stats", stem_stride=2)
-    assert num_parameters(network) - num_parameters(network.head) == 2_795_040
-    assert network.head.in_features == 2304
-    assert not [name for name, _ in network.named_buffers()]
-
-
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_contract_of_every_network(case: tuple[type[Network], dict[str, Any], tuple[int, int, int], int]) -> None:
     network_class, options, shape, outputs = case
@@ -494,17 +486,3 @@ def test_bad_options_are_refused(network_class: type[Network], arguments: dict[s
     with torch.device("meta"), pytest.raises(ConfigError) as error:
         network_class(**{"input_shape": (1, 28, 28), "num_outputs": 10, **arguments})
     assert error.value.key == f"model.network.{key}"
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_networks_are_built_from_yaml_like_settings() -> None:
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(Network, "network", required=True)
-    settings = {"input_shape": [1, 28, 28], "num_outputs": 3, "hidden": [8, 4], "dropout": [0.1, 0]}
-    built = parser.instantiate_classes(
-        parser.parse_object({"network": {"class_path": "cfl.models.MLP", "init_args": settings}})
-    ).network
-    assert isinstance(built, MLP)
-    assert (built.hidden, built.dropout, built.input_shape) == ([8, 4], [0.1, 0.0], (1, 28, 28))

@@ -158,31 +158,3 @@ def test_a_factor_of_a_matrix_that_rounding_made_indefinite() -> None:
     torch.testing.assert_close(lower @ lower.T, matrix, rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match="not positive definite"):
         factor(-torch.eye(3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_on_a_quadratic_the_old_loss_grows_less_than_by_plain_descent(seed: int) -> None:
-    """Least squares: the old loss starts at its minimum, and the new loss falls by the same share either way."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator, dtype=torch.float64)
-
-    d, outputs, n = 12, 3, 200
-    scales = torch.logspace(0, -2, d, dtype=torch.float64)  # the old inputs lie near a few directions
-    old_inputs = orthonormal(1, d, d, seed)[0] @ (scales.unsqueeze(1) * draw(d, n))
-    new_inputs, wanted = draw(d, n), draw(outputs, d)
-    old = draw(outputs, d)
-    curvature = old_inputs @ old_inputs.T / n
-    p, _ = normalised(inverse_with(None, curvature + 0.01 * curvature.diagonal().mean() * torch.eye(d)))
-
-    def new_loss(w: Tensor) -> Tensor:
-        return ((w - wanted) @ new_inputs).square().sum() / (2 * n)
-
-    grown = {}
-    for name, right in (("plain", torch.eye(d, dtype=torch.float64)), ("projected", p)):
-        w = old.clone()
-        while new_loss(w) > 0.5 * new_loss(old):
-            w -= 0.01 * ((w - wanted) @ new_inputs @ new_inputs.T / n) @ right
-        grown[name] = float(((w - old) @ old_inputs).square().sum() / (2 * n))
-    assert 0 < grown["projected"] < 0.5 * grown["plain"]
