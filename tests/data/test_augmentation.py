@@ -237,8 +237,7 @@ def test_width_and_engine_change_nothing(network: Any) -> None:
     runs = [trained(7, VMAP, network, CropFlip(1))]
     runs += [trained(width, EngineOptions("workers", 2), network, CropFlip(1)) for width in (1, 7)]
     for run in runs:
-        for name, value in expected.items():
-            torch.testing.assert_close(run[name], value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(run, expected, rtol=0, atol=1e-12)
     plain = trained(7, VMAP, network, None)
     assert any(float((plain[name] - value).abs().max()) > 1e-4 for name, value in expected.items())
 
@@ -246,8 +245,7 @@ def test_width_and_engine_change_nothing(network: Any) -> None:
 def test_stacked_workers_agree() -> None:
     expected = trained(7, VMAP, mlp, CropFlip(1))
     found = trained(7, EngineOptions("workers", 2, stack=4), mlp, CropFlip(1))
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
 
 
 class Nothing(Augmentation):

@@ -269,10 +269,8 @@ def test_width_does_not_matter(name: str) -> None:
         data = data_of(width, sequences=FixedTasks([[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 2, 1]]), validation=0.1)
         runs.append(run(METHODS[name](), data))
     for client, own in kept_by(runs[0]).items():
-        for key, value in own.items():
-            torch.testing.assert_close(kept_by(runs[1])[client][key], value, rtol=0, atol=1e-9)
-    for key, value in weights(runs[0]).items():
-        torch.testing.assert_close(weights(runs[1])[key], value, rtol=0, atol=1e-9)
+        torch.testing.assert_close(kept_by(runs[1])[client], own, rtol=0, atol=1e-9)
+    torch.testing.assert_close(weights(runs[1]), weights(runs[0]), rtol=0, atol=1e-9)
     assert torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
     assert not torch.isnan(runs[0].accuracy.compute()).any()
 

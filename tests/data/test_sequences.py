@@ -210,8 +210,7 @@ def test_federated_averaging_is_a_plain_loop_over_every_clients_own_tasks(output
                     logits = functional_call(network, model, (x,))[:, first : first + 2]
                     right = (logits.argmax(1) == test.labels).double().mean()
                     matrix[c, plan.task, position] = 100 * right
-    for name, value in weights(federation).items():
-        torch.testing.assert_close(value, model[name], rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights(federation), model, rtol=0, atol=1e-12)
     torch.testing.assert_close(federation.accuracy.compute(), matrix, rtol=0, atol=1e-9)
     figures = federation.accuracy.summary()
     assert figures["clients_evaluated"] == 3
@@ -223,8 +222,7 @@ def test_the_streams_order_as_everyones_sequence_is_no_sequence_at_all() -> None
     common = tiny_data(stream(), num_clients=3)
     same = tiny_data(stream(), num_clients=3, sequences=FixedTasks([[0, 1, 2]] * 3))
     models = [weights(fit(tiny_client(data, double(mlp)), data)) for data in (common, same)]
-    for name, value in models[0].items():
-        torch.testing.assert_close(models[1][name], value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(models[1], models[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +241,7 @@ def test_width_does_not_matter(methods: dict[str, Method]) -> None:
     import copy
 
     runs = [run(copy.deepcopy(methods), width, partition=Dirichlet(1.0, 4)) for width in (1, 3)]
-    for name, value in weights(runs[0]).items():
-        torch.testing.assert_close(weights(runs[1])[name], value, rtol=0, atol=1e-9)
+    torch.testing.assert_close(weights(runs[1]), weights(runs[0]), rtol=0, atol=1e-9)
     assert torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
 
 

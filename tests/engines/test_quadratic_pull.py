@@ -123,8 +123,7 @@ def test_engines_that_step_at_once_agree_with_gradients(
         monkeypatch.setattr(KeepGradients, "gradient", never)
         found, _ = trained(engine, methods_of(name), network)
         monkeypatch.undo()
-        for key, value in expected.items():
-            torch.testing.assert_close(found[key], value, rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("network", [mlp, ConvNet])
@@ -148,8 +147,7 @@ def test_with_replayed_samples_too() -> None:
     expected, _ = trained(VMAP, made())
     for stack in (1, 3):
         found, _ = trained(EngineOptions("workers", 2, stack), made())
-        for name, value in found.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
 
 
 class Halve(Method):
@@ -176,5 +174,4 @@ def test_elsewhere_it_is_added_to_the_gradient(optimizer: Any, methods: dict[str
 
     expected, _ = trained(VMAP, made(), optimizer=optimizer)
     found, _ = trained(EngineOptions("workers", 2), made(), optimizer=optimizer)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)

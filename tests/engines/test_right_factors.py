@@ -57,8 +57,7 @@ def test_the_engines_way_gives_the_methods_result(
     engine = EngineOptions("workers", workers=2, batch_last=batch_last)
     found = run(CASES[name], engine, network, scenario, optimizer)
     assert any(used)
-    for key, tensor in found.items():
-        torch.testing.assert_close(tensor, expected[key], rtol=0, atol=2e-5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
 def _unexpected(*_: Any) -> None:
@@ -104,7 +103,6 @@ def test_beside_another_method_that_changes_gradients_the_order_of_methods_holds
     vmap, workers = EngineOptions("vmap"), EngineOptions("workers", workers=2)
     expected = trained(vmap, {"gpm": GPM(threshold=0.9), "shifted": Shifted()})
     found = trained(workers, {"gpm": GPM(threshold=0.9), "shifted": Shifted()})
-    for key, tensor in expected.items():
-        torch.testing.assert_close(tensor, found[key], rtol=0, atol=2e-5)
+    torch.testing.assert_close(expected, found, rtol=0, atol=2e-5)
     reverse = trained(workers, {"shifted": Shifted(), "gpm": GPM(threshold=0.9)})
     assert max(float((reverse[key] - tensor).abs().max()) for key, tensor in expected.items()) > 1e-3

@@ -347,8 +347,7 @@ def test_without_replay_and_consolidation_it_is_federated_averaging_of_its_loss(
 
     expected, _ = federated_averaging(network, data, momentum, server_momentum=0.5, loss_of=loss_of)
     found = weights(fit(client, data, {"server_momentum": 0.5}))
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("scenario", "network"), [("domain", normalising), ("domain", acgan), ("task", normalising)])
@@ -365,8 +364,7 @@ def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str, netwo
     client = tiny_client(data, double(network), sgd, {"cil": method}, ENGINES[0])
     loop = Loop(client, data, 0.3, 0.0, steps=2)
     federation = fit(client, data)
-    for name, expected in loop.run().items():
-        torch.testing.assert_close(weights(federation)[name], expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(weights(federation), loop.run(), rtol=0, atol=1e-9)
 
 
 def test_classes_compete_within_their_task_or_with_all_seen() -> None:
@@ -577,8 +575,7 @@ def test_with_samples_of_other_methods(order: tuple[str, str]) -> None:
         found.append(weights(fit(client, data)))
     alone = tiny_data(permuted(2, train=70), schedule={"cohort_width": 3})
     without = weights(fit(tiny_client(alone, double(acgan), sgd, {"cil": FedCIL(consolidation_steps=0)}), alone))
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(tensor, found[1][name], rtol=0, atol=1e-9)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)
     assert max(float((found[0][n] - without[n]).abs().max()) for n in without) > 1e-3
 
 

@@ -174,8 +174,7 @@ def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
     plain = PlainGPM(data, **naive)
     models = run_rounds(data, double(make), initial, optimizer, plain.change, plain.remember)
     for number, (found, expected) in enumerate(zip(watch.models[1:], models, strict=True)):
-        for tensor, value in expected.items():
-            torch.testing.assert_close(found[tensor], value, rtol=0, atol=1e-7, msg=f"{tensor}, round {number}")
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-7, msg=lambda m, n=number: f"round {n}: {m}")
     assert plain.memories
     for who in range(data.num_clients):
         found = memories_of(gpm, federation, who)
@@ -288,8 +287,7 @@ def test_directions_are_kept_in_blocks_over_their_borders(monkeypatch: pytest.Mo
         found[block] = watch.models[-1], memories_of(gpm, federation, 2)
     assert found[3][1]["layers.0"].shape[1] > 6
     for small, large in zip(*found.values(), strict=True):
-        for name, value in large.items():
-            torch.testing.assert_close(small[name], value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(small, large, rtol=0, atol=1e-12)
 
 
 def test_what_is_sent_and_kept() -> None:

@@ -208,8 +208,7 @@ def check_run(
     loop = Loop(client, data, remembered)
     loop.model = start
     expected = loop.run(loss)
-    for name_, tensor in weights(federation).items():
-        torch.testing.assert_close(tensor, expected[name_], rtol=0, atol=1e-10)
+    torch.testing.assert_close(weights(federation), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -241,8 +240,7 @@ def test_dropout_of_two_lots_does_not_depend_on_the_cohort(name: str) -> None:
         network = double(partial(MLP, hidden=[8], dropout=0.5))
         results.append(weights(fit(replay_client(data, TWO_LOTS[name](), network, ReplayBuffer(30), engine), data)))
     for found in results[1:]:
-        for key, tensor in found.items():
-            torch.testing.assert_close(tensor, results[0][key], rtol=0, atol=1e-12)
+        torch.testing.assert_close(found, results[0], rtol=0, atol=1e-12)
 
 
 def test_dropout_of_own_samples_does_not_depend_on_the_memory() -> None:

@@ -33,8 +33,7 @@ def test_hand_written_steps_agree_with_autograd(name: str, stack: int, scenario:
         client = replay_client(data, {"replay": REPLAYING[name]()}, network, ReplayBuffer(5), engine)
         found.append(weights(fit(client, data)))
         assert engine.kind == "vmap" or client.require_work().engine.chain is not None  # type: ignore[attr-defined]
-    for key, tensor in found[0].items():
-        torch.testing.assert_close(tensor, found[1][key], rtol=0, atol=2e-5)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +52,7 @@ def test_other_optimizers_run(name: str, optimizer: Any) -> None:
         client = replay_client(data, methods, mlp, engine=options, optimizer=optimizer)
         found.append(weights(fit(client, data)))
     assert all(value.isfinite().all() for value in found[0].values())
-    for key, value in found[0].items():
-        torch.testing.assert_close(value, found[1][key], rtol=0, atol=2e-5)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=2e-5)
     assert max(float((value - found[2][key]).abs().max()) for key, value in found[0].items()) > 1e-3
 
 

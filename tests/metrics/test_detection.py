@@ -116,8 +116,9 @@ def run(engine: str = "vmap", methods: dict[str, Method] | None = None, rounds: 
 
 def test_engines_agree_and_widths_as_well() -> None:
     federations = [run("vmap"), run("workers")]
-    for name, tensor in federations[0].model.state_tensors().items():
-        torch.testing.assert_close(tensor, federations[1].model.state_tensors()[name], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        federations[0].model.state_tensors(), federations[1].model.state_tensors(), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_a_detector_learns() -> None:

@@ -132,8 +132,7 @@ def test_freezing_is_training_the_rest() -> None:
         data = tiny_data()
         make = optimizer or (lambda parameters: Selective(parameters, lr=0.1, momentum=0.5, weight_decay=0.1))
         found.append(weights(fit(tiny_client(data, network, make), data)))
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(tensor, found[1][name], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
 
 
 def test_a_network_without_anything_to_train_is_refused() -> None:
@@ -206,15 +205,13 @@ def test_batchnorm_in_evaluation_mode_keeps_its_statistics(engine: Any) -> None:
 @pytest.mark.parametrize("network", [StillNorm, StillDropout])
 def test_engines_agree_on_modules_in_evaluation_mode(network: Any) -> None:
     found = [weights(trained(network, engine)) for engine in ENGINES]
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(tensor, found[1][name], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_dropout_in_evaluation_mode_drops_nothing(engine: Any) -> None:
     found = [weights(trained(network, engine)) for network in (StillDropout, NoDropout)]
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(tensor, found[1][name], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
 
 
 class Constants(Network):

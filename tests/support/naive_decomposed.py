@@ -338,8 +338,7 @@ def assert_the_same(federation: Federation, method: APD, naive: Naive) -> None:
             if method.retroactive:
                 filed |= {f"adaptive {x.name}": model[x.earlier][task] for x in layers}
             compare(f"client {client}, task {task}", filed, theirs)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     matrix = federation.accuracy.compute()
     assert all(naive.matrices), "every row is compared"
     for row, accuracies in enumerate(naive.matrices):

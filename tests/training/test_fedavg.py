@@ -54,8 +54,7 @@ def assert_same_run(
     assert set(found) == set(expected)
     moved = [not torch.equal(expected[name], value) for name, value in network.named_parameters()]
     assert all(moved)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
 def unequal_data(stream: Stream | None = None, **options: Any) -> FederatedDataModule:
