@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -17,6 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from support.naive_replay import (
     AFTER_THE_ROUND,
     EVEN,
+    FORMULAS,
     SCENARIOS,
     Settings,
     assert_is_the_loop,
@@ -24,7 +25,7 @@ from support.naive_replay import (
     flat,
     held,
     inputs,
-    outputs_of,
+    mean_cross_entropy,
     projected,
     replay_client,
     replay_data,
@@ -45,7 +46,7 @@ from support.tiny import (
     weights,
 )
 from test_registry import CASES
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.data.augmentation import CropFlip
@@ -160,11 +161,7 @@ def test_the_reference_is_of_the_model_that_is_sent_next() -> None:
     federation = fit(replay_client(data, methods, double(mlp), ReplayBuffer(4)), data, None, [watch])
     for round in range(data.num_rounds - 1):
         pooled = [Sample(*pair) for client in data.rounds.round(round).clients for pair in watch.held[round][client]]
-        leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
-        x, y, _ = inputs(data, pooled)
-        loss = F.cross_entropy(functional_call(federation.network, leaves, (x,)), y)
-        expected = flat(torch.autograd.grad(loss, list(leaves.values())))
-        torch.testing.assert_close(flat(list(watch.references[round].values())), expected, rtol=0, atol=1e-12)
+        watch.check(round, [gradient_on(data, federation.network, watch.models[round], pooled)])
 
 
 @pytest.mark.parametrize("scenario", ["domain", "task"])
@@ -266,14 +263,11 @@ def test_a_holder_without_the_task_computes_with_its_own_layers() -> None:
     for round in range(data.num_rounds - 1):
         expected = []
         for client, kept in watch.own[round].items():
+            shared = {name: value for name, value in watch.models[round].items() if "head" not in name}
             samples = [Sample(*pair) for pair in watch.held[round][client]]
-            leaves = {n: value.clone().requires_grad_() for n, value in watch.models[round].items() if "head" not in n}
-            x, y, _ = inputs(data, samples)
-            loss = F.cross_entropy(functional_call(federation.network, {**leaves, **kept}, (x,)), y)
-            expected.append(flat(torch.autograd.grad(loss, list(leaves.values()))))
+            expected.append(gradient_on(data, federation.network, shared, samples, kept=kept))
             absent += client not in data.members[data.rounds.task_of(round)]
-        found = flat(list(watch.references[round].values()))
-        torch.testing.assert_close(found, torch.stack(expected).mean(0), rtol=0, atol=1e-12)
+        watch.check(round, expected)
     assert absent > 1
 
 
@@ -297,43 +291,22 @@ def test_clients_with_clocks_of_their_own(clients: Any) -> None:
         for client in asked:
             samples = [Sample(*pair) for pair in watch.held[round][client]]
             if samples:
-                leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
-                x, y, _ = inputs(data, samples)
-                seen = 2 * (data.rounds.task_at(round, client) + 1)
-                loss = F.cross_entropy(functional_call(federation.network, leaves, (x,))[:, :seen], y)
-                expected.append(flat(torch.autograd.grad(loss, list(leaves.values()))))
-        found = flat(list(watch.references[round].values()))
-        torch.testing.assert_close(found, torch.stack(expected).mean(0), rtol=0, atol=1e-12)
+                now = data.rounds.task_at(round, client)
+                expected.append(gradient_on(data, federation.network, watch.models[round], samples, now))
+        watch.check(round, expected)
         apart += len({data.rounds.task_at(round, client) for client in asked}) > 1
         left += len(data.rounds.present(round)) < 4
     assert apart > 2
     assert left > 0
 
 
-def rotated(g: Tensor, r: Tensor) -> Tensor:
-    return g.norm() * (g + r) / (g + r).norm()
-
-
-def scaled(g: Tensor, r: Tensor) -> Tensor:
-    p = g - (g @ r) / (r @ r) * r
-    return g.norm() / p.norm() * p
-
-
-CHANGES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
-    "project": lambda g, r: g - (g @ r) / (r @ r) * r,
-    "project_and_scale": scaled,
-    "rotate": rotated,
-    "average": lambda g, r: (g + r) / 2,
-}
-
-
 @pytest.mark.parametrize("when", ["conflict", "always"])
-@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("how", FORMULAS)
 def test_variants(how: Any, when: Any) -> None:
     """Section 5.3.1, Table 9."""
 
     def change(g: Tensor, r: Tensor) -> Tensor:
-        return CHANGES[how](g, r) if when == "always" or g @ r < 0 else g
+        return FORMULAS[how](g, r) if when == "always" or g @ r < 0 else g
 
     fed = FedAGEM(3, refinement=how, when=when)
     loop = assert_is_the_loop(replay_data(), {"fed_agem": fed}, Settings(fed=3, refinement=change))
@@ -344,7 +317,7 @@ def test_variants(how: Any, when: Any) -> None:
 def test_a_share_of_the_cases_is_what_the_loop_draws(when: Any) -> None:
     """Table 10: a drawn share of the conflicts, or of all steps, is refined. Other gradients stay as they are."""
     fed = FedAGEM(3, share=0.5, when=when)
-    change = CHANGES["project"] if when == "always" else projected
+    change = FORMULAS["project"] if when == "always" else projected
     loop = assert_is_the_loop(replay_data(), {"fed_agem": fed}, Settings(fed=3, share=0.5, refinement=change))
     assert loop.refined > 5
     assert loop.spared > 5
@@ -376,6 +349,11 @@ class References(Callback):
         own = {client: federation.clients.get("model", client) for client in clients}
         self.own.append({client: kept for client, kept in own.items() if kept is not None})
 
+    def check(self, round: int, expected: list[Tensor], atol: float = 1e-12) -> None:
+        """Require that the reference of a round is the mean of flat gradients."""
+        found = flat(list(self.references[round].values()))
+        torch.testing.assert_close(found, torch.stack(expected).mean(0), rtol=0, atol=atol)
+
 
 def watched(
     data: FederatedDataModule, fed: FedAGEM, network: Any, size: int = 4, **options: Any
@@ -385,11 +363,22 @@ def watched(
     return watch, fit(client, data, None, [watch])
 
 
-def loss_on(data: FederatedDataModule, logits: Tensor, samples: list[Sample], y: Tensor) -> Tensor:
-    # In these scenarios a sample's outputs do not depend on the task in training, which is given as 0.
-    rows = [row[outputs_of(data, sample.task, 0)] for row, sample in zip(logits, samples, strict=True)]
-    right = [outputs_of(data, sample.task, 0).index(int(label)) for sample, label in zip(samples, y, strict=True)]
-    return torch.stack([F.cross_entropy(row, torch.tensor(of)) for row, of in zip(rows, right, strict=True)]).mean()
+def gradient_on(
+    data: FederatedDataModule,
+    network: nn.Module,
+    model: Mapping[str, Tensor],
+    samples: list[Sample],
+    now: int = 0,
+    kept: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """Gradient of the samples' mean cross-entropy by the tensors of ``model``, flat, while a client is at task ``now``.
+
+    ``kept`` has the client's own tensors.
+    """
+    leaves = {name: value.clone().requires_grad_() for name, value in model.items()}
+    x, y, tasks = inputs(data, samples)
+    loss = mean_cross_entropy(data, functional_call(network, {**leaves, **(kept or {})}, (x,)), y, tasks, now)
+    return flat(torch.autograd.grad(loss, list(leaves.values())))
 
 
 @pytest.mark.parametrize("scenario", ["domain", "task"])
@@ -401,11 +390,7 @@ def test_it_is_the_gradient_on_all_buffers_if_they_are_equally_full(scenario: st
     for round in range(data.num_rounds - 1):
         pooled = [Sample(*pair) for client in data.rounds.round(round).clients for pair in watch.held[round][client]]
         assert len(pooled) == 12
-        leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
-        x, y, _ = inputs(data, pooled)
-        loss = loss_on(data, functional_call(federation.network, leaves, (x,)), pooled, y)
-        expected = flat(torch.autograd.grad(loss, list(leaves.values())))
-        torch.testing.assert_close(flat(list(watch.references[round].values())), expected, rtol=0, atol=1e-12)
+        watch.check(round, [gradient_on(data, federation.network, watch.models[round], pooled)])
     last = data.num_rounds - 1
     assert all(torch.equal(watch.references[last][n], v) for n, v in watch.references[last - 1].items())
 
@@ -424,19 +409,16 @@ def test_raw_samples_are_augmented_anew_for_every_reference() -> None:
         methods: dict[str, Method] = {"fed_agem": FedAGEM(4)}
         buffer = ReplayBuffer(4, keeps="raw")
         federation = fit(replay_client(data, methods, double(mlp), buffer, WORKERS), data, None, [watch])
-        found.append(watch.references)
+        found.append(watch)
     for round in range(data.num_rounds - 1):
         pooled = [
             Sample(*pair, round, AFTER_THE_ROUND)
             for member in data.rounds.round(round).clients
             for pair in watch.held[round][member]
         ]
-        leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
-        x, y, _ = inputs(data, pooled)
-        loss = F.cross_entropy(functional_call(federation.network, leaves, (x,)), y)
-        expected = flat(torch.autograd.grad(loss, list(leaves.values())))
-        for references in found:
-            torch.testing.assert_close(flat(list(references[round].values())), expected, rtol=0, atol=1e-9)
+        expected = gradient_on(data, federation.network, watch.models[round], pooled)
+        for run in found:
+            run.check(round, [expected], 1e-9)
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -447,13 +429,7 @@ def test_modes_of_the_network(mode: Any) -> None:
     watch, federation = watched(data, FedAGEM(4, mode=mode), network)
     again, _ = watched(data, FedAGEM(4, mode=mode), network)
     pooled = [Sample(*pair) for client in data.rounds.round(0).clients for pair in watch.held[0][client]]
-    leaves = {name: value.clone().requires_grad_() for name, value in watch.models[0].items()}
-    x, y, _ = inputs(data, pooled)
-    plain = flat(
-        torch.autograd.grad(
-            F.cross_entropy(functional_call(federation.network.eval(), leaves, (x,)), y), list(leaves.values())
-        )
-    )
+    plain = gradient_on(data, federation.network.eval(), watch.models[0], pooled)
     found = flat(list(watch.references[0].values()))
     assert torch.allclose(found, plain, rtol=0, atol=1e-12) == (mode == "eval")
     assert torch.equal(found, flat(list(again.references[0].values())))
@@ -474,15 +450,12 @@ def test_dropout_of_the_reference_is_drawn_for_each_round_and_client() -> None:
     for round in range(data.num_rounds - 1):
         expected = []
         for client in data.rounds.round(round).clients:
-            x, y, _ = inputs(data, drawn_for_reference(data, watch, round, client))
+            drawn = drawn_for_reference(data, watch, round, client)
             key = seed_for(data.seed, "dropout of the reference", round, client)
-            masks = {name: mask[0] for name, mask in draw(torch.tensor([key]), len(x), torch.float64).items()}
-            leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
+            masks = {name: mask[0] for name, mask in draw(torch.tensor([key]), len(drawn), torch.float64).items()}
             with dropout_masks(network, masks):
-                loss = F.cross_entropy(functional_call(network, leaves, (x,)), y)
-            expected.append(flat(torch.autograd.grad(loss, list(leaves.values()))))
-        found = flat(list(watch.references[round].values()))
-        torch.testing.assert_close(found, torch.stack(expected).mean(0), rtol=0, atol=1e-12)
+                expected.append(gradient_on(data, network, watch.models[round], drawn))
+        watch.check(round, expected)
 
 
 @pytest.mark.parametrize("batchnorm", ["average", "local"])
@@ -513,8 +486,7 @@ def test_in_mode_eval_batchnorm_normalises_by_running_statistics(batchnorm: Any)
             mean = t["fc_norm.running_mean"]
             assert mean.any()
             own += not torch.equal(mean, watch.models[round]["fc_norm.running_mean"])
-        found = flat(list(watch.references[round].values()))
-        torch.testing.assert_close(found, torch.stack(expected).mean(0), rtol=0, atol=1e-12)
+        watch.check(round, expected)
     assert own == (9 if batchnorm == "local" else 0)
 
 
@@ -747,7 +719,7 @@ class Around(Method):
         self.gradients.append(cohort.gradients["head.weight"].clone())
 
 
-@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("how", FORMULAS)
 def test_what_stays_on_the_clients_is_left_alone(how: Any) -> None:
     before, after, fed = Around(), Around(), FedAGEM(4, refinement=how, when="always")
     data = replay_data()

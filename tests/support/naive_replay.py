@@ -23,6 +23,7 @@ from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
+from cfl.methods.components.gradient_projection import Refinement
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.training.client import Client
 from support.naive import plain_network
@@ -205,9 +206,35 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
+def project(g: Tensor, r: Tensor) -> Tensor:
+    return g - (g @ r) / (r @ r) * r
+
+
+def project_and_scale(g: Tensor, r: Tensor) -> Tensor:
+    p = project(g, r)
+    return g.norm() / p.norm() * p
+
+
+def rotate(g: Tensor, r: Tensor) -> Tensor:
+    return g.norm() * (g + r) / (g + r).norm()
+
+
+def average(g: Tensor, r: Tensor) -> Tensor:
+    return (g + r) / 2
+
+
+FORMULAS: dict[Refinement, Callable[[Tensor, Tensor], Tensor]] = {
+    "project": project,
+    "project_and_scale": project_and_scale,
+    "rotate": rotate,
+    "average": average,
+}
+"""Refinements of a flat gradient by a flat reference."""
+
+
 def projected(g: Tensor, r: Tensor) -> Tensor:
     """Return ``g`` without its part against ``r`` (equation 5)."""
-    return g - (g @ r) / (r @ r) * r if g @ r < 0 else g
+    return project(g, r) if g @ r < 0 else g
 
 
 @dataclass

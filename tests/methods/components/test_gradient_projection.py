@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from support.naive_replay import FORMULAS
 from torch import Tensor
 
 from cfl.methods.components.gradient_projection import (
@@ -40,31 +39,6 @@ def refined(g: Tensor, r: Tensor, rows: Tensor | None = None, how: Refinement = 
     gradients = split(g)
     refine(gradients, split(r), torch.ones(len(g), dtype=torch.bool) if rows is None else rows, how)
     return joined(gradients)
-
-
-def project(g: Tensor, r: Tensor) -> Tensor:
-    return g - (g @ r) / (r @ r) * r
-
-
-def project_and_scale(g: Tensor, r: Tensor) -> Tensor:
-    p = project(g, r)
-    return g.norm() / p.norm() * p
-
-
-def rotate(g: Tensor, r: Tensor) -> Tensor:
-    return g.norm() * (g + r) / (g + r).norm()
-
-
-def average(g: Tensor, r: Tensor) -> Tensor:
-    return (g + r) / 2
-
-
-FORMULAS: dict[Refinement, Callable[[Tensor, Tensor], Tensor]] = {
-    "project": project,
-    "project_and_scale": project_and_scale,
-    "rotate": rotate,
-    "average": average,
-}
 
 
 def test_every_refinement_has_a_formula_here() -> None:
