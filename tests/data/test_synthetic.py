@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cfl.data.sources import (
-    Synthetic,
-)
+from cfl.data.sources import Synthetic
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError
 

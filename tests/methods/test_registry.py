@@ -9,23 +9,16 @@ import copy
 import importlib
 import inspect
 import pkgutil
-import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
-import yaml
-from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback
 from support.local_work import counted_steps
 from support.tiny import NetworkFactory, mlp, norm_net, prompted_net
-from torch import Tensor
 
 import cfl.methods
 from cfl.data.scenarios import Scenario
@@ -41,9 +34,6 @@ from cfl.testing.method_case import MethodCase
 from cfl.testing.method_declarations import scenario_is_as_declared
 from cfl.testing.method_numbers import blocks_agree, devices_agree
 from cfl.testing.processes import Crew, processes_do_not_matter
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
-DATA_PAGE = CONFIGS.parents[1] / "docs" / "data.md"
 
 
 @dataclass(frozen=True)
@@ -333,194 +323,7 @@ def test_neutral_options_change_no_bit_of_what_workers_compute(name: str) -> Non
         assert difference(found.models, plain.models) is None
 
 
-# Checkpoints
-
-
-def without_times(state: Any) -> Any:
-    """State in a form that compares bit for bit, without wall-clock seconds."""
-    if isinstance(state, Tensor):
-        return state.dtype, state.shape, state.detach().cpu().contiguous().numpy().tobytes()
-    if isinstance(state, Mapping):
-        return {str(key): without_times(value) for key, value in state.items() if "seconds" not in str(key)}
-    if isinstance(state, list | tuple):
-        return [without_times(value) for value in state]
-    return repr(state)
-
-
-MODEL = "dict[str, Tensor]"
-RECORD = "{task: int, client: int, layer: str, adaptive_share: float, mean_gate: float"
-APD_STATE = {
-    "initial": ("_initial", MODEL),
-    "rows": ("_rows", f"list[{RECORD}}}]"),
-    "client_bytes": ("_client_bytes", "dict[int, int]"),
-}
-FEDWEIT_STATE = APD_STATE | {
-    "rows": ("_rows", f"list[{RECORD}, sources: str, source_tasks: str, attention: str}}]"),
-    "sent": ("_sent", MODEL),
-    "knowledge": (
-        "_knowledge",
-        # Whole rows, because they are smaller here than rows, columns and values of entries.
-        "list[{task: int, round: int, clients: list[int], bytes: list[int], "
-        "layers: dict[str, {row: None, column: None, values: Tensor, size: int}]}]",
-    ),
-    "bytes": ("_bytes", "list[list[int]]"),
-}
-FOT_STATE = {
-    "bases": ("bases", MODEL),
-    "importance": ("importance", "dict"),
-    "gpse_seconds": ("gpse_seconds", "list[float]"),
-    "rows": (
-        "_rows",
-        "list[{task: int, layer: str, input_dim: int, basis_size: int, added: int, used_space: float, "
-        "residual_share: float, threshold: float, sketch_bytes: int, basis_bytes: int, gpse_seconds: float}]",
-    ),
-}
-STATES: dict[str, dict[str, tuple[str, str]]] = {
-    "APD": APD_STATE,
-    "AnalyticHead": {
-        "gram": ("gram", "Tensor"),
-        "class_sums": ("class_sums", "Tensor"),
-        "weight": ("weight", "Tensor"),
-        "statistics": ("_statistics", MODEL),
-    },
-    "CFeD": {
-        "old": ("_old.tensors", MODEL),
-        "received": ("_old.holders", "list[int]"),
-        "seconds": ("server_seconds", "float"),
-        "surrogate": ("_surrogate_digest", "str"),
-    },
-    "CONFEDMADE": FEDWEIT_STATE,
-    "DPFedAvg": {"clips": ("clips", "Tensor"), "rows": ("_rows", "list[{round: int, clip: float, within: float}]")},
-    "EWC": {
-        "rows": (
-            "_rows",
-            "list[{task: int, clients: int, fisher_mean: float, fisher_max: float, fisher_seconds: float}]",
-        ),
-    },
-    "FOT": FOT_STATE,
-    "FedAGEM": {
-        "reference": ("reference", MODEL),
-        "have": ("_have", "list[int]"),
-        "seconds": ("seconds", "float"),
-        "steps": ("_steps", "int"),
-        "refined": ("_refined", "int"),
-    },
-    "FedCIL": {
-        "replay": ("_replay", MODEL),
-        "receivers": ("_receivers", "list"),
-    },
-    "FedCurv": {
-        "u": ("u", MODEL),
-        "v": ("v", MODEL),
-        "of_round": ("_of_round", "int"),
-        "penalty_bytes": ("_penalty_bytes", "int"),
-        "rows": (
-            "_rows",
-            "list[{round: int, clients: int, u_mean: float, u_max: float, greatest_pull: float, "
-            "fisher_seconds: float}]",
-        ),
-    },
-    "FedWeIT": FEDWEIT_STATE,
-    "GLFC": {
-        "proxy": (
-            "proxy",
-            "{images: Tensor, labels: Tensor, classes: Tensor, version: int, "
-            "slots: list[None | {tensors: dict[str, Tensor], classes: Tensor, accuracy: float, version: int}]}",
-        ),
-        "rows": ("_rows", "list[dict[str, int]]"),
-        "seconds": ("seconds", "float"),
-    },
-    "GPM": {
-        "rows": (
-            "_rows",
-            "list[{task: int, layer: str, input_dim: int, clients: int, basis_size: float, smallest_basis: int, "
-            "largest_basis: int, added: float, used_space: float, residual_share: float, threshold: float, "
-            "memory_bytes: float}]",
-        ),
-        "memory_seconds": ("memory_seconds", "float"),
-        "most_bytes": ("_most_bytes", "int"),
-    },
-    "ICaRL": {
-        "means": ("means", "Tensor"),
-        "known": ("known", "Tensor"),
-        "old": ("_old.tensors", MODEL),
-        "received": ("_old.holders", "list[int]"),
-    },
-    "InferringFOT": FOT_STATE
-    | {
-        "task_bases": ("task_bases", MODEL),
-        "identified.sums": ("identified.sums", "Tensor"),
-        "identified.counts": ("identified.counts", "Tensor"),
-    },
-    "LearningRateDecay": {
-        "rows": ("_rows", "list[{task: int, clients: int, stopped: int, mean_rate: float, validation_loss: float}]")
-    },
-    "RGO": {
-        "rows": (
-            "_rows",
-            "list[{task: int, layer: str, input_dim: int, clients: int, curvature: float, free_space: float}]",
-        ),
-        "memory_seconds": ("memory_seconds", "float"),
-    },
-    "SCAFFOLD": {"variate": ("variate", MODEL)},
-    "SingleTask": {"initial": ("_initial", MODEL)},
-}
-"""A method's state in checkpoints: key -> the attribute that it restores, and its form in the file.
-
-Users keep checkpoints of these forms, so a changed form needs code that still reads the earlier one.
-"""
-
-
-def form(value: Any) -> str:
-    """Types of a value and of its elements. A dict whose values have several types is given with its keys, in order."""
-    if type(value) is dict and value:
-        held = {form(element) for element in value.values()}
-        if (len(held) > 1 and held != {"Tensor"}) or "row" in value:
-            return "{" + ", ".join(f"{key}: {form(element)}" for key, element in value.items()) + "}"
-        return f"dict[{' | '.join({type(key).__name__ for key in value})}, {held.pop()}]"
-    if type(value) is list and value:
-        return f"list[{' | '.join(sorted({form(element) for element in value}))}]"
-    return "None" if value is None else type(value).__name__
-
-
-def contents(value: Any) -> Any:
-    """An attribute in a form that compares: objects of the package as what they hold, sets as lists."""
-    if isinstance(value, Mapping):
-        return {key: contents(element) for key, element in value.items()}
-    if isinstance(value, list | tuple | set):
-        return type(value).__name__, [contents(x) for x in (sorted(value) if isinstance(value, set) else value)]
-    if type(value).__module__.startswith("cfl."):
-        return type(value).__name__, contents(vars(value))
-    return value
-
-
-@each_method
-def test_checkpoints_have_the_form_they_had(name: str) -> None:
-    method = CASES[name].run(tasks=3).method
-    assert method is not None
-    state = method.state_dict()
-    assert [(key, form(value)) for key, value in state.items()] == [
-        (key, of_file) for key, (_, of_file) in STATES.get(name, {}).items()
-    ]
-
-
-@each_method
-def test_its_attributes_come_back_from_a_file(name: str, tmp_path: Path) -> None:
-    method = CASES[name].run(tasks=3).method
-    assert method is not None
-    torch.save(method.state_dict(), tmp_path / "state.pt")
-    other = METHODS[name](**ENTRIES[name].active)
-    other.setup(method.context)
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    for attribute, _ in STATES.get(name, {}).values():
-        found, expected = attrgetter(attribute)(other), attrgetter(attribute)(method)
-        assert type(found) is type(expected)
-        assert without_times({attribute: contents(found)}) == without_times({attribute: contents(expected)})
-    if name == "ICaRL":
-        assert other._complete  # type: ignore[attr-defined]  # computed anew from the restored state
-
-
-# Reports and declarations
+# Declarations
 
 
 @each_method
@@ -541,57 +344,6 @@ def test_who_looks_back_refuses_training_in_which_no_task_ends(name: str) -> Non
     with pytest.raises(ConfigError) as caught:
         case.start(case.data_of(exposure="joint"), case.methods("tried"))
     assert (caught.value.key, caught.value.value) == ("data.exposure", "joint")
-
-
-# Configs
-
-
-def methods_of(path: Path) -> dict[str, Method]:
-    """The methods that a config file makes. The file may also name the network that they need."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--methods", type=dict[str, Method])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer releases of jsonargparse rename the method
-        given = parser.parse_object({"methods": yaml.safe_load(path.read_text())["methods"]})
-        methods: dict[str, Method] = parser.instantiate_classes(given).methods
-    return methods
-
-
-@each_method
-def test_it_has_a_config(name: str) -> None:
-    made = methods_of(CONFIGS / ENTRIES[name].config)
-    assert name in {type(method).__name__ for method in made.values()}
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
-def test_every_config_of_a_method_can_be_read(path: Path) -> None:
-    assert path.read_text().startswith("# ")
-    named = methods_of(path)
-    assert bool(named) != (path.stem == "fedavg")
-    assert all(type(method).__name__ in ENTRIES for method in named.values())
-
-
-def documented() -> Iterator[tuple[str, list[str]]]:
-    """Names of the table of scenarios in the documents, with the scenarios that have a cross."""
-    (table,) = re.findall(r"(?<=`configs/methods/` \|)[^\n]*\n\|[-|]+\n((?:\|.*\n)+)", DATA_PAGE.read_text())
-    columns = ["task", "class", "domain", "density", "regression"]
-    for line in table.splitlines():
-        names, *crosses = (cell.strip() for cell in line.strip("|").split("|"))
-        for name in re.findall(r"[\w-]+(?=,|$| \()", names):
-            yield name, [column for column, cross in zip(columns, crosses, strict=False) if cross == "x"]
-
-
-@pytest.mark.parametrize(("name", "scenarios"), [*documented()])
-def test_the_documents_say_in_which_scenarios_it_works(name: str, scenarios: list[str]) -> None:
-    allowed = set(get_args(Scenario)).intersection(
-        *(m.scenarios for m in methods_of(CONFIGS / f"{name}.yaml").values())
-    )
-    assert ("regression" in allowed) == ("detection" in allowed)
-    assert set(scenarios) == allowed - {"detection"}
-
-
-def test_the_documents_have_all_configs_of_methods() -> None:
-    assert sorted(name for name, _ in documented()) == sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
 def setting(name: str) -> tuple[Any, ...]:
