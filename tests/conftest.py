@@ -35,7 +35,7 @@ def data_root() -> Path:
 @pytest.fixture(scope="module")
 def crew() -> Iterator[Any]:
     """Two connected processes, for all tests of a module."""
-    from support.tiny_parallel import Crew
+    from cfl.testing.processes import Crew
 
     crew = Crew(2)
     yield crew

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from support import tiny, tiny_cli
-from support.tiny_parallel import Crew
 
 from cfl.callbacks import AccuracyTargets, FederatedOrchestrator, RunRecord
 from cfl.callbacks.accuracy_targets import name_of
@@ -21,6 +20,7 @@ from cfl.data.schedule import Schedule
 from cfl.reporting.experiment import completed, config_hash, differences, experiment_of
 from cfl.reporting.run_folder import read_curve
 from cfl.runtime.errors import ConfigError
+from cfl.testing.processes import Crew
 
 ROUNDS = 16
 ONE_TASK = (
@@ -251,7 +251,7 @@ def test_all_processes_stop_in_the_same_round(
 
 
 def states(size: int) -> dict[str, Any]:
-    from support.tiny_parallel import several
+    from cfl.testing.processes import several
 
     data = tiny.tiny_data(tiny.permuted(1), schedule={"rounds_per_task": 12, "evaluate_every": 1, "cohort_width": 2})
     watch = AccuracyTargets([40, 50])

@@ -16,8 +16,8 @@ import pytest
 import torch
 from support import tiny_cli
 from support.tiny_cli import VARIANTS
-from support.tiny_parallel import Crew, arrays, free_port
 
+from cfl.testing.processes import Crew, arrays, free_port
 from cfl.training import gathering
 from cfl.training.strategy import strategy_for
 
@@ -241,7 +241,7 @@ def test_launched_by_lightning(alone: dict[str, Path], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_bad_update_ends_processes_launched_by_lightning(tmp_path: Path) -> None:
     """A diverged client in process 1 ends both processes with status 2, and process 0 names process 1 in one line."""
-    poison = ("--methods.poison", "support.tiny_parallel.Poison", "--methods.poison.client", "1")
+    poison = ("--methods.poison", "support.tiny.Poison", "--methods.poison.client", "1", "--methods.poison.round", "1")
     process = launch(tmp_path / "run", "--schedule.clients_per_round", "4", *poison)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err

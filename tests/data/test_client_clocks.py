@@ -16,6 +16,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from support import tiny_cli
 from support.naive import accuracy
 from support.tiny import (
+    Poison,
     SaveAfter,
     double,
     kept_by,
@@ -183,15 +184,8 @@ run = runs_in_double(data_of)
 
 @pytest.mark.parametrize("width", [1, 10])
 def test_who_is_left_out_is_recorded_with_its_own_task(width: int) -> None:
-    class Poison(Method):
-        client_clocks = True
-
-        def adjust_gradients(self, cohort: Any) -> None:
-            if 2 in cohort.clients:
-                cohort.gradients["head.bias"][cohort.clients.index(2)] = torch.nan
-
     data = data_of(width)
-    federation = run({"poison": Poison()}, data, federated={"on_bad_update": "skip"})
+    federation = run({"poison": Poison(2)}, data, federated={"on_bad_update": "skip"})
     rounds = [plan for plan in map(data.rounds.round, range(data.num_rounds)) if 2 in plan.clients]
     assert federation.channel.skipped == [(p.round, data.rounds.task_at(p.round, 2), 2) for p in rounds]
     assert any(plan.task != data.rounds.task_at(plan.round, 2) for plan in rounds)

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from support import tiny_cli
 from support.tiny import SaveAfter, fit, kept_by, norm_net, tiny_client, tiny_data, weights
-from support.tiny_parallel import Crew
 
 from cfl.callbacks import RoundCheckpoint, RunRecord
 from cfl.callbacks.streamed_checkpoints import StreamedCheckpoints
@@ -27,6 +26,7 @@ from cfl.federation.federation import Federation
 from cfl.methods.personal import PersonalLayers
 from cfl.reporting.rounding import rounded
 from cfl.runtime.errors import ConfigError
+from cfl.testing.processes import Crew
 
 HEAD = 4 * 8 + 4
 LIMITS = {"memory": "null", "disk": "0", "moved": str(2.5 * 4 * HEAD / 1e6)}

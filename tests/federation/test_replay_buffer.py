@@ -23,7 +23,7 @@ from support.naive_replay import (
     replay_data,
     word,
 )
-from support.tiny import fit, mlp, permuted, split, tiny_data, weights
+from support.tiny import Poison, fit, mlp, permuted, split, tiny_data, weights
 from support.tiny_cli import printed_config
 from torch import Tensor
 from torch.func import functional_call
@@ -407,14 +407,8 @@ def table_of(federation: Federation) -> dict[str, Tensor]:
 def test_a_client_that_diverges_keeps_the_buffer_it_had() -> None:
     """With ``on_bad_update: skip``, a client with a bad update keeps its earlier buffer, without NaN logits."""
 
-    class Diverge(Method):
-        def adjust_gradients(self, cohort: Cohort) -> None:
-            if cohort.round == 1 and 2 in cohort.clients:
-                for gradient in cohort.gradients.values():
-                    gradient[cohort.clients.index(2)] = torch.nan
-
     tables = []
-    for bad in ({}, {"bad": Diverge()}):
+    for bad in ({}, {"bad": Poison(2, 1)}):
         data = replay_data(schedule={"clients_per_round": 1.0, "rounds_per_task": [1, 2]})
         client = replay_client(data, {"der": DER(), **bad}, mlp, ReplayBuffer(5))
         federation = fit(client, data, {"on_bad_update": "skip"})

@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 import torch
 from support.naive_decomposed import assert_the_same, data_of, written_out
-from support.tiny import ConvNet, double, fit, kept_by, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
+from support.tiny import (
+    ConvNet,
+    Poison,
+    double,
+    fit,
+    kept_by,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+)
 from torch import Tensor
 
 from cfl.data.client_clocks import rounds_of_clients
@@ -156,14 +169,6 @@ def test_what_a_task_begins_with(adaptive_from: Any, draws: Any) -> None:
 
 
 def test_who_trains_to_nan_begins_the_task_once_more() -> None:
-    class Poison(Method):
-        """Give client 1 a gradient of NaN in the first round of the second task."""
-
-        @torch.no_grad()
-        def adjust_gradients(self, cohort: Cohort) -> None:
-            if cohort.round == 2 and 1 in cohort.clients:
-                cohort.gradients["head.bias"][cohort.clients.index(1)] = torch.nan
-
     started: list[tuple[int, int]] = []
 
     class Counts(APD):
@@ -173,7 +178,7 @@ def test_who_trains_to_nan_begins_the_task_once_more() -> None:
 
     data = data_of(clients_per_round=1.0, rounds_per_task=2)
     method = Counts(**OPTIONS)
-    client = tiny_client(data, mlp, sgd, {"apd": method, "poison": Poison()})
+    client = tiny_client(data, mlp, sgd, {"apd": method, "poison": Poison(1, 2)})
     federation = fit(client, data, {"on_bad_update": "skip"})
     again = [(3, 1)]
     assert sorted(started) == sorted([(r, c) for r in (0, 2, 4) for c in range(3)] + again)

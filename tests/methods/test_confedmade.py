@@ -11,7 +11,7 @@ import torch
 from support import tiny_cli
 from support.naive import local_batches
 from support.naive_decomposed import Naive, Owner, Tensors, clones, leaf, leaves, renamed
-from support.tiny import double, fit, kept_by, mlp, permuted, sgd, source, tiny_client, tiny_data
+from support.tiny import Poison, double, fit, kept_by, mlp, permuted, sgd, source, tiny_client, tiny_data
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -357,17 +357,9 @@ def test_bytes_by_hand(options: dict[str, Any], entries: int, order_agnostic: bo
     assert down == {"model": 0, "base": 2 * (8 * whole + bits) + 2 * (8 * entries + bits)}
 
 
-class Poison(Method):
-    """Client 0's gradient is NaN."""
-
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        if 0 in cohort.clients:
-            cohort.gradients["head.bias"][cohort.clients.index(0), 0] = torch.nan
-
-
 def test_clients_that_are_skipped_are_not_in_the_share_of_entries_sent() -> None:
     method, data = CONFEDMADE(cut_off=0.5), tiny_data(permuted(1))
-    client = tiny_client(data, mlp, sgd, {"it": method, "poison": Poison()})
+    client = tiny_client(data, mlp, sgd, {"it": method, "poison": Poison(0)})
     federation = fit(client, data, {"on_bad_update": "skip"})
     assert {who for _, _, who in federation.channel.skipped} == {0}
     assert method.report().figures["base_share"] == pytest.approx(0.5)

@@ -15,6 +15,7 @@ from support.naive_fisher import Before, fisher_by_loop
 from support.tiny import (
     ConvNet,
     NetworkFactory,
+    Poison,
     fit,
     five_unequal,
     mlp,
@@ -387,24 +388,12 @@ def test_the_sums_follow_the_network_to_its_device() -> None:
     assert {t.device.type for pair in held.values() for t in pair} == {"meta"}
 
 
-class Explodes(Method):
-    """In one round, one client ends with an infinite weight."""
-
-    def __init__(self, client: int, round: int) -> None:
-        self.client, self.round = client, round
-
-    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        for p in positions:
-            if (cohort.round, cohort.clients[p]) == (self.round, self.client):
-                cohort.parameters["head.bias"].data[p, 0] = torch.inf
-
-
 def test_a_client_that_is_left_out_has_no_share() -> None:
     """A skipped client is not in the sums of its round. It keeps its share of an older round."""
 
     def methods() -> dict[str, Method]:
         fedcurv = FedCurv(1.0)
-        return {"explodes": Explodes(0, 1), "fedcurv": fedcurv, "sums": FreshSums(fedcurv)}
+        return {"poison": Poison(0, 1), "fedcurv": fedcurv, "sums": FreshSums(fedcurv)}
 
     options = {"clients_per_round": 1.0, "rounds_per_task": 3}
     data = {"data": data_of(tasks=1, participation=None, schedule=options)}

@@ -13,12 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.naive_fot import Watch, layer_rows
-from support.tiny import Rounds, SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, weights
+from support.tiny import Poison, Rounds, SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import EWC, FOT, GPM, FedCurv, FoundBoundaries, InferringFOT, Method
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
@@ -248,22 +247,12 @@ def test_clients_without_a_fisher_of_the_task_have_no_part() -> None:
     assert found[1]["fisher_mean"] is None
 
 
-class Poison(Method):
-    """Client 0's gradient is NaN in round 3."""
-
-    task_free = True
-
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        if cohort.round == 3 and 0 in cohort.clients:
-            cohort.gradients["head.bias"][cohort.clients.index(0), 0] = torch.nan
-
-
 def test_clients_that_are_skipped_neither_send_nor_keep_anything() -> None:
     methods = {
         "boundaries": FoundBoundaries(**QUICK),
         "ewc": EWC(3.0),
         "fot": FOT(0.9, message="covariance"),
-        "poison": Poison(),
+        "poison": Poison(0, 3),
     }
     federation = run(methods, data_of(tasks=1), federated={"on_bad_update": "skip"})
     assert federation.channel.skipped == [(3, 0, 0)]

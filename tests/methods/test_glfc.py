@@ -15,7 +15,7 @@ import yaml
 from lightning.pytorch import Callback, Trainer
 from support.naive import plain_network
 from support.naive_augmentation import augmented
-from support.tiny import Rounds, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import Poison, Rounds, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
 from cfl.data.augmentation import CropFlip
@@ -674,12 +674,6 @@ def test_personal_models_are_refused() -> None:
 def test_who_trains_to_nan_has_noticed_nothing() -> None:
     """A client skipped in the first round of the second task keeps nothing of it and notices the data a round later."""
 
-    class Poison(Method):
-        @torch.no_grad()
-        def adjust_gradients(self, cohort: Cohort) -> None:
-            if cohort.round == 2 and 1 in cohort.clients:
-                cohort.gradients["head.bias"][cohort.clients.index(1)] = torch.nan
-
     class Notes(GLFC):
         def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
             super().finish_clients(cohort, positions)
@@ -696,7 +690,7 @@ def test_who_trains_to_nan_has_noticed_nothing() -> None:
     data = tiny_data(split(2), num_clients=3, scenario="class", schedule={"rounds_per_task": 2})
     method = Notes(**QUICK)  # type: ignore[arg-type]
     method.threshold = -100.0  # signals in every round
-    client = tiny_client(data, double(wide_mlp), sgd, {"glfc": method, "poison": Poison()})
+    client = tiny_client(data, double(wide_mlp), sgd, {"glfc": method, "poison": Poison(1, 2)})
     federation = fit(client, data, {"on_bad_update": "skip"})
     assert federation.channel.skipped == [(2, 1, 1)]
     assert signals == {(r, c) for r in range(4) for c in range(3)} - {(2, 1)}

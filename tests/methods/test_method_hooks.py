@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from support.naive import federated_averaging, plain_network
 from support.tiny import (
+    Poison,
     SaveAfter,
     at_round,
     double,
@@ -529,23 +529,12 @@ def test_errors_that_name_their_cause_themselves_pass_unchanged(error: Exception
 # NaN.
 
 
-class Poison(Method):
-    """One client's gradient is NaN from some round on."""
-
-    def __init__(self, client: int, round: int = 0) -> None:
-        self.client, self.round = client, round
-
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        if self.client in cohort.clients and cohort.round >= self.round:
-            cohort.gradients["head.bias"][cohort.clients.index(self.client), 0] = math.nan
-
-
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_nan_update_stops_the_run_and_is_named(width: int) -> None:
     data = data_of()
     plan = next(data.rounds.round(r) for r in range(3, 6) if 2 in data.rounds.round(r).clients)
     with pytest.raises(BadUpdate, match=rf"client 2 .*round {plan.round} \(task 1\)"):
-        run({"poison": Poison(2, round=3)}, width)
+        run({"poison": Poison(2, plan.round)}, width)
 
 
 @pytest.mark.parametrize("width", [1, 3])

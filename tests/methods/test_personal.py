@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from support.naive import accuracy, federated_averaging, plain_network, train_client
 from support.tiny import (
+    Poison,
     Rounds,
     double,
     fit,
@@ -31,9 +31,7 @@ from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining, RandomShare
-from cfl.engines.cohort import Cohort
 from cfl.federation import matrix_rows
-from cfl.methods import Method
 from cfl.methods.composition import Composition
 from cfl.methods.personal import PersonalLayers
 from cfl.runtime.errors import BadUpdate, ConfigError
@@ -204,36 +202,23 @@ def test_what_a_client_keeps_is_checked_for_nan(layers: list[str]) -> None:
 def test_a_skipped_client_keeps_what_it_had() -> None:
     data, record = data_of(), Kept()
     client = personal_client(data, ["head.*"])
-    poison = Poison(victim=data.rounds.round(0).clients[1], round=0)
+    poison = Poison(data.rounds.round(0).clients[1], 0)
     client.methods = Composition({**client.methods, "poison": poison})
     federation = fit(client, data, {"on_bad_update": "skip"}, callbacks=[record])
-    assert poison.victim not in record.rounds[0]
-    assert set(data.rounds.round(0).clients) - {poison.victim} == set(record.rounds[0])
-    assert federation.channel.skipped == [(0, 0, poison.victim)]
+    assert poison.client not in record.rounds[0]
+    assert set(data.rounds.round(0).clients) - {poison.client} == set(record.rounds[0])
+    assert federation.channel.skipped == [(0, 0, poison.client)]
     assert all(bool(torch.isfinite(value).all()) for value in weights(federation).values())
 
 
 def test_a_client_skipped_for_what_it_sends_keeps_what_it_had() -> None:
     data, record = data_of(), Kept()
     client = personal_client(data, ["head.*"])
-    poison = Poison(victim=data.rounds.round(0).clients[1], round=0, name="layers.0.weight")
+    poison = Poison(data.rounds.round(0).clients[1], 0, "layers.0.weight")
     client.methods = Composition({**client.methods, "poison": poison})
     federation = fit(client, data, {"on_bad_update": "skip"}, callbacks=[record])
-    assert poison.victim not in record.rounds[0]
-    assert federation.channel.skipped == [(0, 0, poison.victim)]
-
-
-class Poison(Method):
-    """Sets one parameter of one client to NaN in one round: of its own head, or one that it sends."""
-
-    def __init__(self, victim: int, round: int, name: str = "head.bias") -> None:
-        self.victim, self.round, self.parameter = victim, round, name
-
-    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        for position in positions:
-            if cohort.round == self.round and cohort.clients[position] == self.victim:
-                with torch.no_grad():
-                    cohort.parameters[self.parameter][position] = math.nan
+    assert poison.client not in record.rounds[0]
+    assert federation.channel.skipped == [(0, 0, poison.client)]
 
 
 def test_running_statistics_alone_belong_to_the_batchnorm_option() -> None:

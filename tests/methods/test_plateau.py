@@ -308,19 +308,6 @@ def test_it_composes_in_any_order() -> None:
     assert float(first.clients.get("learning rate", 0)["rate"]) < 1  # type: ignore[index]
 
 
-def test_whoever_trains_to_nan_and_is_left_out_stays_where_it_was() -> None:
-    class Breaks(Method):
-        def adjust_gradients(self, cohort: Any) -> None:
-            if 1 in cohort.clients:
-                cohort.gradients["head.bias"][cohort.clients.index(1)] = torch.nan
-
-    data = data_of()
-    methods = {"breaks": Breaks(), "decay": LearningRateDecay(patience=1)}
-    found = run(methods, data, federated={"on_bad_update": "skip"})
-    assert found.clients.get("learning rate", 1) is None
-    assert found.clients.get("learning rate", 2) is not None
-
-
 # The loss.
 
 

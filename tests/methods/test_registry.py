@@ -18,7 +18,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from support.local_work import counted_steps
-from support.tiny import NetworkFactory, mlp, norm_net, prompted_net
+from support.tiny import NetworkFactory, Poison, mlp, norm_net, prompted_net
 
 import cfl.methods
 from cfl.data.scenarios import Scenario
@@ -282,6 +282,23 @@ class Kept(Callback):
 
 # Their clients choose samples after a task without the server, also if no round has sampled them.
 BY_THEMSELVES = {"ER", "GradientCompensation"}
+
+
+# AnalyticHead does not train in the second task. The others keep the first task's model when they begin the second.
+AT_THE_BEGINNING = {"AnalyticHead", "APD", "FedWeIT", "CONFEDMADE"}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_THEMSELVES | AT_THE_BEGINNING])
+def test_a_client_that_is_skipped_keeps_what_it_had(name: str) -> None:
+    """The client trains to NaN in the first round of the second task."""
+    case, kept = CASES[name], Kept()
+    data = case.data_of(schedule={"clients_per_round": 5})
+    methods = {"poison": Poison(1, case.rounds), **case.methods("tried")}
+    federation = case.start(data, methods, callbacks=[kept], federated={"on_bad_update": "skip"})
+    assert federation.channel.skipped == [(case.rounds, 1, 1)]
+    before, after = kept.after[case.rounds - 1], kept.after[case.rounds]
+    for topic, held in after.items():
+        assert difference(held.get(1), before.get(topic, {}).get(1), place=topic) is None
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_THEMSELVES])

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from support.tiny_parallel import TIMEOUT, Crew, Failed
 from torch import Tensor
 
 from cfl.data.cohort_dealing import deal_clients, local_steps
@@ -27,6 +26,7 @@ from cfl.federation.client_states import ClientStates
 from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.randomness.generators import torch_generator
 from cfl.runtime import distributed
+from cfl.testing.processes import TIMEOUT, Crew, Failed
 from cfl.training.strategy import fair_threads
 
 

@@ -18,6 +18,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.streams import Stream
 from cfl.engines import EngineOptions, products
+from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import Method
 from cfl.models import MLP, Network, PromptedViT
@@ -37,6 +38,7 @@ __all__ = [
     "UNEQUAL",
     "ConvNet",
     "NetworkFactory",
+    "Poison",
     "PoolNet",
     "Rounds",
     "SaveAfter",
@@ -108,6 +110,19 @@ class SaveAfter(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:
         if trainer.current_epoch == self.round:
             trainer.save_checkpoint(self.path)
+
+
+class Poison(Method):
+    """Makes a gradient of one client NaN, in one round or in all."""
+
+    task_free = client_clocks = True
+
+    def __init__(self, client: int, round: int | None = None, parameter: str = "head.bias") -> None:
+        self.client, self.round, self.parameter = client, round, parameter
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        if self.client in cohort.clients and self.round in (None, cohort.round):
+            cohort.gradients[self.parameter][cohort.clients.index(self.client)] = torch.nan
 
 
 def kept_by(federation: Federation) -> dict[int, dict[str, Tensor]]:

@@ -34,7 +34,6 @@ from support.tiny import (
     tiny_data,
     weights,
 )
-from support.tiny_parallel import Crew, arrays, several
 
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
@@ -74,6 +73,7 @@ from cfl.methods import (
 from cfl.models import ACGAN, MADE, TinyYOLO
 from cfl.runtime.distributed import gather, rank
 from cfl.runtime.errors import DataFilesMissing
+from cfl.testing.processes import Crew, arrays, several
 from cfl.testing.tiny_data import squares
 from cfl.training.client import Client
 

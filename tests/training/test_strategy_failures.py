@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, Trainer
-from support.tiny import fit, permuted, tiny_client, tiny_data
-from support.tiny_parallel import Crew, Failed, Poison
+from support.tiny import Poison, fit, permuted, tiny_client, tiny_data
 
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.methods import Method
 from cfl.runtime import heartbeat
 from cfl.runtime.distributed import rank
+from cfl.testing.processes import Crew, Failed
 from cfl.training.strategy import ClientParallel
 
 SOON = 45.0
@@ -111,7 +111,7 @@ def outcomes(
 def test_a_bad_update_in_one_process_ends_both() -> None:
     data = tiny_data(permuted(train=800))
     ours = data.rounds.round(1).clients[1]  # equal clients are dealt in turn
-    first, second, seconds = outcomes(Poison(ours))
+    first, second, seconds = outcomes(Poison(ours, 1))
     assert second.kind == "BadUpdate"
     assert f"client {ours} trained to NaN or infinity in round 1 (task 0)" in second.message
     assert (first.kind, first.message) == ("ProcessFailed", f"process 1: {second.message}")
