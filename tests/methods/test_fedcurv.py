@@ -562,13 +562,6 @@ def test_without_exchanged_parameters_it_is_refused() -> None:
     assert run({"own": PersonalLayers(["*"]), "fedcurv": FedCurv(0.0)}).channel.uplink_bytes == {}
 
 
-@pytest.mark.parametrize("option", [{"server_lr": 0.5}, {"server_momentum": 0.9}, {"client_weighting": "samples"}])
-def test_options_of_a_step_that_nobody_takes_are_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="no tensor of the model is averaged") as caught:
-        run({"own": PersonalLayers(["*"])}, federated=option)
-    assert caught.value.key == f"federated.{next(iter(option))}"
-
-
 @pytest.mark.parametrize("exposure", ["cumulative", "asynchronous"])
 def test_clients_that_train_on_other_samples_are_refused(exposure: Any) -> None:
     data = tiny_data(exposure=exposure)

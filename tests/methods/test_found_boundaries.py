@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.naive_fisher import mean_squared_gradients
 from support.naive_fot import Watch, layer_rows
 from support.tiny import Poison, Rounds, SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
@@ -147,7 +148,9 @@ def test_the_penalty_is_that_of_what_clients_computed_in_the_old_tasks_rounds() 
     (row,) = rows_of(federation, "ewc")
     assert (row["task"], row["clients"]) == (0, 4)
     model = watch.models[2]
-    fishers = [naive_fisher(federation.network, model, *samples(data, 0, client)) for client in range(4)]
+    fishers = [
+        mean_squared_gradients(federation.network, *samples(data, 0, client), tensors=model) for client in range(4)
+    ]
     for name, anchor in model.items():
         each = torch.stack([fisher[name] for fisher in fishers])
         kept = [federation.clients.get("ewc", client) or {} for client in range(4)]
@@ -156,16 +159,6 @@ def test_the_penalty_is_that_of_what_clients_computed_in_the_old_tasks_rounds() 
     parameters = sum(tensor.numel() for tensor in model.values())
     assert method.report().figures["remembered_bytes"] == 4 * parameters * 8 + 16
     assert method.client_storage() == 2 * parameters * 8 + 4 * parameters * 8 + 16
-
-
-def naive_fisher(network: nn.Module, model: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    total = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
-    for image, label in zip(x, y, strict=True):
-        leaves = {name: tensor.clone().requires_grad_() for name, tensor in model.items()}
-        loss = cross_entropy(network, leaves, image[None], label[None])
-        for name, gradient in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
-            total[name] += gradient**2 / len(x)
-    return total
 
 
 class Summing(FOT):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.naive_fot import Watch, projector
-from support.naive_memories import chosen_samples, inputs_of, multiply, run_rounds
+from support.naive_fot import Watch, layer_rows, projector
+from support.naive_memories import chosen_samples, multiply, run_rounds
 from support.tiny import (
     CONV_LAYERS,
     MLP_LAYERS,
@@ -71,7 +71,7 @@ class PlainGPM:
             own = self.memories.get(client)
             grown = {}
             for layer in self.layers:
-                r = inputs_of(network, layer, images)
+                r = layer_rows(network, layer, images).T
                 m = np.zeros((len(r), 0)) if own is None else own[layer]
                 outside = r - m @ (m.T @ r)
                 u, sigma, _ = np.linalg.svd(outside, full_matrices=False)

@@ -245,3 +245,10 @@ def test_personal_heads_of_other_tasks_do_not_move() -> None:
             assert torch.equal(value[:2], before[name][:2])
             first = record.rounds[2].get(c)
             assert first is None or torch.equal(first[name][2:], initial[name][2:])
+
+
+@pytest.mark.parametrize("option", [{"server_lr": 0.5}, {"server_momentum": 0.9}, {"client_weighting": "samples"}])
+def test_options_of_a_step_that_nobody_takes_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no tensor of the model is averaged") as caught:
+        fit(personal_client(data_of(), ["*"]), data_of(), option)
+    assert caught.value.key == f"federated.{next(iter(option))}"

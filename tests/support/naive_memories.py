@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cfl.data.datamodule import FederatedDataModule
 from cfl.randomness.generators import numpy_generator
 from support.naive import plain_network, train_client
-from support.naive_fot import layer_rows, train_images
+from support.naive_fot import train_images
 from support.tiny import NetworkFactory
 
 Change = Callable[[nn.Module, int], None]
@@ -63,11 +63,6 @@ def chosen_samples(data: FederatedDataModule, task: int, client: int, most: int,
         picked = numpy_generator(data.seed, purpose, task, client).choice(len(own), most, replace=False)
         own = own[sorted(picked)]
     return train_images(data, task, own.tolist())
-
-
-def inputs_of(network: nn.Module, layer: str, images: Tensor) -> np.ndarray:
-    """Inputs of a layer, ``R [d, n]``: a column per input vector."""
-    return layer_rows(network, layer, images).T
 
 
 def multiply(network: nn.Module, layer: str, factor: np.ndarray) -> None:
