@@ -25,7 +25,7 @@ from cfl.data.sources import Digits, Source, Synthetic
 from cfl.data.types import PixelTransform
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
-from cfl.methods import AGEM, DER, ER, CFeD, FedAGEM, FedCIL, ICaRL, Method, PersonalLayers
+from cfl.methods import AGEM, DER, ER, CFeD, FedCIL, ICaRL, Method, PersonalLayers
 from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.checkpoint_file import write_checkpoint
@@ -364,12 +364,11 @@ def test_the_order_of_methods_does_not_matter() -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("other", [FedAGEM(8, when="always"), ICaRL(12)])
-def test_it_composes(other: Method) -> None:
+def test_it_composes_with_icarl() -> None:
     """A run with both methods differs from the runs with either one."""
     after = []
-    for names in (["cfed", "other"], ["cfed"], ["other"]):
-        both, data = {"cfed": CFeD(surrogate(), 0.5), "other": copy.deepcopy(other)}, data_of()
+    for names in (["cfed", "icarl"], ["cfed"], ["icarl"]):
+        both, data = {"cfed": CFeD(surrogate(), 0.5), "icarl": ICaRL(12)}, data_of()
         after.append(weights(fit(tiny_client(data, double(mlp), sgd, {n: both[n] for n in names}), data)))
     for plain in after[1:]:
         assert max(float((after[0][n] - v).abs().max()) for n, v in plain.items()) > 1e-3

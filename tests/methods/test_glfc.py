@@ -15,7 +15,7 @@ import yaml
 from lightning.pytorch import Callback, Trainer
 from support.naive import plain_network
 from support.naive_augmentation import augmented
-from support.tiny import Poison, Rounds, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import Poison, Rounds, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data
 from torch import Tensor, nn
 
 from cfl.data.augmentation import CropFlip
@@ -27,7 +27,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import unwrap_task
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
-from cfl.methods import GLFC, FedAGEM, Method, PersonalLayers
+from cfl.methods import GLFC, Method, PersonalLayers
 from cfl.methods.components.glfc_proxy import ProxyServer
 from cfl.methods.components.gradient_inversion import GradientEncoder
 from cfl.methods.context import Context
@@ -651,19 +651,6 @@ def test_old_models_go_down_when_they_are_new_to_a_client() -> None:
     assert sent > 3
     size = sum(t.numel() * 8 for t in federation.model.shared_tensors().values())
     assert federation.channel.downlink_bytes["glfc old model"] == sent * size
-
-
-def test_it_composes_with_fed_a_gem() -> None:
-    after = []
-    for names in (["glfc", "fed_agem"], ["glfc"], ["fed_agem"]):
-        both: dict[str, Method] = {
-            "glfc": GLFC(threshold=0.2, **QUICK),  # type: ignore[arg-type]
-            "fed_agem": FedAGEM(8, when="always"),
-        }
-        data = data_of()
-        after.append(weights(fit(tiny_client(data, double(mlp), fast, {n: both[n] for n in names}), data)))
-    for plain in after[1:]:
-        assert max(float((after[0][n] - v).abs().max()) for n, v in plain.items()) > 1e-3
 
 
 def test_personal_models_are_refused() -> None:

@@ -34,7 +34,7 @@ from cfl.data.partitions import ClassesPerClient, Dirichlet
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
-from cfl.methods import FedAGEM, ICaRL, Method, PersonalLayers
+from cfl.methods import ICaRL, Method, PersonalLayers
 from cfl.methods.components.herding import herd
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
@@ -505,17 +505,6 @@ def test_bytes_are_counted(batchnorm: str) -> None:
     assert late
     assert channel.downlink_bytes["old model"] == late * model
     assert method.client_storage() == 12 * (16 + 2) + model
-
-
-def test_it_goes_with_fed_agem_on_top() -> None:
-    """A run with both methods differs from the runs with either one."""
-    after = []
-    for names in (["icarl", "fed_agem"], ["icarl"], ["fed_agem"]):
-        both: dict[str, Method] = {"icarl": ICaRL(12), "fed_agem": FedAGEM(8, when="always")}
-        data = data_of()
-        after.append(weights(fit(tiny_client(data, double(mlp), sgd, {n: both[n] for n in names}), data)))
-    for plain in after[1:]:
-        assert max(float((after[0][n] - v).abs().max()) for n, v in plain.items()) > 1e-3
 
 
 def test_it_wants_classes_that_compete_and_one_model() -> None:
