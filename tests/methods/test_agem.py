@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.naive_fisher import Before
 from support.naive_replay import EVEN, SCENARIOS, Settings, assert_is_the_loop, replay_client, replay_data
 from support.tiny import ConvNet, Rounds, fit, mlp, norm_net, split, weights
-from torch import Tensor
 
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
@@ -29,16 +29,6 @@ def test_batchnorm_counts_the_steps_own_samples_alone(engine: EngineOptions) -> 
 
 def test_more_samples_than_there_are() -> None:
     assert_is_the_loop(replay_data(), {"agem": AGEM(50)}, Settings(agem=50), size=4)
-
-
-class Before(Method):
-    """Copy the step's gradients before A-GEM changes them."""
-
-    def __init__(self) -> None:
-        self.gradients: dict[str, Tensor] = {}
-
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        self.gradients = {name: gradient.clone() for name, gradient in cohort.gradients.items()}
 
 
 class After(Method):
