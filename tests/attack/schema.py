@@ -14,7 +14,7 @@ from jsonargparse._util import import_object
 from support import tiny_cli
 from torch.optim import Optimizer
 
-from cfl.cli.refusals import _class_names
+from cfl.runtime.class_paths import named_subclasses
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def class_names(kind: Any) -> list[str]:
     if found is None:
         return []
     if found[0].__module__.startswith("cfl.") or found[0] is Optimizer:
-        return sorted(_class_names(found[0]))
+        return sorted({one.__name__ for one in named_subclasses(found[0])})
     return sorted(path for path in _paths_below(found[0]) if path.startswith("lightning."))
 
 
