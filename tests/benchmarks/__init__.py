@@ -1,4 +1,4 @@
-"""Benchmarks of speed and memory, run by ``make bench``; docs/performance.md says what is measured and how."""
+"""Benchmarks of speed and memory, run by ``make bench``; docs/benchmarks.md says what is measured and how."""
 
 import os
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; None takes the process's own.
     """
-    parser = ArgumentParser(prog="python -m benchmarks", description="Speed and memory; see docs/performance.md.")
+    parser = ArgumentParser(prog="python -m benchmarks", description="Speed and memory; see docs/benchmarks.md.")
     parser.add_argument("--works", default="", help="names separated by commas; all by default")
     parser.add_argument("--engines", default="", help="names separated by commas; all by default")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="whose engines and peak")

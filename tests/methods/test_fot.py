@@ -397,10 +397,10 @@ def test_threads_change_neither_messages_nor_their_order(
     messages: list[tuple[list[int], dict[str, Tensor]]] = []
     uplink = Channel.uplink
 
-    def listen(self: Channel, topic: str, payload: dict[str, Tensor], weights: Any, clients: Any) -> None:
+    def listen(self: Channel, topic: str, payload: dict[str, Tensor], weights: Any, clients: Any) -> list[bool]:
         if topic == "fot sketch":
             messages.append((list(clients), {name: value.clone() for name, value in payload.items()}))
-        uplink(self, topic, payload, weights, clients)
+        return uplink(self, topic, payload, weights, clients)
 
     monkeypatch.setattr(Channel, "uplink", listen)
     before, found = torch.get_num_threads(), []

@@ -172,10 +172,10 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, torch.Te
     messages: list[tuple[int, dict[str, torch.Tensor]]] = []
     uplink = Channel.uplink
 
-    def listen(self: Channel, topic: str, payload: Any, weights: Any, clients: Any) -> None:
+    def listen(self: Channel, topic: str, payload: Any, weights: Any, clients: Any) -> list[bool]:
         if topic == "fot covariance":
             messages.append((clients[0], {name: value[0].clone() for name, value in payload.items()}))
-        uplink(self, topic, payload, weights, clients)
+        return uplink(self, topic, payload, weights, clients)
 
     monkeypatch.setattr(Channel, "uplink", listen)
     return messages

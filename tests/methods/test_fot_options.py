@@ -148,11 +148,11 @@ class Overheard:
 
         def listen(
             channel: Channel, name: str, payload: Mapping[str, Tensor], weights: Sequence[float], clients: Sequence[int]
-        ) -> None:
+        ) -> list[bool]:
             if name == topic:
                 for row, client in enumerate(clients):
                     self.messages.append((client, {n: v[row].clone() for n, v in payload.items()}))
-            uplink(channel, name, payload, weights, clients)
+            return uplink(channel, name, payload, weights, clients)
 
         monkeypatch.setattr(Channel, "uplink", listen)
 

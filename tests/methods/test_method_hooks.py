@@ -236,7 +236,7 @@ class Trace(Method):
         self._note(f"close {len(positions)}")
 
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        assert self.context.channel._sums == {}, "the sum has been read"
+        assert not self.context.channel._unread, "the sum has been read"
         self._note("transform")
         return step
 

@@ -98,6 +98,7 @@ def main(work: Work, data: Path, turns: Turns) -> None:
     images, labels = x.permute(0, 2, 3, 1).contiguous().numpy(), y.numpy().astype(np.int32)
     shares = shares_of(work).numpy()
     clients = [fedjax.ClientDataset({"x": images[share], "y": labels[share]}) for share in shares]
+    del x, images
 
     def loss(batch: Any, logits: Array) -> Array:
         chosen = jax.nn.log_softmax(logits[:, : work.classes])
