@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 TRAINER_SECONDS = 6e-4
 """Seconds that Lightning's loop and the callbacks take per call of local steps, whatever the steps are; measured, see
-docs/performance.md. They decide between widths whose arithmetic takes equally long."""
+docs/speed-ledger.md. They decide between widths whose arithmetic takes equally long."""
 
 SHARE_OF_RUN = 0.02
 """A probe may take this share of the run's estimated time, but at least :data:`LEAST_SECONDS`."""

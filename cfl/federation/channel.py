@@ -41,7 +41,7 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
 
 @dataclass
 class _Messages:
-    """What has come in a topic since the server last read it.
+    """What has come for the sum of a topic since the server last read it.
 
     Attributes:
         form: name -> shape of every message of the sum; None before the first.
@@ -50,7 +50,6 @@ class _Messages:
         senders: the clients that have sent a message.
         came: the clients whose message is part of the sum.
         asked: the clients from which the server expected a message.
-        single: client -> message, of messages that the server reads one by one.
     """
 
     form: dict[str, list[int]] | None = None
@@ -59,7 +58,6 @@ class _Messages:
     senders: set[int] = field(default_factory=set)
     came: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
-    single: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
 
 class Channel:
@@ -114,6 +112,8 @@ class Channel:
         self.skipped: list[tuple[int, int, int]] = []
         self.skipped_messages: list[tuple[int, str, int]] = []
         self._unread: defaultdict[str, _Messages] = defaultdict(_Messages)
+        # Topic -> client -> message, of messages that the server reads one by one.
+        self._single: defaultdict[str, dict[int, dict[str, Tensor]]] = defaultdict(dict)
         self.ledger = Ledger()
         self._task = self._round = 0
         self._agreed = self._counts()
@@ -185,6 +185,7 @@ class Channel:
             )
         unread.form = form
         unread.asked.update(self._asked)
+        unread.senders.update(clients)
         lost = self.absent
         if lost:
             weights = [0.0 if client in lost else weight for weight, client in zip(weights, clients, strict=True)]
@@ -289,11 +290,11 @@ class Channel:
         keep = self.usable(payload, clients, topic)
         for row, client in enumerate(clients):
             if keep[row]:
-                self._unread[topic].single[client] = {name: values[row].clone() for name, values in payload.items()}
+                self._single[topic][client] = {name: values[row].clone() for name, values in payload.items()}
 
     def collect_individually(self, topic: str) -> dict[int, dict[str, Tensor]]:
         """Return a topic's single messages as client -> payload, clients ascending, and empty the topic."""
-        found = dict(sorted(distributed.share_out(self._unread.pop(topic, _Messages()).single).items()))
+        found = dict(sorted(distributed.share_out(self._single.pop(topic, {})).items()))
         self.ledger.read(self._round, self._task, topic, found, found)
         return found
 
@@ -303,7 +304,6 @@ class Channel:
         rows = {len(values) for values in payload.values()}
         if rows - {len(clients)}:
             raise ValueError(f"topic {topic!r}: {len(clients)} clients but messages with {sorted(rows)} rows")
-        self._unread[topic].senders.update(clients)
         if self.integers is not None:  # counted where the sum is read
             return
         each = payload_bytes(payload) // max(1, len(clients)) if wire_bytes is None else wire_bytes

@@ -38,8 +38,9 @@ def named_subclasses(base: type) -> list[type]:
     found: list[type] = []
     one: type
     for one in base.__subclasses__():
-        private = any(part.startswith("_") for part in f"{one.__module__}.{one.__name__}".split("."))
-        if not private and one.__qualname__ == one.__name__ and not inspect.isabstract(one):
+        hidden = any(part.startswith("_") for part in one.__module__.split(".")) and one.__module__ != "__main__"
+        nested = one.__qualname__ != one.__name__
+        if not (hidden or nested or one.__name__.startswith("_") or inspect.isabstract(one)):
             found.append(one)
         found += named_subclasses(one)
     return list(dict.fromkeys(found))

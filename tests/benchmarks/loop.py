@@ -44,7 +44,7 @@ class Loop:
         self.weights = [p.detach().clone() for p in self.model.parameters()]
         self.sums = [torch.zeros_like(w) for w in self.weights]
         self.shares = torch.randperm(len(y)).view(work.clients, work.samples)
-        self.step_seconds = 0.0
+        self.step_seconds = 0.0  # stays 0 where steps are not measured
 
     def round(self) -> None:
         """Train the sampled clients one after another and move the global weights by their mean update."""
@@ -90,7 +90,7 @@ class Loop:
         return report | {
             "started": started,
             "seconds": seconds,
-            "step_seconds": self.step_seconds,
+            **({"step_seconds": self.step_seconds} if self.step_seconds else {}),
             "fingerprint": fingerprint(weight.cpu() for weight in self.weights),
         }
 

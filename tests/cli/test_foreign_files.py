@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from cfl.cli.import_policy import classes_beyond, require_classes
 from cfl.federation.row_store import FileRows
 from cfl.running.finished import read_experiment
 from cfl.runtime.checkpoint_file import read_checkpoint, write_checkpoint
-from cfl.runtime.class_paths import named_class
+from cfl.runtime.class_paths import named_class, named_subclasses
 from cfl.runtime.command_line import place_of_current_folder, read_command_line
 from cfl.runtime.errors import ConfigError, DamagedFile
 from cfl.runtime.printable import fenced, in_markdown, printable
@@ -191,6 +192,27 @@ def test_a_class_is_found_without_importing_its_module(trap: Path) -> None:
     assert named_class("collections.OrderedDict.fromkeys") is None
     assert named_class("cfl.papers.__main__.X") is None, "a program, which its import would start"
     assert "cfl.papers.__main__" not in sys.modules
+
+
+def test_classes_that_a_configuration_can_name() -> None:
+    """Public ones that are not abstract, of a notebook or script (``__main__``) as well."""
+
+    def made(name: str, module: str, **attributes: Any) -> type:
+        return type(name, (Base,), {"__module__": module, **attributes})
+
+    class Base(ABC):  # noqa: B024
+        """The base class of those below."""
+
+    mine, other = made("Mine", "__main__"), made("Other", "package.module")
+    hidden = [
+        made("_Hidden", "__main__"),
+        made("Deep", "package._module"),
+        made("Nested", "m", __qualname__="Outer.Nested"),
+    ]
+    abstract = made("Abstract", "__main__", act=abstractmethod(lambda self: None))
+    below = type("Below", (abstract,), {"__module__": "__main__", "act": lambda self: None})
+    assert set(named_subclasses(Base)) == {mine, other, below}
+    assert len(hidden) == 3
 
 
 def test_reading_the_experiment_of_a_kept_run_imports_nothing(run_folder: Path, trap: Path) -> None:

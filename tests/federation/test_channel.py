@@ -307,6 +307,23 @@ def test_declared_single_messages_arrive_by_client() -> None:
         Channel("stop", individual_allowed=True).uplink_individually("parameters", rows(payload, [2]), [5])
 
 
+def test_a_topic_may_have_a_sum_and_single_messages() -> None:
+    """Reading one of them leaves the other, in either order."""
+    payload, weights = messages(3), [1.0, 2.0, 3.0]
+    for single_first in (True, False):
+        channel = Channel(individual_allowed=True)
+        channel.uplink("both", payload, weights, [0, 1, 2])
+        channel.uplink_individually("both", rows(payload, [2, 0]), [2, 0])
+        if single_first:
+            single, mean = channel.collect_individually("both"), channel.mean("both")
+        else:
+            mean, single = channel.mean("both"), channel.collect_individually("both")
+        assert_mean(mean, payload, weights, 1e-6)
+        torch.testing.assert_close(
+            single, {0: {n: v[0] for n, v in payload.items()}, 2: {n: v[2] for n, v in payload.items()}}
+        )
+
+
 def test_messages_of_a_sum_have_the_same_names_and_shapes() -> None:
     """Messages of other names or shapes are refused: a mean would divide some clients' sum by the weight of all."""
     channel = Channel()
