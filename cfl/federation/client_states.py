@@ -94,15 +94,15 @@ class ClientStates:
             held.move_to_disk(self.folder)
         held.write(clients, rows)
 
-    def forget(self, topic: str) -> None:
-        """Delete a topic of all clients. To be called between rounds, by all processes."""
-        self._topics.pop(topic, None)
-        self._changed.pop(topic, None)
-
     def holders(self, topic: str) -> list[int]:
         """The clients that have stored tensors of a topic, ascending."""
         held = self._topics.get(topic)
         return [] if held is None else sorted(held.clients.tolist())
+
+    def any_holds(self, topic: str, clients: Sequence[int]) -> bool:
+        """Whether any of some clients has stored tensors of a topic. It takes no longer the more clients there are."""
+        held = self._topics.get(topic)
+        return held is not None and bool((held.rows_of(clients) >= 0).any())
 
     def get(self, topic: str, client: int) -> dict[str, Tensor] | None:
         """One client's tensors, copied, or None if it has none."""

@@ -53,7 +53,7 @@ class ER(Method):
             every epoch anew, unless the client does not train on them (CFeD's reviewing clients); needs
             ``per_task: false``.
         batch_size: memory samples per local step, drawn uniformly without replacement; null takes all.
-        weight: factor of the memory's loss; 0 is federated averaging.
+        weight: factor of the memory's loss; with 0 and cross-entropy it is federated averaging.
         weighting: ``equal`` or ``mean``: both losses count the same (times ``weight``), as above; ``count``: every
             sample of the step counts the same, the memory's times ``weight``; ``appended``: every sample of the
             client's training set and memory counts the same, the memory's times ``weight``.

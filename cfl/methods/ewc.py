@@ -137,8 +137,7 @@ class EWC(Method):
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         """The gradients of these clients' penalties, as pulls."""
-        holders = self.context.clients.holders("ewc")
-        if self.strength == 0 or set(holders).isdisjoint(cohort.clients):
+        if self.strength == 0 or not self.context.clients.any_holds("ewc", cohort.clients):
             return {}
         nothing = {n: torch.zeros_like(self.context.network.get_parameter(n)) for n in self._names}
         own = self.context.clients.gather("ewc", cohort.clients, joined(curvature=nothing, anchor=nothing))

@@ -86,7 +86,7 @@ class SCAFFOLD(Method):
     client_clocks = True
     state = ("variate",)  # clients' own variates are in ``context.clients``
 
-    def __init__(self, variant: Literal["II", "I"] = "II", any_optimizer: bool = False) -> None:
+    def __init__(self, variant: Literal["II", "I"] = "II", *, any_optimizer: bool = False) -> None:
         check_choices("methods.scaffold", ("II", "I"), variant=variant)
         self.variant, self.any_optimizer = variant, any_optimizer
         self.variate: Tensors = {}

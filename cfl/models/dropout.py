@@ -185,6 +185,8 @@ class DropoutMasks:
 
     def draw_for_one(self, key: int, samples: int, like: Tensor) -> dict[str, Tensor]:
         """As :meth:`draw` for one client: layer name -> ``[B, ...]``, of the type and on the device of ``like``."""
+        if not self:
+            return {}  # without a copy of the key to the device
         keys = torch.tensor([key], dtype=torch.int64, device=like.device)
         return {name: mask[0] for name, mask in self.draw(keys, samples, like.dtype).items()}
 

@@ -78,28 +78,14 @@ def test_scattering_again_replaces_those_clients_only(limit: int | None) -> None
     assert states.gather("model", [5, 2], DEFAULT)["count"].tolist() == [500, 800]
 
 
-def test_a_forgotten_topic_starts_anew(limit: int | None) -> None:
-    """A forgotten topic can start anew, even with other tensors. Other topics stay. Absent topics may be forgotten."""
-    states = filled([5, 2], limit)
-    states.scatter("other", [5], stacked([5]))
-    states.forget("model")
-    states.forget("nobody's")
-    assert states.holders("model") == []
-    assert states.bytes() == ROW
-    assert "model" not in states._changed  # nor is it sent to other processes
-    states.synchronise()
-    assert set(states.state_dict()) == {"other"}
-    assert states.gather("model", [5], DEFAULT)["count"].tolist() == [7]
-    states.scatter("model", [2], {"w": torch.ones(1, 4)})
-    assert states.holders("model") == [2]
-    assert states.gather("other", [5], DEFAULT)["count"].tolist() == [500]
-
-
 def test_clients_left_out_stay_as_they_were(limit: int | None) -> None:
     states = filled([5, 2], limit)
     states.scatter("model", [5, 2, 3], stacked([6, 7, 8]), [False, True, False])
     assert states.holders("model") == [2, 5]
     assert states.gather("model", [5, 2, 3], DEFAULT)["count"].tolist() == [500, 700, 7]
+    held = [states.any_holds("model", clients) for clients in ([2], [3, 5], [3], [3, 4, 1000], [])]
+    assert held == [True, True, False, False, False]
+    assert not states.any_holds("other", [2, 5])
     states.scatter("model", [4, 5], stacked([6, 7]), [False, False])
     assert states.holders("model") == [2, 5]
 

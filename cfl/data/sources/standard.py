@@ -60,8 +60,8 @@ class StandardSource(Source):
         mean: subtracted per channel, in units of ``stored / scale`` (0 is black, 1 is white); null: the
             source's default.
         std: divided by per channel, in the same units, positive; null: the source's default.
-        max_train: keep at most this many training samples, as many of each class as possible, at least one
-            of each; the same ones in every run. null: all.
+        max_train: keep at most this many training samples, as many of each class as possible, at least one of each,
+            or images with boxes that are evenly spaced in their order; the same ones in every run. null: all.
         max_test: likewise for the test set.
 
     Attributes:
