@@ -107,7 +107,7 @@ def engines_of(network: Any) -> list[EngineOptions]:
 @pytest.mark.parametrize(
     "network", [partial(MLP, hidden=[8], dropout=0.3), ConvNet, Branches], ids=["mlp", "conv", "other"]
 )
-@pytest.mark.parametrize("name", ["fedprox", "ewc", "ewc of the server", "fedcurv", "own"])
+@pytest.mark.parametrize("name", ["fedprox", "ewc", "fedcurv", "own"])
 def test_engines_that_step_at_once_agree_with_gradients(
     name: str, network: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
