@@ -18,7 +18,7 @@ class Engine:
 
     Attributes:
         name: in tables and results.
-        bare: a loop in plain PyTorch; otherwise ``cfl fit``.
+        bare: a loop in plain PyTorch, or another simulator; otherwise ``cfl fit``.
         options: more options of ``cfl fit``.
         environment: added to the user's.
         device: of the bare loop; ``cfl fit`` has ``trainer.accelerator`` among its options.
@@ -74,7 +74,11 @@ SIMULATORS = {
     for engine in (
         Engine("flower", bare=True, module="flower", requires="flwr[simulation]==1.42.0"),
         Engine(
-            "pfl-research", True, module="pfl_research", requires="pfl[pytorch]==0.6.0", environment=_ONE_MATH_THREAD
+            "pfl-research",
+            bare=True,
+            module="pfl_research",
+            requires="pfl[pytorch]==0.6.0",
+            environment=_ONE_MATH_THREAD,
         ),
         Engine("fedjax", bare=True, module="fed_jax", requires="fedjax==0.0.17 jax==0.5.3"),
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def fingerprint(weights: Iterable[Any]) -> float:
-    """Return one number that differs if any weight differs: the sum of each times the cosine of its position.
+    """Return one number that changes with every weight: the sum of the weights, each times the cosine of its position.
 
     Args:
         weights: tensors or arrays, in the order of the network's parameters and with torch's shapes.

@@ -212,7 +212,7 @@ def test_classes_that_a_configuration_can_name() -> None:
     abstract = made("Abstract", "__main__", act=abstractmethod(lambda self: None))
     below = type("Below", (abstract,), {"__module__": "__main__", "act": lambda self: None})
     assert set(named_subclasses(Base)) == {mine, other, below}
-    assert len(hidden) == 3
+    assert len({mine, other, below, abstract, *hidden}) == 7  # keeps those alive that are not found
 
 
 def test_reading_the_experiment_of_a_kept_run_imports_nothing(run_folder: Path, trap: Path) -> None:

@@ -1,4 +1,4 @@
-"""What all simulators share: the loop's network, samples and local training."""
+"""What the simulators share: the loop's network with its initial weights, the clients' samples and the loss."""
 
 from __future__ import annotations
 

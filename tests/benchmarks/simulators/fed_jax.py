@@ -92,8 +92,9 @@ def _weights(parameters: Any, order: Sequence[tuple[str, str]]) -> list[Array]:
     return [_to_torch(np.asarray(parameters[name][part])) for name, part in order]
 
 
-def main(work: Work, data: Path, turns: Turns) -> None:
+def main(work_file: Path, data: Path, turns: Turns) -> None:
     """Run rounds as the coordinator asks for them."""
+    work = Work.load(work_file)
     x, y = task_tensors(data, work)
     images, labels = x.permute(0, 2, 3, 1).contiguous().numpy(), y.numpy().astype(np.int32)
     shares = shares_of(work).numpy()

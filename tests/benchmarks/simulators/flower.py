@@ -70,11 +70,9 @@ class Paced(FedAvg):
         return arrays, metrics
 
 
-def main(work: Work, data: Path, turns: Turns) -> None:
+def main(work_file: Path, data: Path, turns: Turns) -> None:
     """Run rounds as the coordinator asks for them."""
-    work_file = data.with_name(f"{work.label}-flower.json")
-    work.save(work_file)
-    cores = os.cpu_count() or 1
+    work, cores = Work.load(work_file), os.cpu_count() or 1
     turns.say(processes=cores, threads=1)
     client, server = ClientApp(), ServerApp()
     client.train()(partial(train, work_file=work_file, data=data))

@@ -38,20 +38,18 @@ class Trained(nn.Module):
         return {}
 
 
-def main(work: Work, data: Path, turns: Turns) -> None:
+def main(work_file: Path, data: Path, turns: Turns) -> None:
     """Run rounds as the coordinator asks for them; start the other processes first."""
     cores = os.cpu_count() or 1
     with socket.socket() as free:
         free.bind(("localhost", 0))
         addresses = ",".join([f"localhost:{free.getsockname()[1]}"] * cores)
-    work_file = data.with_name(f"{work.label}-pfl.json")
-    work.save(work_file)
     turns.say(processes=cores, threads=1)
     for rank in range(1, cores):
         command = [sys.executable, "-m", "benchmarks.simulators.pfl_research", str(work_file), str(data)]
         subprocess.Popen(command, env={**os.environ, RANK: str(rank), ADDRESSES: addresses})
     os.environ |= {RANK: "0", ADDRESSES: addresses}
-    _train(work, data, turns)
+    _train(Work.load(work_file), data, turns)
 
 
 def _train(work: Work, data: Path, turns: Turns | None) -> None:
