@@ -94,6 +94,14 @@ class ClientInputs(ClientDataAssignment):
         return found
 
     @cached_property
+    def same_tests(self) -> list[int]:
+        """For each of the stream's tasks, the first one whose test inputs are the same, in the same order."""
+        if self.eval_shuffle:  # every task has an order of its own
+            return list(range(len(self.evaluated)))
+        first: dict[int, int] = {}
+        return [first.setdefault(id(task), number) for number, task in enumerate(self.evaluated)]
+
+    @cached_property
     def inputs(self) -> Inputs:
         """The tasks' samples as network input."""
         return Inputs(self.evaluated, self.input_shape, self.outputs.offsets, self.augmentation, self.seed)

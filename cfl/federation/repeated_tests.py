@@ -1,4 +1,4 @@
-"""A cache of what evaluations compute from test batches with weights that never change."""
+"""A cache of what evaluations compute from test batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BYTES = 256 * 2**20
 
 
 class RepeatedTests:
-    """Keeps tensors of test batches from one evaluation of a run to the next. All evaluations have the same batches.
+    """Keeps tensors of test batches until it is cleared. All evaluations of a run have the same batches.
 
     The tensors stay on the device on which they were computed. Checkpoints do not hold them.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.func import functional_call
 from cfl.data.evaluation import EvaluationBatch
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
+from cfl.federation.repeated_tests import RepeatedTests
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.base import Network
 from cfl.models.density import densities_differ
@@ -35,6 +37,7 @@ class Scoring:
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self._rows: Mapping[int | None, int] = {}
+        self._same_tests = RepeatedTests()
         self._channels_last: bool | None = None
 
     def begin(self, untrained: bool, everyone: bool) -> None:
@@ -44,6 +47,7 @@ class Scoring:
             untrained: evaluate the models before any training. In a resumed run no rows are then filled or cleared.
             everyone: evaluate all clients, including those that are in the middle of a task.
         """
+        self._same_tests.clear()  # of another model
         self._rows = matrix_rows.due(self.federation, everyone or untrained)
         if untrained:
             self._rows = dict.fromkeys(self._rows, -1) if self.federation.round == 0 else {}
@@ -51,6 +55,7 @@ class Scoring:
 
     def finish(self) -> None:
         """Add up what the processes have counted since :meth:`begin`."""
+        self._same_tests.clear()
         self._for_rows(lambda matrix, row, owners: matrix.add_up(row, owners))
 
     def _for_rows(self, act: Callable[[TaskMatrix, int, list[int] | None], None]) -> None:
@@ -131,8 +136,18 @@ class Scoring:
         if self._channels_last is None:
             self._channels_last = gains_by_channels_last(network, x)
         x = channels_last(x) if self._channels_last else x
-        scores: Tensor = network(x) if is_network else functional_call(network, model, (x,))
-        return scores
+        if is_network:
+            return self._once_for_same_tests(batch, lambda: cast(Tensor, network(x)))
+        return cast(Tensor, functional_call(network, model, (x,)))
+
+    def _once_for_same_tests(self, batch: EvaluationBatch, compute: Callable[[], Tensor]) -> Tensor:
+        """Return ``compute()``, or what it returned for another task with the same test inputs."""
+        same = self.federation.data.same_tests
+        first = same[batch.task]
+        if same.count(first) == 1:
+            return compute()
+        with self._same_tests.of(replace(batch, task=first)):
+            return self._same_tests.once("scores", compute)
 
     def _count(self, scores: Tensor, batch: EvaluationBatch, client: int | None, task: int) -> None:
         federation, outputs, row = self.federation, self.federation.data.outputs, self._rows[client]
