@@ -65,7 +65,7 @@ class CONFEDMADE(FedWeIT):
         sparsity: lambda_1, at least 0; paper: 1e-4.
         mask_sparsity: of m; lambda_1 if not given.
         consolidation: twice lambda_2, at least 0. The paper's lambda_2 is 100, its code's 50, hence 100 here.
-        lambda_3: divisor of B, above 0; paper: 3.
+        lambda_3: divisor of B, above 0; 3 in the authors' code, the paper (Algorithm 1) gives no number.
         cut_off: units whose ``|m|`` is at or below it are not sent; in [0, 1) for ranks, at least 0 for values.
         cut_off_by: ``rank``: the cut-off is a quantile of each layer's ``|m|`` (the code; shares of B in the paper's
             Table 4 are those of quantiles); ``value``: it is of ``|m|`` itself (the paper's words).

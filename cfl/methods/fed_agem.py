@@ -51,8 +51,8 @@ class FedAGEM(Method):
     gradient whose conflict with the reference is mere rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the
     precision of the gradients, is not changed (:func:`cfl.methods.components.gradient_projection.conflicts`). The
     paper's variants are options: how a gradient is changed (section 5.3.1, Table 9), in which share of the conflicts
-    (Table 10), how often the reference is renewed. Table 3's "local weights between synchronisations" is
-    ``schedule.local_epochs`` with fewer rounds.
+    (Table 10), how often the reference is renewed. Communicating less often (Table 3) is fewer rounds with more
+    ``schedule.local_epochs``.
 
     Personal parameters are neither in the reference nor changed. The method adds a multiple of the reference. After a
     method that restricts the clients' directions, as GPM does, or freezes parameters, gradients may therefore leave the

@@ -38,11 +38,13 @@ class FOT(Method):
 
     **GPSE**, one extra communication round after every task but the last: client i sends ``A_i = X_i* G_i`` with
     ``X_i* = X_i - O O^T X_i`` (eq 8, 9) and Gaussian ``G_i``. The server adds these up (eq 10), takes as many leading
-    left singular vectors as the rank rule says (eq 11, 12) and adds them to the basis. It also receives, as sums, the
+    left singular vectors as the rank rule says (eq 12) and adds them to the basis. It also receives, as sums, the
     two scalars from which it computes ``rho``, the share of the inputs outside the basis.
 
-    Differs from the paper: eq 12 cannot be used as printed, see ``rank_rule``. GPSE is an extra round as in the paper;
-    the authors' code does it in the last training round (``gpse_model: local``). Four options are not in the paper:
+    Differs from the paper: eq 12 cannot be used as printed, see ``rank_rule``. GPSE asks the clients of the task's last
+    round and leaves out the last task, as in the authors' code; the paper asks all clients (``gpse_clients: all``)
+    after every task (Algorithm 1; ``last_extraction``). GPSE is an extra round as in the paper; the authors' code does
+    it in the last training round (``gpse_model: local``). Four options are not in the paper:
     ``message: covariance``, ``project_clients``, ``capacity`` and ``importance_scale``.
 
     A layer with many more inputs than dimensions is sketched from its covariance, which is several times cheaper and

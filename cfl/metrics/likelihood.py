@@ -8,7 +8,7 @@ NaN where it was not evaluated; lower is better. For tasks seen up to and includ
     new NLL         n[t, t]                                       the task just learned
     NLL forgetting  mean over i < t of max(0, n[t, i] - min over j < t of n[j, i])
 
-(CONFEDMADE, section 4. The forgetting printed there has the opposite sign in the maximum, which for a loss would
+(CONFEDMADE, appendix B.3. The forgetting printed there has the opposite sign in the maximum, which for a loss would
 measure improvement. As there, the best earlier value may be from before task i was learned.) A run with one
 personal model per client has one such matrix per client: functions take leading dimensions, ``[..., T, T]`` to
 ``[...]``, and never average over them.

@@ -177,8 +177,9 @@ def sketch_rows(sketch: Sketch, rows: Iterable[Tensor], basis: Tensor | None, ge
 def residual_share(input_energy: Tensor | float, residual_energy: Tensor | float) -> float:
     """``rho = ||X*||_F / ||X||_F``, the share of a task's inputs outside the basis, in [0, 1]; not squared.
 
-    With energies summed over clients it is exact for the pooled data, where FOT's Appendix E averages the clients'
-    own ratios. For a layer whose inputs are all zero the share is 0.
+    With energies summed over clients it is exact for the pooled data. FOT's Appendix E adds up the clients' own
+    ratios, a sum that grows with their number; its code averages them. For a layer whose inputs are all zero the share
+    is 0.
 
     Args:
         input_energy: ``||X||_F^2``, scalar.
@@ -201,8 +202,7 @@ def choose_rank(
     - ``"code"``: ``f_r > (rho - (1 - threshold)) / rho``, the rule in the code of FOT's authors. It uses the norm ratio
       ``rho`` as if it were an energy ratio and so keeps more, ``1 - rho (1 - threshold)`` of the total energy: 95 %
       where GPM keeps 90 %, for ``threshold`` 0.9 and ``rho`` 0.5. FOT's eq 12 as printed is met by ``r = 0`` at the
-      first
-      task (it adds the residual's share instead of the covered one) and is not offered.
+      first task (it adds the residual's share instead of the covered one) and is not offered.
 
     Both assume an exact spectrum; see :class:`Sketch` for what a narrow sketch does to it.
 

@@ -1,4 +1,4 @@
-"""Global principal subspace extraction (Bakman et al., ICLR 2024, section 4.2): the clients' part."""
+"""Global principal subspace extraction (Bakman et al., ICLR 2024, section 4.1.2): the clients' part."""
 
 from __future__ import annotations
 
