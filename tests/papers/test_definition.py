@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_tables_share_runs() -> None:
     assert resolver().experiment(fot()["table12"].recipe(point(threshold="0.87", **axes)).arguments) == table1
     assert resolver().experiment(fot()["table12"].recipe(point(threshold="0.80", **axes)).arguments) != table1
     assert resolver().experiment(fot()["table3"].recipe(point(**axes)).arguments) == table1
+
+
+def test_an_extraction_after_every_task_is_all_that_differs_from_table_3() -> None:
+    nine, ten = (
+        resolver().config(fot()[table].recipe(point(method="fot")).arguments)
+        for table in ("table3", "table3-every-task")
+    )
+    assert not nine["methods"]["fot"]["init_args"]["last_extraction"]
+    nine = deepcopy(nine)
+    nine["methods"]["fot"]["init_args"]["last_extraction"] = True
+    assert ten == nine
 
 
 def test_settings_of_a_participation_arrive() -> None:
