@@ -187,7 +187,8 @@ def test_unknown_scale_and_table() -> None:
 def test_tables_come_in_the_papers_order() -> None:
     """Tables and figures are ordered by their numbers, as in the paper. Those on other data come last."""
     assert [name for name in tables_of("fot") if name.startswith("table")] == [
-        *(f"table{number}" for number in (1, 2, 3, 4, 5, 6, 7, 10, 11, 12)),
+        *("table1", "table2", "table3", "table3-every-task"),
+        *(f"table{number}" for number in (4, 5, 6, 7, 10, 11, 12)),
         *("table6-present", "table12-present"),
     ]
     assert [name for name in tables_of("fedweit") if name.startswith("figure")] == [
