@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import conv2d, max_pool2d, relu
 
 from cfl.models.base import Network
 from cfl.models.initial_weights import variance_scaled
@@ -18,8 +18,8 @@ class LocalResponseNorm(nn.Module):
 
     ``y[c] = x[c] / (bias + alpha * sum_{|j - c| <= depth_radius} x[j]^2)^beta`` over existing channels j. It is
     ``torch.nn.LocalResponseNorm`` with ``size = 2 * depth_radius + 1`` and that layer's alpha set to ``size * alpha``.
-    The sum over channels is a product with a band matrix here: pooling over the channel axis, torch's way, takes about
-    ten times as long on a CPU, more than the convolution before it.
+    The sum over channels is a 1 x 1 convolution with a band matrix here: pooling over the channel axis, torch's way,
+    takes about ten times as long on a CPU, more than the convolution before it.
 
     Args:
         depth_radius: neighbouring channels on each side, >= 0.
@@ -36,8 +36,11 @@ class LocalResponseNorm(nn.Module):
         """``[B, C, H, W]`` to ``[B, C, H, W]``."""
         channel = torch.arange(x.shape[1], device=x.device)
         near = ((channel[:, None] - channel).abs() <= self.depth_radius).to(x.dtype)
-        power = torch.einsum("ij,bjhw->bihw", near, x.square())
-        return x * (self.bias + self.alpha * power) ** -self.beta
+        divisor = conv2d(x.square(), self.alpha * near[:, :, None, None], x.new_full(channel.shape, self.bias))
+        if self.beta != 0.75:
+            return x * divisor**-self.beta
+        root = divisor.rsqrt()
+        return x * (root * root.sqrt())  # several times as fast as a power
 
     def extra_repr(self) -> str:
         """The settings, for ``print(network)``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.base import Network
 from cfl.models.density import densities_differ
 from cfl.models.functional import call_with
+from cfl.models.in_parts import gains_by_parts, in_parts
 from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
@@ -39,6 +41,7 @@ class Scoring:
         self._rows: Mapping[int | None, int] = {}
         self._same_tests = RepeatedTests()
         self._channels_last: bool | None = None
+        self._in_parts: bool | None = None
 
     def begin(self, untrained: bool, everyone: bool) -> None:
         """Choose the matrix rows that this evaluation fills, and clear them.
@@ -136,9 +139,14 @@ class Scoring:
         if self._channels_last is None:
             self._channels_last = gains_by_channels_last(network, x)
         x = channels_last(x) if self._channels_last else x
-        if is_network:
-            return self._once_for_same_tests(batch, lambda: cast(Tensor, network(x)))
-        return cast(Tensor, functional_call(network, model, (x,)))
+        if self._in_parts is None:
+            self._in_parts = gains_by_parts(network, x)
+
+        def pass_through(part: Tensor) -> Tensor:
+            return cast(Tensor, network(part) if is_network else functional_call(network, model, (part,)))
+
+        compute = partial(in_parts, pass_through, x) if self._in_parts else partial(pass_through, x)
+        return self._once_for_same_tests(batch, compute) if is_network else compute()
 
     def _once_for_same_tests(self, batch: EvaluationBatch, compute: Callable[[], Tensor]) -> Tensor:
         """Return ``compute()``, or what it returned for another task with the same test inputs."""
