@@ -34,10 +34,17 @@ _OPTIMIZERS = {
 
 
 def scenarios_are_those_declared(case: MethodCase) -> None:
-    """Require that runs in declared scenarios finish, and that runs in all other scenarios are refused."""
+    """Require that runs in declared scenarios finish, and that runs in all other scenarios are refused.
+
+    Declared scenarios in which a method beside it does not work are left out: these runs are refused because of that
+    method.
+    """
     declared = case.make().scenarios
+    excluded = {
+        scenario for scenario in declared for other in case.beside().values() if scenario not in other.scenarios
+    }
     for scenario in get_args(Scenario):
-        if scenario in declared or _can_be_tried(scenario):
+        if scenario not in excluded and (scenario in declared or _can_be_tried(scenario)):
             scenario_is_as_declared(case, scenario)
 
 

@@ -28,7 +28,8 @@ def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), proc
     - ``reduction``: with the options of ``reduces_to_fedavg`` it is federated averaging, bit for bit;
     - ``first task``: it is federated averaging in the first task, or not, as ``fedavg_in_first_task`` says;
     - ``missing tasks``: it works if clients lack samples of a task;
-    - ``scenarios``: it works in the scenarios that it declares and is refused in others;
+    - ``scenarios``: it works in the scenarios that it and the methods ``beside`` it declare, and is refused in those
+      that it does not declare;
     - ``declarations``: exposures, clocks, sequences and optimizers that it excludes are refused, others work;
     - ``options``: the methods of ``wrong_options`` are refused by a ConfigError with key, value and what is valid;
     - ``sums``: the server reads only sums over clients, unless it declares ``individual_uplinks``;

@@ -413,6 +413,11 @@ def test_a_task_free_method_is_checked_beside_one_that_is_not() -> None:
     )
 
 
+def test_scenarios_in_which_a_method_beside_it_does_not_work_are_left_out() -> None:
+    """FedProx works on densities and boxes, Decays does not."""
+    PROPERTIES["scenarios"](MethodCase(partial(FedProx, mu=1.0), beside=lambda: {"decays": Decays()}))
+
+
 def test_features_of_networks_in_double_take_single_precision() -> None:
     case = MethodCase(UsesFeatures)
     assert case.run(in_double=True, engine="workers").models[-1]["head.weight"].dtype == torch.float64
