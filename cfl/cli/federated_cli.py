@@ -36,6 +36,7 @@ from cfl.cli.given import in_content
 from cfl.cli.header import first_line
 from cfl.cli.import_policy import classes_beyond
 from cfl.cli.installed_configs import DEFAULT_CONFIG
+from cfl.cli.kept_options import KEYS, kept_options
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options, kept_rate
@@ -169,6 +170,7 @@ class FederatedCLI(LightningCLI):
         check_profiler(settings.trainer.profiler)
         settings.trainer.strategy = strategy_for(**{name: settings.trainer[name] for name in DECIDE_STRATEGY})
         self._check_optimizer(settings.model.optimizer)
+        self._say_kept_options(settings)
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
 
@@ -180,6 +182,18 @@ class FederatedCLI(LightningCLI):
         line = kept_rate(options_given(), defaults, optimizer.class_path, options.get("lr"))
         if line and self.subcommand == "fit" and signals.is_first_process():
             print(printable(line), flush=True)
+
+    def _say_kept_options(self, settings: Namespace) -> None:
+        """Say which options keep values that were meant for another stream, partition, participation or network."""
+        if self.subcommand != "fit" or not signals.is_first_process():
+            return
+        every = [*in_content(read_yaml(DEFAULT_CONFIG), DEFAULT_CONFIG.name), *options_given()]
+        for key in KEYS:
+            chosen = settings.get(key)
+            if isinstance(chosen, Namespace) and "class_path" in chosen:
+                options = chosen.get("init_args", Namespace()).as_dict()
+                for line in kept_options(every, key, chosen.class_path, options):
+                    print(printable(line), flush=True)
 
     def _fit_default_to_clients(self) -> None:
         """Lower ``schedule.clients_per_round`` to the number of clients if it has its default."""

@@ -165,6 +165,44 @@ def test_a_learning_rate_meant_for_another_optimizer_is_named(
     assert said is None or said in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model.network", "my_kept.Net"), ["hidden is [200, 200] instead of [7], as default.yaml sets it for MLP"]),
+        (("--config", "mlp.yaml", "--model.network", "my_kept.Net"), ["hidden is [5] instead of [7], as mlp.yaml"]),
+        (("--model.network", "my_kept.Net", "--model.network.hidden", "[5]"), []),
+        (("--config", "own.yaml"), []),
+        (("--config", "mlp.yaml"), []),
+    ],
+)
+def test_options_meant_for_another_class_are_named(
+    words: tuple[str, ...],
+    said: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A network of a user's own has an option of the default network's name, which keeps the latter's value."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_kept", raising=False)
+    for name, content in {
+        "my_kept.py": (
+            "from cfl.models import MLP\n\n\nclass Net(MLP):\n"
+            "    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, hidden: list[int] = [7]):\n"
+            "        super().__init__(input_shape, num_outputs, hidden)\n"
+        ),
+        "mlp.yaml": "model: {network: {class_path: MLP, init_args: {hidden: [5], dropout: 0.0}}}",
+        "own.yaml": "model: {network: {init_args: {hidden: [5]}, class_path: my_kept.Net}}",
+    }.items():
+        Path(name).write_text(content)
+    short = ("--data.stream.num_tasks", "1", "--schedule.rounds_per_task", "1", "--run.dir", "run")
+    assert tiny_cli.run("fit", *words, *short) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("model.network.")]
+    assert len(lines) == len(said)
+    assert all(sentence in line for sentence, line in zip(said, lines, strict=True))
+
+
 @pytest.mark.parametrize(("default", "said"), [(0.5, " instead of 0.5,"), (None, "is 0.2, as"), (0.2, None)])
 def test_a_learning_rate_is_named_whatever_the_optimizers_own_is(
     default: float | None, said: str | None, monkeypatch: pytest.MonkeyPatch

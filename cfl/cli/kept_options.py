@@ -1,0 +1,48 @@
+"""Names options that a file sets for one class and that another class of the same key has been given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cfl.cli.given import Given
+from cfl.runtime.class_paths import named_class
+from cfl.runtime.errors import shown
+
+KEYS = ("data.stream", "data.partition", "data.participation", "model.network")
+"""Keys of classes whose options are looked at. The optimizer's are in :mod:`cfl.cli.optimizer_options`."""
+
+
+def kept_options(every: Sequence[Given], key: str, path: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each option that keeps the value that a file sets for another class, in place of its default.
+
+    Options without a default are left out: something has to set them.
+
+    Args:
+        every: the options of the default configuration and those that were given, in order.
+        key: the key of the class.
+        path: dotted path of the class that is used.
+        options: its options.
+    """
+    found, used = named_class(path), _last_part(path)
+    parameters = inspect.signature(found).parameters if found is not None else {}
+    named = {one.file: _last_part(one.value) for one in every if one.key == key}  # within a file, in any order
+    current, setters = "", dict[str, tuple[str, str | None]]()
+    for one in every:
+        name = one.key.removeprefix(f"{key}.")
+        if one.key == key:
+            current = _last_part(one.value)
+        elif name != one.key and "." not in name:
+            setters[name] = (named.get(one.file, current), one.file)
+    for name, (whose, file) in setters.items():
+        own = parameters[name].default if name in parameters else inspect.Parameter.empty
+        own = list(own) if isinstance(own, tuple) else own
+        if file is None or whose == used or own is inspect.Parameter.empty or own == options.get(name):
+            continue
+        kept = f"{key}.{name} is {shown(options.get(name))} instead of {shown(own)}"
+        yield f"{kept}, as {file} sets it for {whose}; set {key}.{name} behind {key}={used}"
+
+
+def _last_part(path: Any) -> str:
+    return str(path).rpartition(".")[2]
