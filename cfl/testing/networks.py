@@ -37,6 +37,7 @@ _SINGLE_TOLERANCE = 1e-3
 def check_network(make: NetworkFactory, input_shape: tuple[int, int, int] = (1, 8, 8), num_outputs: int = 4) -> None:
     """Train a classifier in a tiny federation and check the properties that the program relies on.
 
+    Its images are random numbers, also below 0 and between integers. A network of token numbers has to accept them.
     It takes about two seconds for a small network, on the CPU, and reads no files. The checks, by name:
 
     - ``head``: ``network.head`` is the ``nn.Linear`` that computes the outputs from ``features(x)``, ``[B, d]``;
@@ -92,7 +93,11 @@ def _check_head(who: str, network: Network, x: Tensor) -> None:
         return
     network.eval()
     with torch.no_grad():
-        features, logits = network.features(x), network(x)
+        try:
+            features, logits = network.features(x), network(x)
+        except Exception as error:
+            given = f"{list(x.shape)} of normally distributed numbers, as the checks use them"
+            raise AssertionError(f"head: {who} fails on images {given}: {told(error)}") from error
         if features.shape != (len(x), network.head.in_features):
             wanted = [len(x), network.head.in_features]
             raise AssertionError(f"head: features of {who} gives {list(features.shape)}; what enters head is {wanted}")

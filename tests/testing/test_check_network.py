@@ -43,6 +43,18 @@ class Headless(Flat):
         del self.head
 
 
+class OfTokens(Network):
+    """Takes whole numbers from 0 to 9 only."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.embedding = nn.Embedding(10, 3)
+        self.head = nn.Linear(3, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.embedding(x.flatten(1).long()).mean(1)
+
+
 class OtherFeatures(Flat):
     def features(self, x: Tensor) -> Tensor:
         return x
@@ -126,6 +138,10 @@ def test_other_shapes() -> None:
     ("make", "sentence"),
     [
         (Headless, r"^head: .*Headless, whose head is missing.*nn\.Linear"),
+        (
+            OfTokens,
+            r"^head: OfTokens fails on images \[5, 1, 4, 4\] of normally distributed numbers.*: IndexError: index",
+        ),
         (OtherFeatures, r"^head: features of OtherFeatures gives \[5, 1, 4, 4\]; what enters head is \[5, 16\]"),
         (PastTheHead, r"^head: forward of PastTheHead gives something else than head.*: their logits differs by 0\.\d"),
         (TwoNames, r"^names: .*whose module first is second as well"),
