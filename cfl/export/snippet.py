@@ -47,9 +47,8 @@ def _input(data: FederatedDataModule, stream_tasks: list[int]) -> list[str]:
     sources = [source for source in found if source is not None]
     if len(sources) < len(found):
         return [f"x = np.zeros((1, {channels}, {height}, {width}), np.float32)  # network input, in its place"]
-    rows = any(source.moments(data.root) is not None for source in sources)
     normalise = _by_task([_normalisation(source, channels, data.root) for source in sources])
-    if rows:
+    if all(source.holds_rows for source in sources):
         return [
             f"features = np.zeros((1, {width}))  # yours in their place: [N, {width}]",
             f"scale, mean, std = {normalise}",

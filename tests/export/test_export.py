@@ -518,7 +518,8 @@ def test_the_code_of_a_card_normalises_by_the_task_where_data_sets_differ(
         torch.testing.assert_close(torch.from_numpy(held["outputs"]), expected, rtol=0, atol=1e-5)
 
 
-def test_the_card_has_the_moments_of_every_data_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("standardise", [True, False])
+def test_the_card_reads_rows_as_every_data_set_does(standardise: bool, tmp_path: Path) -> None:
     from cfl.export.card import write_card
 
     sources: list[Any] = []
@@ -527,12 +528,14 @@ def test_the_card_has_the_moments_of_every_data_set(tmp_path: Path) -> None:
         arrays = {f"{part}_features": values for part in ("train", "test")}
         arrays |= {f"{part}_labels": np.arange(96) % 2 for part in ("train", "test")}
         np.savez(tmp_path / f"rows{number}.npz", **arrays)
-        sources.append(Features(str(tmp_path / f"rows{number}.npz")))
+        sources.append(Features(str(tmp_path / f"rows{number}.npz"), standardise=standardise))
     client, card = trained(stream=Sequence(sources)), tmp_path / "card.md"
     answer = answer_of(client, Choice())
     write_card(card, model_in(tmp_path), answer, Choice(), client.require_federation(), "", tmp_path)
-    assert "| rows1 | 1 x 1 x 4 | 1 | of each feature | of each feature |" in card.read_text()
-    (line,) = (line for line in code_of(card).splitlines() if line.startswith("scale, mean, std = "))
+    assert ("| rows1 | 1 x 1 x 4 | 1 | of each feature | of each feature |" in card.read_text()) == standardise
+    lines = code_of(card).splitlines()
+    assert "features = np.zeros((1, 4))  # yours in their place: [N, 4]" in lines
+    (line,) = (line for line in lines if line.startswith("scale, mean, std = "))
     for number, task in enumerate(client.require_federation().data.tasks):
         held: dict[str, Any] = {"np": np, "task": number}
         exec(line, held)
