@@ -24,13 +24,14 @@ from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.federation.replay_buffer import Replayed
 from cfl.methods import DER, FedProx, Method, capabilities
+from cfl.models.functional import call_with
 from cfl.testing import PROPERTIES, check_method
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-method.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 FILES = {"my_methods": "class Mine", "my_checks": "def test_mine", "sparse": "class Sparse", "habit": "class Habit"}
-FILES |= {"anchor": "class Anchor", "rehearsal": "class Rehearsal", "reminder": "class Reminder"}
+FILES |= {"anchor": "class Anchor", "rehearsal": "class Rehearsal", "reminder": "class Reminder", "near": "class Near"}
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,7 @@ def test_the_printed_configuration_and_command_run_it(folder: Path, tmp_path: Pa
         ("anchor", "Anchor", {}, True),
         ("rehearsal", "Rehearsal", {"count": 8}, False),
         ("reminder", "Reminder", {"count": 8}, False),
+        ("near", "Near", {"strength": 0.5}, False),
     ],
 )
 def test_the_other_methods_of_the_page_pass_the_check(
@@ -133,6 +135,36 @@ def test_the_printed_gradient_on_other_samples_is_that_of_replay(folder: Path) -
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-12)
         assert float((value - without[name]).abs().max()) > 1e-3
+
+
+def test_the_printed_term_of_features_is_that_of_autograd(folder: Path) -> None:
+    """The term adds the gradient of the features' mean squared distance, computed client by client."""
+
+    class Plain(Method):
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            self.batch = batch
+            return batch
+
+        def adjust_gradients(self, cohort: Cohort) -> None:
+            network = self.context.network
+            for row in range(len(cohort.clients)):
+                model = {name: value[row].detach().requires_grad_() for name, value in cohort.parameters.items()}
+                x = self.batch.x[row][self.batch.mask[row]]
+                with torch.enable_grad():
+                    now = call_with(network, model, network.features, x)
+                    before = call_with(network, cohort.global_parameters, network.features, x)
+                    term = 0.5 * (now - before.detach()).square().sum(1).mean()
+                found = torch.autograd.grad(term, list(model.values()), allow_unused=True)
+                for name, gradient in zip(model, found, strict=True):
+                    if gradient is not None:
+                        cohort.gradients[name][row] += gradient
+
+    ways: list[dict[str, Method]] = [{"near": importlib.import_module("near").Near(0.5)}, {"near": Plain()}, {}]
+    runs = [fit(tiny_client(tiny_data(), double(mlp), methods=methods), tiny_data()) for methods in ways]
+    found, by_hand, without = map(weights, runs)
+    for name, value in found.items():
+        torch.testing.assert_close(value, by_hand[name], rtol=0, atol=1e-12)
+        assert float((value - without[name]).abs().max()) > 1e-4
 
 
 def test_the_named_ways_to_a_batch_for_gradients_agree() -> None:
