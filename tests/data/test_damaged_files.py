@@ -108,7 +108,10 @@ ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
         {"train_labels": repeated([1, 2]), "test_labels": repeated([1, 2], 8)},
         r"the first is 0 \(data\.stream\.source\.num_classes: 3 says that this is meant\)",
     ),
-    "a class for tests alone": ({"test_labels": repeated([0, 4], 8)}, "1 of its labels 0 to 4 .* first is 4"),
+    "a class for tests alone": (
+        {"test_labels": repeated([0, 4], 8)},
+        "1 of its labels 0 to 4 .* first is 4, and 4 is a label of tests alone",
+    ),
     "unsigned above 2^63": (
         {"train_labels": repeated([0, 2**63 + 5], dtype=np.uint64)},
         r"train_labels run from 0 to 9223372036854775813; valid: integers from 0, below 2\^63",

@@ -130,6 +130,8 @@ def count_classes(path: Path, train: NDArray[np.int64], test: NDArray[np.int64],
     count = 1 + max(int(train.max()), int(test.max()))
     if absent := first_absent(train, count):
         gaps = f"{absent[0]:,} of its labels 0 to {count - 1} have no training sample, the first is {absent[1]}"
+        if count > 1 + int(train.max()):
+            gaps += f", and {count - 1} is a label of tests alone"
         meant = f" ({KEY}.num_classes: {count} says that this is meant)" if count <= len(train) else ""
         raise _damaged(path, f"{gaps}{meant}", layout)
     return count
