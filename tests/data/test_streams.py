@@ -315,8 +315,10 @@ def test_bad_angles_are_refused(degrees: float) -> None:
 
 
 @pytest.mark.parametrize("order", ["natural", "seeded"])
-@pytest.mark.parametrize(("num_tasks", "classes_per_task"), [(5, None), (3, 3), (10, 1)])
-def test_local_labels_map_back_to_the_source(order: str, num_tasks: int, classes_per_task: int | None) -> None:
+@pytest.mark.parametrize(
+    ("num_tasks", "classes_per_task"), [(5, None), (3, 3), (10, 1), (4, [4, 1, 3, 2]), (2, [5, 1])]
+)
+def test_local_labels_map_back_to_the_source(order: str, num_tasks: int, classes_per_task: Any) -> None:
     source = Noise()
     stream = ClassSplit(source, num_tasks, classes_per_task, order)
     groups, tasks = stream.class_groups(seed=4), stream.tasks(ROOT, seed=4)
@@ -344,7 +346,34 @@ def test_natural_order_is_consecutive_and_seeded_order_is_keyed() -> None:
     assert few.class_groups(0) == seeded.class_groups(0)[:3]
 
 
+def test_tasks_may_have_different_numbers_of_classes() -> None:
+    stream = ClassSplit(Noise(num_classes=100), 6, [50, 10, 10, 10, 10, 10])
+    assert stream.class_groups(0) == [list(range(50)), *(list(range(k, k + 10)) for k in range(50, 100, 10))]
+    assert [task.num_classes for task in stream.tasks(ROOT, 0)] == stream.classes_per_task
+    other = ClassSplit(Noise(), 3, [3, 1, 2], task_order=[2, 0, 1])
+    assert other.class_groups(0) == [[4, 5], [0, 1, 2], [3]]
+    assert other.classes_per_task == [2, 3, 1]
+
+
+@pytest.mark.parametrize("scenario", ["class", "task"])
+def test_tasks_with_different_numbers_of_classes_have_outputs_of_their_own(scenario: Any) -> None:
+    data = tiny_data(ClassSplit(Noise(num_classes=8), 3, [4, 2, 2]), scenario=scenario, num_clients=2)
+    assert data.num_outputs == 8
+    for task, own in enumerate([[0, 1, 2, 3], [4, 5], [6, 7]]):
+        _, y = data.gather(task, torch.from_numpy(np.concatenate([*data.indices[task].values()])))
+        assert sorted(set(y.tolist())) == own
+        allowed = data.outputs_in_loss(task, 0)
+        assert allowed is None if scenario == "class" else allowed.nonzero().flatten().tolist() == own
+
+
 def test_impossible_class_splits_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.stream\.num_tasks = 3 .*valid: 2, as many as .*classes_per_task"):
+        ClassSplit(Noise(), 3, [5, 5])
+    for impossible in ([6, 5], [10, 0], [-1, 3]):
+        with pytest.raises(ConfigError, match=r"data\.stream\.classes_per_task = \[.*from 1 with a sum of at most 10"):
+            ClassSplit(Noise(), 2, impossible)
+    with pytest.raises(ConfigError, match=r"data\.stream\.task_order = 'seeded' .*different sizes"):
+        ClassSplit(Noise(), 2, [6, 4], task_order="seeded")
     with pytest.raises(ConfigError, match=r"data\.stream\.num_tasks = 3 .*10 classes of noise \(1, 2, 5, 10\)"):
         ClassSplit(Noise(), 3)
     with pytest.raises(ConfigError, match=r"data\.stream\.num_tasks = 4 .*at most 3 tasks of 3 classes"):

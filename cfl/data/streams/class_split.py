@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -26,14 +27,16 @@ class ClassSplit(Stream):
     Args:
         source: the data set.
         num_tasks: number of tasks; without ``classes_per_task`` it must divide the source's number of classes.
-        classes_per_task: classes in each task; tasks x classes may leave some of the source's classes unused. None
-            gives every task an equal share of all classes. The attribute of this name holds the resulting list,
-            one number per task.
+        classes_per_task: number of classes in each task, or a list with one number per task, such as
+            ``[50, 10, 10, 10, 10, 10]`` for a large first task. Classes that are left over are not used. None gives
+            every task an equal share of all classes. The attribute of this name holds the list, in the order of the
+            tasks.
         class_order: ``natural`` takes the classes as the source numbers them; ``seeded`` shuffles them with the
             run's seed first; ``superclass`` makes a task of each of the data set's own groups of classes, as
             Overlapped-CIFAR-100 (FedWeIT) does with CIFAR-100's 20.
         task_order: order of the tasks: ``given`` by the order of the classes; ``seeded`` shuffles the tasks with the
-            run's seed; or a list of all tasks, from 0. The classes of a task stay together.
+            run's seed, which needs tasks of one size; or a list of all tasks, from 0. The classes of a task stay
+            together.
 
     Raises:
         ConfigError: ``data.stream.num_tasks``, ``data.stream.classes_per_task`` or ``data.stream.class_order`` when
@@ -46,7 +49,7 @@ class ClassSplit(Stream):
         self,
         source: Source,
         num_tasks: int = 10,
-        classes_per_task: int | None = None,
+        classes_per_task: int | list[int] | None = None,
         class_order: Literal["natural", "seeded", "superclass"] = "natural",
         task_order: Literal["given", "seeded"] | list[int] = "given",
     ) -> None:
@@ -59,12 +62,15 @@ class ClassSplit(Stream):
             valid = f"given, seeded or a list of the tasks 0 to {num_tasks - 1}, each once"
             raise ConfigError("data.stream.task_order", task_order, valid)
         if class_order == "superclass":
-            size = _superclass_size(source, num_tasks, classes_per_task)
+            sizes = [_superclass_size(source, num_tasks, classes_per_task)] * num_tasks
         else:
-            size = _classes_in_each_task(source, num_tasks, classes_per_task)
+            sizes = _classes_in_each_task(source, num_tasks, classes_per_task)
+        if task_order == "seeded" and len({*sizes}) > 1:
+            raise ConfigError("data.stream.task_order", task_order, "given or a list, with tasks of different sizes")
         self.source, self.num_tasks, self.class_order, self.task_order = source, num_tasks, class_order, task_order
         self.name = f"split-{source.name}"
-        self.classes_per_task = [size] * num_tasks
+        self._sizes = sizes
+        self.classes_per_task = [sizes[task] for task in task_order] if isinstance(task_order, list) else sizes
         self.shape = source.shape
 
     def class_groups(self, seed: int) -> list[list[int]]:
@@ -82,8 +88,8 @@ class ClassSplit(Stream):
         order = np.arange(self.source.num_classes)
         if self.class_order == "seeded":
             order = numpy_generator(seed, "class_order").permutation(order)
-        size = self.classes_per_task[0]
-        return order[: self.num_tasks * size].reshape(self.num_tasks, size).tolist()
+        ends = accumulate(self._sizes)
+        return [order[end - size : end].tolist() for end, size in zip(ends, self._sizes, strict=True)]
 
     def class_names(self, root: Path, seed: int) -> list[tuple[str, ...]]:
         """See :meth:`Stream.class_names`."""
@@ -115,8 +121,8 @@ class ClassSplit(Stream):
         return f"{self.source.name} classes {group[0]}-{group[-1]}"
 
 
-def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int | None) -> int:
-    available = source.num_classes
+def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int | list[int] | None) -> list[int]:
+    available, key = source.num_classes, "data.stream.classes_per_task"
     if classes_per_task is None:
         if available % num_tasks:
             # Only divisors up to 1000, so that the message stays readable.
@@ -124,16 +130,20 @@ def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int 
             raise ConfigError(
                 "data.stream.num_tasks",
                 num_tasks,
-                f"a divisor of the {available} classes of {source.name} ({divisors}), "
-                "or set data.stream.classes_per_task",
+                f"a divisor of the {available} classes of {source.name} ({divisors}), or set {key}",
             )
-        return available // num_tasks
+        return [available // num_tasks] * num_tasks
+    if isinstance(classes_per_task, list):
+        if len(classes_per_task) != num_tasks:
+            valid = f"{len(classes_per_task)}, as many as {key} has numbers"
+            raise ConfigError("data.stream.num_tasks", num_tasks, valid)
+        if min(classes_per_task) < 1 or sum(classes_per_task) > available:
+            valid = f"numbers from 1 with a sum of at most {available}, the number of classes of {source.name}"
+            raise ConfigError(key, classes_per_task, valid)
+        return list(classes_per_task)
     if not 1 <= classes_per_task <= available:
-        raise ConfigError(
-            "data.stream.classes_per_task",
-            classes_per_task,
-            f"an integer between 1 and {available}, the number of classes of {source.name}",
-        )
+        valid = f"an integer between 1 and {available}, the number of classes of {source.name}"
+        raise ConfigError(key, classes_per_task, valid)
     if num_tasks * classes_per_task > available:
         raise ConfigError(
             "data.stream.num_tasks",
@@ -141,10 +151,10 @@ def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int 
             f"at most {available // classes_per_task} tasks of {classes_per_task} classes out of the {available} "
             f"classes of {source.name}",
         )
-    return classes_per_task
+    return [classes_per_task] * num_tasks
 
 
-def _superclass_size(source: Source, num_tasks: int, classes_per_task: int | None) -> int:
+def _superclass_size(source: Source, num_tasks: int, classes_per_task: int | list[int] | None) -> int:
     grouped = [label for group in source.superclasses for label in group]
     if len({*grouped}) < len(grouped) or not {*grouped} <= {*range(source.num_classes)}:
         found = f"{type(source).__name__}, whose superclasses hold {grouped}"
