@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="T",
         help="the task of what is classified (from 0; with --client, of the client's own), where the model, its "
-        "outputs or the reading of files depend on it; a task's permutation or rotation of pixels is not made",
+        "outputs or the reading of files depend on it; a task's permutation or rotation of pixels is not applied",
     )
     return parser
 
