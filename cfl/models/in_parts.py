@@ -25,7 +25,7 @@ def gains_by_parts(network: nn.Module, x: Tensor) -> bool:
 
     Args:
         network: in evaluation mode.
-        x: ``[B, C, H, W]``, of which four samples are tried.
+        x: ``[B, C, H, W]`` with at least four samples, of which four are tried.
     """
     if x.ndim != 4 or x.device.type != "cpu" or not any(isinstance(m, nn.Conv2d) for m in network.modules()):
         return False

@@ -18,7 +18,7 @@ from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.base import Network
 from cfl.models.density import densities_differ
 from cfl.models.functional import call_with
-from cfl.models.in_parts import gains_by_parts, in_parts
+from cfl.models.in_parts import SAMPLES, gains_by_parts, in_parts
 from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
@@ -51,6 +51,7 @@ class Scoring:
             everyone: evaluate all clients, including those that are in the middle of a task.
         """
         self._same_tests.clear()  # of another model
+        self._in_parts = None  # untrained, a network may answer every sample alike
         self._rows = matrix_rows.due(self.federation, everyone or untrained)
         if untrained:
             self._rows = dict.fromkeys(self._rows, -1) if self.federation.round == 0 else {}
@@ -139,7 +140,7 @@ class Scoring:
         if self._channels_last is None:
             self._channels_last = gains_by_channels_last(network, x)
         x = channels_last(x) if self._channels_last else x
-        if self._in_parts is None:
+        if self._in_parts is None and len(x) > SAMPLES:
             self._in_parts = gains_by_parts(network, x)
 
         def pass_through(part: Tensor) -> Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.tiny import ConvNet, fit, split, tiny_client, tiny_data
+from support.tiny import ConvNet, fit, norm_net, split, tiny_client, tiny_data
 from test_networks import CASES, IDS, build, images
 from torch import Tensor, nn
 
+from cfl.data.evaluation import EvaluationBatch
 from cfl.models.density import is_density
 from cfl.models.in_parts import SAMPLES, gains_by_parts, in_parts
 from cfl.training.evaluation import Scoring
@@ -29,7 +30,9 @@ def test_networks_answer_alike(case) -> None:  # type: ignore[no-untyped-def]
         torch.testing.assert_close(in_parts(network, x), network(x), rtol=1e-11, atol=1e-12)
 
 
-def sizes_in_tests(monkeypatch: pytest.MonkeyPatch, network: type[ConvNet]) -> tuple[set[int], Tensor]:
+def sizes_in_tests(
+    monkeypatch: pytest.MonkeyPatch, network: type[ConvNet], batchnorm: str = "average"
+) -> tuple[set[int], Tensor]:
     """Sizes of the batches that the network was tested with, and the accuracies."""
     sizes: set[int] = set()
     real = Scoring.answers
@@ -43,7 +46,7 @@ def sizes_in_tests(monkeypatch: pytest.MonkeyPatch, network: type[ConvNet]) -> t
 
     monkeypatch.setattr(Scoring, "answers", watched)
     data = tiny_data(split(2, classes=4, train=40, test=4 * SAMPLES))
-    federation = fit(tiny_client(data, network), data)
+    federation = fit(tiny_client(data, network), data, {"batchnorm": batchnorm})
     return sizes, federation.measured.compute().clone()
 
 
@@ -54,3 +57,44 @@ def test_tests_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, same = sizes_in_tests(monkeypatch, ConvNet)
     assert max(whole) == 2 * SAMPLES
     assert torch.equal(accuracies, same)
+
+
+class ZeroHead(ConvNet):
+    """Answers every sample with zeros until it is trained."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs, norm=True)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+
+def test_what_an_untrained_network_answers_does_not_decide_later_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, accuracies = sizes_in_tests(monkeypatch, ZeroHead, "drop")
+    assert max(sizes) == 2 * SAMPLES
+    monkeypatch.setattr("cfl.training.evaluation.gains_by_parts", lambda network, x: False)
+    assert torch.equal(accuracies, sizes_in_tests(monkeypatch, ZeroHead, "drop")[1])
+
+
+def test_a_small_batch_does_not_decide_larger_ones() -> None:
+    data = tiny_data(split(2, classes=4, train=40, test=4 * SAMPLES))
+    federation = fit(tiny_client(data, norm_net), data, {"batchnorm": "drop"})
+    network, scoring = federation.network.eval(), Scoring(federation)
+    with torch.no_grad(), federation.model.evaluation_statistics():
+        for stop in (2, 2 * SAMPLES):
+            batch = data.evaluation_batch(EvaluationBatch(0, 0, stop), torch.device("cpu"))
+            assert batch.x is not None
+            found = scoring.answers(batch, federation.model.state_tensors(), is_network=True)
+            torch.testing.assert_close(found, network(batch.x))
+
+
+class Reshaping(ConvNet):
+    """Cannot be called without samples."""
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return torch.relu(self.fc(x.reshape(len(x), -1)))
+
+
+def test_single_samples_are_tested() -> None:
+    data = tiny_data(split(2, classes=4, train=40, test=8), eval_batch_size=1)
+    assert fit(tiny_client(data, Reshaping), data).measured.compute().isfinite().all()
