@@ -264,3 +264,12 @@ def test_nll_is_read_off_its_matrix_where_the_summary_has_none(tmp_path: Path) -
     with_matrix, without = readings(tmp_path, {"nll": True}, {"method": "er"})
     assert figure_of(with_matrix, "nll") == pytest.approx(((100 - with_matrix.run.matrix[-1]) / 40).mean().item())
     assert figure_of(without, "nll") is None
+
+
+def test_a_mean_that_is_undefined_at_the_end_is_not_that_of_an_earlier_task(tmp_path: Path) -> None:
+    """For example the last task's test images have no boxes."""
+    (reading,) = readings(tmp_path, {"nll": True})
+    matrix = reading.matrices["nll"].copy()
+    matrix[:, -1] = np.nan
+    run = replace(reading.run, others={**reading.run.others, "nll": None})
+    assert figure_of(replace(reading, run=run, matrices={"nll": matrix}), "nll") is None
