@@ -215,6 +215,7 @@ class Experiments:
         without: dict[int, str] = {}
         unrecorded: list[int] = []
         remarks: list[str] = []
+        undefined = ""
         for seed in sorted(set.intersection(*({*part.runs, *part.diverged} for part in parts))):
             if seeds is not None and seed not in seeds:
                 continue
@@ -231,13 +232,13 @@ class Experiments:
                 if isinstance(reason, Unrecorded):
                     unrecorded.append(seed)
                     without[seed] += "; remove its folder and run it again"
-                otherwise = f"no value ({without[seed]})"
+                undefined = f"no value ({without[seed]})"
                 continue
             values[seed] = read[0] - read[1] if len(read) == 2 else read[0]
         return replace(
             cell,
             seeds=values,
-            otherwise=otherwise,
+            otherwise=undefined or otherwise,
             notes=tuple(dict.fromkeys(notes)),
             without=without,
             unrecorded=unrecorded,

@@ -88,7 +88,7 @@ class Result(Finished):
             "matrix": self.matrix,
             "diagonal": [self.matrix[t][t] for t in tasks],
             "averages": averages,
-            "forgettings": _forgettings(self.matrix),
+            "forgettings": _forgettings(self.matrix) or None,
             "averages_task_il": [_mean(row[: t + 1]) for t, row in enumerate(self.matrix_task_il)] or None,
             "forgettings_task_il": _forgettings(self.matrix_task_il) or None,
             "curves_task_il": _curves(self.matrix_task_il) or None,

@@ -401,6 +401,17 @@ def test_a_run_that_diverged_is_no_run_that_was_never_made(tmp_path: Path) -> No
     assert not only.seeds
 
 
+@pytest.mark.parametrize("diverged", [0, 1])
+def test_a_cell_failed_only_if_every_run_diverged(diverged: int, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        folder = write_run(tmp_path / str(seed), arguments(), seed, acc=None)
+        if seed == diverged:
+            (folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
+            (folder / "summary.json").unlink()
+    cell, *_ = experiments(tmp_path).cells(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]})
+    assert (cell.figure, cell.status) == ("ACC", "no value (acc: the run has no acc)")
+
+
 def test_a_run_that_diverged_is_not_made_again(tmp_path: Path) -> None:
     """A seed that diverged in any folder is not run again. If another folder has it finished, it counts as finished."""
     for name, seed in (("a", 0), ("b", 1), ("c", 1)):

@@ -38,6 +38,8 @@ def test_other_runs_have_none() -> None:
         with pytest.raises(Undefined):
             of.figure(name)
     assert of.figure("forgettings") == [None, 1.0]
+    with pytest.raises(Undefined):
+        replace(of, matrix=[[1.0, 0.0], [None, 1.0]]).figure("forgettings")
 
 
 def test_it_is_read_from_the_run_folder_and_kept(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def write_run(
     folder: Path,
     arguments: Sequence[str],
     seed: int = 0,
-    acc: float = 80.0,
+    acc: float | None = 80.0,
     matrix: Sequence[Sequence[float]] = MATRIX,
     config: Mapping[str, Any] | None = None,
     **figures: Any,
@@ -70,7 +70,7 @@ def write_run(
         folder: must not exist yet.
         arguments: of ``cfl fit``; the configuration to which they resolve becomes ``config.yaml``.
         seed: the run's seed.
-        acc: ACC in the summary.
+        acc: ACC in the summary; None where undefined.
         matrix: ``[T][T]``.
         config: replaces the configuration to which the arguments resolve.
         figures: further entries of the summary.
