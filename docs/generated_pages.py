@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import get_args
 
 import yaml
 
 import cfl.methods
+from cfl.data.scenarios import Scenario
 from cfl.methods import Method
 from cfl.papers.definition import papers
 from cfl.papers.reproducibility import page
@@ -15,7 +17,6 @@ from cfl.running.resolving import Resolver
 from cfl.runtime.atomic_write import write_whole
 
 ROOT = Path(__file__).parents[1]
-SCENARIOS = ("task", "class", "domain", "density")
 
 
 def write(folder: Path) -> None:
@@ -48,7 +49,7 @@ def method_page(name: str) -> str:
     lines = [name, "=" * len(name), ""]
     if method is not Method:
         files = ", ".join(f"``{path}``" for path in _configurations().get(name, []))
-        scenarios = ", ".join(scenario for scenario in SCENARIOS if scenario in method.scenarios)
+        scenarios = ", ".join(scenario for scenario in get_args(Scenario) if scenario in method.scenarios)
         lines += [f"- Configuration: {files}" if files else "- Configuration: none of its own"]
         lines += [f"- Scenarios: {scenarios}"]
     lines += [f"- Source: ``{source}``", "", f".. autoclass:: cfl.methods.{name}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import warnings
 from collections.abc import Iterator
@@ -62,6 +63,12 @@ def test_the_documents_say_in_which_scenarios_it_works(name: str, scenarios: lis
     )
     assert ("regression" in allowed) == ("detection" in allowed)
     assert set(scenarios) == allowed - {"detection"}
+
+
+def test_the_page_of_a_method_has_all_its_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DATA_PAGE.parent)
+    page = importlib.import_module("generated_pages").method_page("FedProx")
+    assert f"- Scenarios: {', '.join(get_args(Scenario))}\n" in page
 
 
 def test_the_documents_have_all_configs_of_methods() -> None:
