@@ -8,21 +8,14 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from cfl.callbacks import (
-    AccuracyTargets,
-    DashboardLog,
-    FederatedOrchestrator,
-    LocalModels,
-    PrivacyBudget,
-    RoundCheckpoint,
-    RoundProgress,
-    RunRecord,
-)
+from cfl.callbacks import OF_SECTIONS, DashboardLog, RoundCheckpoint, RunRecord
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.quiet import silence_libraries
 from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime.yaml_file import read_yaml
 from cfl.training.strategy import DECIDE_STRATEGY, strategy_for
+
+_OF_A_RUN_FOLDER = (RunRecord, DashboardLog, RoundCheckpoint)
 
 
 def trainer(
@@ -49,10 +42,11 @@ def trainer(
     """
     silence_libraries()
     # The order of callbacks is that of cfl fit: those of the user come first.
-    own: list[Callback] = [LocalModels(), FederatedOrchestrator(), AccuracyTargets(), PrivacyBudget()]
-    if run_dir is not None:
-        own += [RunRecord(dir=str(run_dir)), DashboardLog(), RoundCheckpoint()]
-    own.append(RoundProgress())
+    own: list[Callback] = [
+        RunRecord(dir=str(run_dir)) if kind is RunRecord else kind()
+        for kind in OF_SECTIONS.values()
+        if run_dir is not None or kind not in _OF_A_RUN_FOLDER
+    ]
     settings = {
         **read_yaml(DEFAULT_CONFIG)["trainer"],
         "enable_checkpointing": run_dir is not None,  # by RoundCheckpoint

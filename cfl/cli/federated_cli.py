@@ -14,20 +14,11 @@ from typing import Any
 
 import torch
 from jsonargparse import SUPPRESS, Namespace
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from cfl.callbacks import (
-    AccuracyTargets,
-    DashboardLog,
-    FederatedOrchestrator,
-    LocalModels,
-    PrivacyBudget,
-    RoundCheckpoint,
-    RoundProgress,
-    RunRecord,
-)
+from cfl.callbacks import OF_SECTIONS, RoundCheckpoint, RunRecord
 from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
 from cfl.cli.checkpoints import check_checkpoint
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
@@ -64,17 +55,6 @@ from cfl.runtime.yaml_file import read_yaml
 from cfl.training.access import callbacks_of
 from cfl.training.strategy import DECIDE_STRATEGY, strategy_for
 
-CALLBACKS: dict[str, type[Callback]] = {
-    "local_models": LocalModels,
-    "federated": FederatedOrchestrator,
-    "targets": AccuracyTargets,
-    "privacy": PrivacyBudget,
-    "run": RunRecord,
-    "dashboards": DashboardLog,
-    "progress": RoundProgress,
-    "checkpoint": RoundCheckpoint,
-}
-"""Section of a configuration -> the callback that it builds, in the order in which callbacks are called."""
 ADVICE = re.compile(r"\b([a-z_]+(?:\.[a-z_]+)+)=(\w+)")
 """An option that an error's message advises, with its value."""
 _RESUMED = {
@@ -136,7 +116,7 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(Schedule, "schedule")
         parser.add_class_arguments(EngineOptions, "engine")
         parser.add_class_arguments(ReplayBuffer, "buffer")
-        for section, callback in CALLBACKS.items():
+        for section, callback in OF_SECTIONS.items():
             parser.add_lightning_class_args(callback, section)
         for target, source in FOLLOWING.items():
             parser.link_arguments(source, target)

@@ -19,7 +19,7 @@ from support.tiny_cli import TINY
 from support.tiny_cli import fit as fit_by_command
 
 import cfl
-from cfl.callbacks import FederatedOrchestrator
+from cfl.callbacks import OF_SECTIONS, FederatedOrchestrator
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
 from cfl.data.schedule import Schedule
@@ -226,6 +226,7 @@ def test_a_run_from_parts_is_that_of_the_same_configuration(run: cfl.Run, tmp_pa
         engine=EngineOptions(kind="vmap"),
     )
     trainer = cfl.trainer(data, tmp_path / "run", [FederatedOrchestrator(server_lr=1.0)], accelerator="cpu")
+    assert {type(callback) for callback in trainer.callbacks} >= {*OF_SECTIONS.values()}  # type: ignore[attr-defined]
     trainer.fit(client, data)
     found = cfl.load(tmp_path / "run")
     assert torch.equal(found.accuracy_matrix, run.accuracy_matrix)

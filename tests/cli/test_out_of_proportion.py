@@ -20,14 +20,7 @@ from support.class_options import options_of
 from support.foreign import BOMB
 from torch.utils.data import TensorDataset
 
-from cfl.callbacks import (
-    AccuracyTargets,
-    FederatedOrchestrator,
-    LocalModels,
-    RoundCheckpoint,
-    RoundProgress,
-    RunRecord,
-)
+from cfl.callbacks import OF_SECTIONS
 from cfl.cli import parsing
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.given import Given
@@ -77,10 +70,7 @@ NEEDED: dict[str, Any] = {
 ENDLESS = {"RoundProgress.plain_seconds", "RoundProgress.live_seconds"}
 """Options that accept infinity, which means never."""
 FAMILIES = (Method, Network, Stream, Source, Partition, Participation, TaskSequences, Augmentation, GaussianMechanism)
-SECTIONS = (
-    *(Schedule, EngineOptions, ReplayBuffer, RoundCheckpoint, RoundProgress),
-    *(AccuracyTargets, FederatedOrchestrator, LocalModels, RunRecord),
-)
+SECTIONS = (Schedule, EngineOptions, ReplayBuffer, *OF_SECTIONS.values())
 
 
 def _classes() -> Iterator[type]:
@@ -113,13 +103,14 @@ def test_there_are_many() -> None:
 
 @pytest.mark.parametrize("option", NUMBERS)
 def test_every_class_refuses_numbers_without_end(option: str) -> None:
-    """Every class refuses infinity and NaN by itself, also if it is built from Python without the command line."""
+    """Every class refuses infinity and NaN by itself, also if it is built from Python without the command line.
+
+    :mod:`cfl.runtime.option_checks` has functions for this.
+    """
     kind, name, value = NUMBERS[option]
-    given = {
-        other: NEEDED[other]
-        for other, parameter in options_of(kind).items()
-        if parameter.default is inspect.Parameter.empty and other != name
-    }
+    needed = {other for other, one in options_of(kind).items() if one.default is inspect.Parameter.empty} - {name}
+    assert needed <= set(NEEDED), "give NEEDED a valid value of each option without a default"
+    given = {other: NEEDED[other] for other in needed}
     if value == math.inf and f"{kind.__name__}.{name}" in ENDLESS:
         kind(**given, **{name: value})
         return
