@@ -12,7 +12,7 @@ from pathlib import Path
 from lightning.pytorch import Callback
 
 from cfl.callbacks.federated_orchestrator import built_federation
-from cfl.cli.commands import TRAINING
+from cfl.cli.commands import OTHERS, TRAINING
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.import_policy import TRUSTED, classes_beyond, importing_only, typed_paths
 from cfl.cli.installed_configs import DEFAULT_CONFIG
@@ -136,10 +136,7 @@ def build(
             parser_kwargs={
                 "prog": "cfl",
                 "description": "Train and compare methods of continual federated learning.",
-                "epilog": "Further commands, each with --help: cfl sweep trains every combination of methods, values "
-                "and seeds, cfl compare RUN... makes tables and a page of charts of finished runs, cfl export a file "
-                "of a run's model, cfl predict a table of classes of images or rows, cfl dashboard panels at wandb, "
-                "cfl configs the configurations that come along.",
+                "epilog": f"Further commands, each with --help: {', '.join(f'cfl {name}' for name in OTHERS)}.",
                 **{
                     name: {
                         "default_config_files": [str(DEFAULT_CONFIG)],

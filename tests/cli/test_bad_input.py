@@ -59,7 +59,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "class of another kind by its path": (
         ("--data.partition", "cfl.data.streams.Permuted"),
-        ("data.partition = 'cfl.data.streams.Permuted'", "valid: one of ClassesPerClient, Dirichlet"),
+        ("data.partition = 'cfl.data.streams.Permuted'", "valid: one of ", "Dirichlet", "IID"),
     ),
     "network of another kind": (
         ("--model.network", "cfl.data.streams.Permuted"),
@@ -336,7 +336,7 @@ YAML = {
     "nothing for a group": ("buffer:", "buffer = None cannot work; valid: its options"),
     "class of another kind by its path": (
         "data: {partition: {class_path: cfl.data.streams.Permuted}}",
-        "data.partition = 'cfl.data.streams.Permuted' cannot work; valid: one of ClassesPerClient, Dirichlet",
+        "data.partition = 'cfl.data.streams.Permuted' cannot work; valid: one of ",
     ),
     "option beside its class": (
         "methods: {mine: {class_path: FedProx, mu: 0.1}}",

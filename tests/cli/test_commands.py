@@ -38,7 +38,7 @@ def test_every_command_is_in_the_overview() -> None:
 def test_a_mistyped_command_is_told_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["comapre", "runs"]) == 2
     told = capsys.readouterr().err
-    valid = "fit, validate, test, sweep, compare, export, predict, dashboard, configs"
+    valid = ", ".join([*TRAINING, *OTHERS])
     assert told == f"error: command = 'comapre' cannot work; valid: one of {valid}; did you mean compare?\n"
 
 
