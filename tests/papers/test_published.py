@@ -12,7 +12,7 @@ from cfl.runtime.errors import ConfigError
 
 COUNTS = {"table1": 128, "table2": 16, "table3": 8, "table4": 6, "table5": 6, "table6": 8, "table7": 2}
 COUNTS |= {"table10": 96, "table11": 8, "table12": 72}
-OF_ALL = {**{f"fot-{name}": count for name, count in COUNTS.items()}, "fedcurv-table1": 18}
+OF_ALL = {**{f"fot-{name}": count for name, count in COUNTS.items()}, "fot-table3-every-task": 2, "fedcurv-table1": 18}
 OF_FEDAGEM = {1: 116, 2: 72, 3: 30, 4: 10, 5: 16, 6: 60, 7: 10, 8: 12, 9: 18, 10: 10, 11: 8, 12: 60, 13: 60, 14: 4}
 OF_FEDAGEM |= {15: 8, 17: 16, 18: 4}
 OF_ALL |= {f"fedagem-table{number}": count for number, count in OF_FEDAGEM.items()}
@@ -30,6 +30,11 @@ NOT_PUBLISHED = {"confedmade-table2": {("oa",), ("dc-oa",)}}
 def number(table: str, figure: str, **place: str) -> Published:
     (found,) = [p for p in fot()[table].published if p.figure == figure and dict(p.place) == place]
     return found
+
+
+def test_the_numbers_of_every_table_are_counted() -> None:
+    published = {name for name, table in every_table().items() if table.published}
+    assert not published ^ set(OF_ALL), "give OF_ALL how many numbers the paper prints in each table"
 
 
 @pytest.mark.parametrize("name", OF_ALL)
