@@ -166,7 +166,7 @@ def test_checkpoints_have_the_form_they_had(name: str) -> None:
     state = method.state_dict()
     assert [(key, form(value)) for key, value in state.items()] == [
         (key, of_file) for key, (_, of_file) in STATES.get(name, {}).items()
-    ]
+    ], f"describe the state of a new method in STATES in {__file__}"
 
 
 @each_method

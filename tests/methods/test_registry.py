@@ -314,7 +314,7 @@ def test_a_client_that_drops_out_keeps_what_it_had(name: str, monkeypatch: pytes
         assert difference(held.get(1), before.get(topic, {}).get(1), place=topic) is None
 
 
-# Each of two would do its own share, or do nothing more.
+# Each of two would do its own share, or do nothing more. All others refuse a second one (`Method.refuse_twins`).
 MAY_BE_TWICE = {"AnalyticHead", "CFeD", "DER", "ER", "FedProx", "FOT", "GradientCompensation", "InferringFOT"}
 MAY_BE_TWICE |= {"PersonalLayers"}
 

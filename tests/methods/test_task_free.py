@@ -9,6 +9,7 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +29,8 @@ from support.tiny import (
     tiny_data,
     weights,
 )
+from test_registry import CASES
+from test_registry import METHODS as REGISTERED
 from torch import Tensor
 
 import cfl.methods
@@ -94,6 +97,13 @@ FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "l2p": lambda: {"l2p": L2P(0.5, mask_logits=False)},
     "l2p-class": lambda: FREE["l2p"](),
     "l2p-class+fed_agem": lambda: {**FREE["l2p"](), "fed_agem": FedAGEM(8)},
+}
+_TRIED = {type(method) for make in FREE.values() for method in make().values()}
+# Methods that need nothing else are tried as their entry of the registry says.
+FREE |= {
+    name: partial(CASES[name].methods, "tried")
+    for name, kind in REGISTERED.items()
+    if kind.task_free is True and kind not in _TRIED
 }
 CLASS_INCREMENTAL = [name for name in FREE if "glfc" in name or "class" in name]
 

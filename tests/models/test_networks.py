@@ -92,7 +92,7 @@ def test_every_network_of_the_package_has_a_case() -> None:
     for module in pkgutil.iter_modules(cfl.models.__path__):
         importlib.import_module(f"cfl.models.{module.name}")
     ours = {c for c in all_subclasses(Network) if c.__module__.startswith("cfl.models.") and not inspect.isabstract(c)}
-    assert ours == {case[0] for case in CASES}
+    assert ours == {case[0] for case in CASES}, f"add the network to CASES in {__file__}"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ CHOSEN = {"PersonalLayers", "LearningRateDecay", "GradientCompensation"}
 
 def test_every_method_is_printed_by_its_own_name() -> None:
     classes = {name for name in cfl.methods.__all__ if name != "Method"}
-    assert {name for name in PRINTED if name} == classes
+    assert {name for name in PRINTED if name} == classes, "add a new method at the end of PRINTED"
     assert {name for name in classes if plain(PRINTED[name]) != plain(name)} == CHOSEN
     assert next(iter(PRINTED)) == ""
 
