@@ -30,7 +30,8 @@ class DashboardLog(Callback):
     ``time/seconds`` are logged after every round. ``cl/acc``, ``cl/fgt``, ``cl/fgt_max``, ``cl/bwt``, ``cl/fwt``
     (percent and points) and ``task_03/acc`` are logged after each evaluation, and so is a method's own table, as
     ``<method>/<layer>/<column>``; rows of several clients are averaged. ``cl/rounds_to_90`` is logged once, when that
-    target is met, ``final/acc`` and the like after the run's last round only.
+    target is met, ``final/acc`` and the like after the run's last round only. A run that stops before its last task has
+    no ``final/acc``.
 
     TensorBoard and wandb also get the pictures of the run folder: ``data/partition`` once, ``cl/accuracy_heatmap``
     (TensorBoard: ``cl/accuracy_matrix``) and ``cl/accuracy_curve`` at every task's end, ``cl/learning_curve`` at the
@@ -49,6 +50,10 @@ class DashboardLog(Callback):
         record.begin(trainer, pl_module)
         federation = federation_of(pl_module)
         for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and federation.round > 0:
+                # Rounds after the checkpoint, which a killed run has logged, run again.
+                logger.experiment.close()
+                logger.experiment.purge_step = federation.round
             if isinstance(logger, WandbLogger):
                 define_axes(logger, federation)
                 logger.experiment.config.update(
@@ -90,7 +95,7 @@ class DashboardLog(Callback):
             figures |= evaluation_figures(federation, plan.task)
             rounds_to = record_of(trainer).targets.rounds(federation.curve)
             figures |= {f"cl/rounds_to_{name}": found for name, found in rounds_to.items() if found == federation.round}
-        if federation.finished:
+        if federation.finished and not (federation.stopped and plan.task + 1 < federation.data.num_tasks):
             final = [key for key in federation.measure.of_papers if f"cl/{key}" in figures]
             figures |= {f"final/{key}": figures[f"cl/{key}"] for key in final}
         for logger in trainer.loggers:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import matplotlib.pyplot  # noqa: F401  importing it fails while Figure's functions are replaced
 import pytest
 from lightning.pytorch.loggers import WandbLogger
 from PIL import Image
@@ -199,6 +200,29 @@ def test_resumed_run_goes_on_in_the_same_tensorboard_folder(tmp_path: Path) -> N
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"tensorboard"}
     board = EventAccumulator(str(folder / "tensorboard")).Reload()
     assert [event.step for event in board.Scalars("train/loss")] == list(range(6))
+
+
+def test_rounds_that_run_again_are_once_in_tensorboard(tmp_path: Path) -> None:
+    """A killed run resumes at its last checkpoint. The rounds after it, which it has logged, are not there twice."""
+    folder = tmp_path / "run"
+    options = ("--config", str(LOGGERS / "tensorboard.yaml"))
+    with tiny_cli.die_at("training", 1, 15):
+        assert tiny_cli.fit(folder, *options, pictures=True) == 143
+    checkpoint = (folder / "last.ckpt").read_bytes()
+    with tiny_cli.die_at("training", 4, 15):
+        assert tiny_cli.run("fit", "--ckpt_path", str(folder / "last.ckpt"), pictures=True) == 143
+    (folder / "last.ckpt").write_bytes(checkpoint)  # as if killed before it wrote another one
+    assert tiny_cli.run("fit", "--ckpt_path", str(folder / "last.ckpt"), pictures=True) == 0
+    board = EventAccumulator(str(folder / "tensorboard")).Reload()
+    rows = tiny_cli.rows(folder / "rounds.csv")
+    found = [(event.step, event.value) for event in board.Scalars("train/loss")]
+    assert found == [(r, pytest.approx(float(row["loss"]))) for r, row in enumerate(rows)]
+    assert [event.step for event in board.Scalars("cl/acc")] == [2, 5]
+    assert {name: [p.step for p in board.Images(name)] for name in board.Tags()["images"]} == {
+        "data/partition": [0],
+        "cl/accuracy_matrix": [2, 5],
+        "cl/accuracy_curve": [2, 5],
+    }
 
 
 # wandb, offline, with the real library.

@@ -100,6 +100,17 @@ def test_a_run_ends_before_its_budget_is_exceeded_and_is_evaluated_there(whole: 
     assert tiny_cli.checkpoint(stopped)["federation"]["stopped"] is True
 
 
+@pytest.mark.parametrize("rounds", [2, 5])
+def test_a_run_that_stops_before_its_last_task_logs_no_final_figures(whole: Path, tmp_path: Path, rounds: int) -> None:
+    """``final/acc`` is a mean over all tasks: a run that stopped in task 0 of 2 has none, as in comparisons."""
+    logger = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", ".")
+    assert tiny_cli.fit(tmp_path / "run", *NOISY, *budget(after(whole, rounds) * 1.001), *logger) == 0
+    *_, last = tiny_cli.rows(tmp_path / "run" / "lightning_logs" / "version_0" / "metrics.csv")
+    assert int(last["round"]) == rounds - 1
+    assert float(last["cl/acc"]) == tiny_cli.summary(tmp_path / "run")["acc"]
+    assert ("final/acc" in last) is (rounds > 3)
+
+
 def test_a_stopped_run_is_not_resumed_and_says_why(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = (stopped / "summary.json").read_bytes()
     assert tiny_cli.run("fit", "--config", str(stopped / "config.yaml"), "--ckpt_path", "last") == 0
