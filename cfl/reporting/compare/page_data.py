@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ import numpy as np
 from cfl.data.report import evenly
 from cfl.metrics.measure import ACCURACY, MEASURES
 from cfl.reporting.compare.partition_file import read_partition
-from cfl.reporting.compare.reading import LeftOut
+from cfl.reporting.compare.reading import LeftOut, Reading
 from cfl.reporting.compare.rows import Compared, Comparison, Row, figure_of, styles_of
 from cfl.reporting.compare.settings import differing, shown
-from cfl.reporting.compare.statistics import LEVEL
+from cfl.reporting.compare.statistics import LEVEL, Spread
 from cfl.reporting.compare.tables import figures_of, numbers_of
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.measures import CURVES, FIGURES, RUN_MATRICES, RunMatrix
@@ -190,25 +191,41 @@ def _rounds(row: Row, points: int) -> dict[str, Any] | None:
     shown: dict[str, Any] = {"round": at, CURVES[measure]: mean, "std": std}
     runs = row.with_curves(measure)
     for name in ("uplink_bytes", "seconds"):
-        columns = [run.progress.get(name, ()) for run in runs]
-        if all(len(column) > at[-1] and all(column[r] is not None for r in at) for column in columns):
-            shown[name] = _all(np.mean([[column[r] or 0.0 for r in at] for column in columns], axis=0))
+        columns = {id(run): run.progress.get(name, ()) for run in runs}
+        if all(len(column) > at[-1] and all(column[r] is not None for r in at) for column in columns.values()):
+            shown[name] = _all(_mean_over_seeds(row, partial(_in_round, columns, r)) for r in at)
     return shown
 
 
+def _in_round(columns: Mapping[int, Sequence[float | None]], round: int, reading: Reading) -> float | None:
+    """Return the value of a run's column after a round, None for a run without a column."""
+    column = columns.get(id(reading.run))
+    return None if column is None else column[round]
+
+
+def _mean_over_seeds(row: Row, value: Callable[[Reading], float | None]) -> float | None:
+    """Return the mean over seeds of a value, each seed with the mean of its runs; None if no run has the value."""
+    spread = Spread.of([*row.by_seed(value).values()])
+    return None if spread is None else spread.mean
+
+
 def _space(row: Row, points: int) -> dict[str, dict[str, Any]]:
-    """Return layer -> tasks, and the mean percent of used space after each."""
-    found: dict[str, dict[int, list[float]]] = {}
+    """Return layer -> tasks, and the mean percent of used space after each over seeds."""
+    found: dict[str, set[int]] = {}
     for reading in row.readings:
         for layer, used in reading.space.items():
-            for task, percent in used.items():
-                found.setdefault(layer, {}).setdefault(task, []).append(percent)
+            found.setdefault(layer, set()).update(used)
     thinned = {}
-    for layer, percents in found.items():
-        tasks = sorted(percents)
+    for layer, after in found.items():
+        tasks = sorted(after)
         tasks = [tasks[k] for k in evenly(len(tasks), points)]
-        thinned[layer] = {"task": tasks, "used": _all(sum(percents[t]) / len(percents[t]) for t in tasks)}
+        means = [_mean_over_seeds(row, partial(_used_space, layer, task)) for task in tasks]
+        thinned[layer] = {"task": tasks, "used": _all(means)}
     return thinned
+
+
+def _used_space(layer: str, task: int, reading: Reading) -> float | None:
+    return reading.space.get(layer, {}).get(task)
 
 
 def _settings(comparison: Comparison) -> dict[str, Any]:

@@ -132,6 +132,41 @@ def test_learning_curves_end_with_the_shortest_run(tmp_path: Path) -> None:
     assert data_of(readings(tmp_path / "ends", {}))["tables"][0]["rows"][0]["rounds"] is None
 
 
+def test_a_seed_with_several_runs_counts_once_everywhere(tmp_path: Path) -> None:
+    """Curves, bytes, seconds and used space are means over seeds; a seed has the mean of its runs."""
+    options = {"evaluate_every": 1, "tasks": 3, "rounds": 12}
+    of_seeds = [(0, 0.8, 30.0, 85.0), (0, 0.9, 60.0, 80.0), (1, 0.8, 120.0, 75.0)]
+    runs = readings(
+        tmp_path,
+        *(
+            options | {"seed": seed, "options": {"threshold": threshold}, "seconds": seconds, "level": level}
+            for seed, threshold, seconds, level in of_seeds
+        ),
+    )
+    runs = [
+        dataclasses.replace(
+            run,
+            run=dataclasses.replace(
+                run.run, progress=run.run.progress | {"uplink_bytes": [float(k + 1) * (r + 1) for r in range(12)]}
+            ),
+            space={"fot.head": {0: 10.0 * (k + 1), 1: 20.0 * (k + 1)}},
+        )
+        for k, run in enumerate(runs)
+    ]
+
+    def mean(values: list[float]) -> float:
+        return ((values[0] + values[1]) / 2 + values[2]) / 2
+
+    ((row,),) = [table["rows"] for table in page_data([(compare(runs, ["method"])[0], None)])["tables"]]
+    shown = row["rounds"]
+    assert shown["round"] == list(range(12))
+    np.testing.assert_allclose(shown["acc"], [mean([run.run.curve[r] or 0.0 for run in runs]) for r in range(12)])
+    np.testing.assert_allclose(shown["uplink_bytes"], [mean([1.0, 2.0, 3.0]) * (r + 1) for r in range(12)])
+    np.testing.assert_allclose(shown["seconds"], [mean([30.0, 60.0, 120.0]) * (r + 1) / 12 for r in range(12)])
+    assert row["figures"]["seconds"][0] == shown["seconds"][-1]
+    assert row["space"] == {"fot.head": {"task": [0, 1], "used": [mean([10, 20, 30]), mean([20, 40, 60])]}}
+
+
 def test_settings_partition_space_and_clients_are_there(tmp_path: Path) -> None:
     runs = readings(
         tmp_path, {"method": "fot", "options": {"threshold": 0.9}}, {"method": "er", "rounds": 24, "personal": 4}
