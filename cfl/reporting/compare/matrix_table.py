@@ -18,7 +18,7 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
     """Return an accuracy matrix for the terminal, with cells coloured by accuracy and ACC in the last column.
 
     Cells of tasks not learned yet are lighter; cells that were not evaluated are empty. Accuracies have one decimal,
-    with more than ten tasks none.
+    with more than ten tasks none; other measures have so many that the largest value has three digits, or two.
 
     Args:
         matrix: ``[T, T]`` in percent.
@@ -29,11 +29,12 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
     Raises:
         ValueError: ``matrix`` is not ``[T, T]``.
     """
-    from cfl.reporting.figures import cell_colours, colour_scale, require_square  # matplotlib is slow to import
+    from cfl.reporting.figures import cell_colours, cell_decimals, colour_scale, require_square  # slow to import
 
     require_square(matrix, f"{measure.label} on each task")
     tasks = len(matrix)
-    decimals = 1 if tasks <= 10 else 0
+    exact = cell_decimals(measure, [matrix])
+    decimals = exact if tasks <= 10 else exact - 1
     scale = colour_scale(measure, [matrix])
     table = Table(title=f"{measure.label} on each task", title_justify="left", pad_edge=False, collapse_padding=True)
     table.add_column("after task", justify="right", no_wrap=True)
@@ -46,5 +47,5 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
             background, ink = cell_colours(accuracy, i <= t, scale) if not math.isnan(accuracy) else ("", "")
             cells.append(Text(rounded(accuracy, decimals), f"{ink} on {background}") if background else Text(""))
         average = average_accuracy(matrix, after=t).item() if means is None else means[t]
-        table.add_row(str(t), *cells, "" if math.isnan(average) else rounded(average, 2))
+        table.add_row(str(t), *cells, "" if math.isnan(average) else rounded(average, exact + 1))
     return table

@@ -11,7 +11,13 @@ another :class:`cfl.metrics.measure.Measure` it holds the values of that measure
 from cfl.reporting.figures.attention import attention_bound, attention_heatmap, attention_scale, draw_attention
 from cfl.reporting.figures.base import COLUMN_WIDTH, NUMBERS_UP_TO, PAGE_WIDTH, PRINT, require_square, save
 from cfl.reporting.figures.curves import accuracy_curve, draw_band, learning_curves, legend_columns, line_look
-from cfl.reporting.figures.heatmaps import accuracy_heatmap, accuracy_heatmaps, cell_colours, colour_scale
+from cfl.reporting.figures.heatmaps import (
+    accuracy_heatmap,
+    accuracy_heatmaps,
+    cell_colours,
+    cell_decimals,
+    colour_scale,
+)
 from cfl.reporting.figures.samples import sample_grid
 
 __all__ = [
@@ -26,6 +32,7 @@ __all__ = [
     "attention_heatmap",
     "attention_scale",
     "cell_colours",
+    "cell_decimals",
     "colour_scale",
     "draw_attention",
     "draw_band",

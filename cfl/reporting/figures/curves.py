@@ -179,7 +179,9 @@ def _set_view(axes: Axes, measure: Measure) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     axes.margins(x=0.03, y=0.06)
     low, high = axes.get_ylim()
-    centre, half = (low + high) / 2, max(high - low, 10.0) / 2  # a span below ten points would magnify noise
+    # A smaller span would magnify noise. Without bounds, values may be of any size.
+    least = 10.0 if measure.bounds is not None else 0.1 * max(abs(low), abs(high))
+    centre, half = (low + high) / 2, max(high - low, least) / 2
     if measure.bounds is None:
         axes.set_ylim(centre - half, centre + half)
     else:

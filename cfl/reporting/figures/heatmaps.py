@@ -66,11 +66,25 @@ def cell_colours(value: float, seen: bool = True, scale: ScalarMappable | None =
     return to_hex(rgb), "#000000" if luminance > 0.179 else "#ffffff"
 
 
+def cell_decimals(measure: Measure, matrices: Iterable[Tensor]) -> int:
+    """Return the decimals of the values in cells: one in percent, otherwise three digits of the largest value.
+
+    Args:
+        measure: what the values are.
+        matrices: all values to be shown; NaN and infinity are ignored.
+    """
+    if measure.bounds is not None:
+        return 1
+    values = torch.cat([matrix.flatten() for matrix in matrices]).abs()
+    largest = max(values[torch.isfinite(values)].tolist(), default=0.0)
+    return min(4, max(1, 2 - math.floor(math.log10(largest)))) if largest else 1
+
+
 def accuracy_heatmap(matrix: Tensor, title: str, measure: Measure = ACCURACY) -> Figure:
     """One accuracy matrix as a picture: a row per task learned, a column per task measured.
 
     Tasks not learned yet (above the diagonal) are lighter and hatched; cells that were not evaluated are blank. Up
-    to :data:`NUMBERS_UP_TO` tasks the accuracies are printed.
+    to :data:`NUMBERS_UP_TO` tasks the values are printed.
 
     Args:
         matrix: ``[T, T]`` in percent.
@@ -106,9 +120,10 @@ def accuracy_heatmaps(matrices: Mapping[str, Tensor], measure: Measure = ACCURAC
     figure = new_figure(figsize=(columns * side + 0.9, lines * (side + 0.22) + 0.35), layout="compressed")
     grid = figure.subplots(lines, columns, squeeze=False)
     scale = colour_scale(measure, matrices.values())
+    decimals = cell_decimals(measure, matrices.values())
     for axes, (title, matrix) in zip(grid.flat, matrices.items(), strict=False):
         wrapped = fill(title, int(14 * side))  # about 14 letters to the inch
-        _draw_heatmap(axes, matrix, wrapped, measure, scale)
+        _draw_heatmap(axes, matrix, wrapped, measure, scale, decimals)
     for axes in grid.flat[len(matrices) :]:
         axes.set_axis_off()
     figure.colorbar(scale, ax=grid, label=measure.label, aspect=30, pad=0.02)
@@ -121,7 +136,9 @@ def accuracy_heatmaps(matrices: Mapping[str, Tensor], measure: Measure = ACCURAC
     return figure
 
 
-def _draw_heatmap(axes: Axes, matrix: Tensor, title: str, measure: Measure, scale: ScalarMappable) -> None:
+def _draw_heatmap(
+    axes: Axes, matrix: Tensor, title: str, measure: Measure, scale: ScalarMappable, decimals: int
+) -> None:
     tasks = len(matrix)
     size = 7 if tasks <= 6 else 6
     cells: list[Rectangle] = []
@@ -137,7 +154,7 @@ def _draw_heatmap(axes: Axes, matrix: Tensor, title: str, measure: Measure, scal
             if i > t:
                 unseen.append(cells[-1])
             if tasks <= NUMBERS_UP_TO:
-                axes.text(i, t, rounded(accuracy, 1), ha="center", va="center", color=ink, fontsize=size)
+                axes.text(i, t, rounded(accuracy, decimals), ha="center", va="center", color=ink, fontsize=size)
     axes.add_collection(PatchCollection(cells, facecolor=colours, edgecolor="white", linewidth=0.8))
     axes.add_collection(PatchCollection(unseen, **_UNSEEN_HATCH))
     axes.set(xlim=(-0.5, tasks - 0.5), ylim=(tasks - 0.5, -0.5), aspect="equal", ylabel="after learning task")

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from support.made_up import matrix
 
+from cfl.metrics.measure import called
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.matrix_table import matrix_table
 from cfl.reporting.figures import cell_colours
@@ -46,6 +47,14 @@ def test_the_matrix_table_of_many_tasks_is_not_cut_off(monkeypatch: pytest.Monke
     a = matrix(50)
     rows = [cells(line) for line in printed(matrix_table(a)) if line[0] == "│"]
     assert [row[1:-1] for row in rows] == [[f"{x:.0f}" for x in row.tolist()] for row in a]
+
+
+@pytest.mark.parametrize(("tasks", "decimals"), [(3, 3), (11, 2)])
+def test_small_errors_of_a_regression_are_told_apart(tasks: int, decimals: int) -> None:
+    errors = matrix(tasks) / 100
+    rows = [cells(line) for line in printed(matrix_table(errors, called("rmse"))) if line[0] == "│"]
+    assert [row[1:-1] for row in rows] == [[f"{x:.{decimals}f}" for x in row.tolist()] for row in errors]
+    assert [row[-1] for row in rows] == [f"{average_accuracy(errors, after=t).item():.4f}" for t in range(tasks)]
 
 
 def test_the_matrix_table_is_coloured_in_a_terminal() -> None:
