@@ -189,7 +189,7 @@ class RoundProgress(Callback):
             per_round = (time.perf_counter() - self._started) / run
             rounds_left = 0 if federation.stopped else federation.schedule.num_rounds - self._rounds_done()
             left = clock(per_round * rounds_left)
-        acc = "-" if self._acc is None else rounded(self._acc, 2)
+        acc = "-" if self._acc is None else rounded(self._acc, federation.measure.columns[0].decimals)  # as in tables
         return {
             "task": f"task {plan.task}/{federation.data.num_tasks - 1}",
             "round": f"round {plan.round_in_task}/{rounds - 1}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -537,7 +538,7 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     options = ["--schedule.evaluate_every", "1", "--model.optimizer.lr", "0.05"]
     assert tiny_cli.fit(folder, "--config", str(config), *options, pictures=True) == 0
     shown = capsys.readouterr().out
-    assert "last NLL" in shown
+    assert re.search(r"last NLL \d+\.\d{4}  ", shown)  # as many decimals as in tables
     assert "NLL_FORGETTING" in shown
     matrix, initial = read_matrix_csv(folder / "nll_matrix.csv")
     assert initial is not None
