@@ -74,8 +74,8 @@ SECTIONS = (
     Section(
         "After the last task",
         "Means over seeds and their standard deviation: accuracy over all tasks, what was forgotten of them, and the "
-        "effect of later tasks on earlier ones. Runs that are not finished, or stopped before their last task, have none "
-        "of it.",
+        "effect of later tasks on earlier ones. Runs that are not finished, or stopped before their last task, have "
+        "none of it.",
         (
             Panel("bars", "ACC in %", ("final/acc",)),
             Panel("bars", "FGT in points", ("final/fgt",)),
