@@ -17,6 +17,7 @@ from cfl.callbacks import AccuracyTargets, FederatedOrchestrator, RunRecord
 from cfl.callbacks.accuracy_targets import name_of
 from cfl.cli.checkpoints import SECTIONS
 from cfl.data.schedule import Schedule
+from cfl.data.sources import Synthetic
 from cfl.reporting.experiment import completed, config_hash, differences, experiment_of
 from cfl.reporting.run_folder import read_curve
 from cfl.runtime.errors import ConfigError
@@ -338,7 +339,8 @@ def test_what_cannot_work_is_refused_before_training(
     assert not (tmp_path / "run" / "rounds.csv").exists()
 
 
-def test_refused_before_data_are_read_or_a_folder_is_made(tmp_path: Path) -> None:
+def test_refused_before_data_are_read_or_a_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Synthetic, "load", lambda *_: pytest.fail("data are read"))
     assert tiny_cli.fit(tmp_path / "run", *ONE_TASK, *asked(90), "--schedule.evaluate_every", "0") == 2
     assert not (tmp_path / "run").exists()
 

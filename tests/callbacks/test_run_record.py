@@ -619,6 +619,7 @@ def test_a_run_is_not_resumed_with_rows_that_have_changed(
         assert rounds[-1] == str(ROUNDS - 1)
         assert said is not None or rounds == [str(round) for round in range(ROUNDS)]
     else:
+        assert said is not None, told
         assert f"error: {table} is damaged: it lacks a row of numbers for each round" in told
 
 

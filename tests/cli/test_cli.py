@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,8 @@ def test_saved_config_reproduces_the_run(tmp_path: Path) -> None:
 
 def test_saved_config_of_a_resumed_run_starts_from_the_beginning(tmp_path: Path) -> None:
     """The saved configuration has no ``ckpt_path``, which is of one command and not of the experiment."""
-    assert tiny_cli.fit(tmp_path) == 0
+    with tiny_cli.die_at("training", 1, signal.SIGTERM):
+        assert tiny_cli.fit(tmp_path) == 128 + signal.SIGTERM
     assert tiny_cli.fit(tmp_path, "--ckpt_path", "last") == 0
     assert "ckpt_path" not in yaml.safe_load((tmp_path / "config.yaml").read_text())
 

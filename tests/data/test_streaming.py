@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from support.tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
+from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
@@ -137,36 +138,35 @@ def test_a_client_without_a_task_goes_on_with_its_own(tmp_path: Path) -> None:
 
 
 class Lasting(Synthetic):
-    """A source whose samples last half a second, except the first of each part, which lasts 7 seconds."""
+    """A source whose samples last longer the more bright pixels they have."""
 
     def __init__(self) -> None:
         super().__init__(num_classes=4, shape=(1, 4, 4), train_size=40, test_size=20)
 
     def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
         train, test = super().load(root)
-        return lasting(train), lasting(test)
+        train, test = (replace(part, seconds=lasting(part.images > 127)) for part in (train, test))
+        return train, test
 
 
-def lasting(part: ImageSet) -> ImageSet:
-    seconds = torch.full((len(part),), 0.5, dtype=torch.float64)
-    seconds[0] = 7
-    return replace(part, seconds=seconds)
+def lasting(bright: Tensor) -> Tensor:
+    return 0.5 + bright.flatten(1).double().mean(1)
 
 
 @pytest.mark.parametrize(
-    "stream",
+    ("stream", "dark"),
     [
-        ClassSplit(Lasting(), 2),
-        Mixture([Lasting(), Lasting()], [1, 1], 2),
-        Permuted(Binarised(Lasting(), split="merged"), 1),
+        (ClassSplit(Lasting(), 2), 127),
+        (Mixture([Lasting(), Lasting()], [1, 1], 2), 127),
+        (Permuted(Binarised(Lasting(), split="merged"), 1), 0),
     ],
     ids=["ClassSplit", "Mixture", "Binarised"],
 )
-def test_streams_keep_how_long_samples_last(stream: Any) -> None:
+def test_streams_keep_how_long_samples_last(stream: Any, dark: int) -> None:
     for task in stream.tasks(Path(), 0):
         assert task.train.seconds is not None
-        assert set(task.train.seconds.tolist()) <= {0.5, 7.0}
-        assert len(task.train.seconds) == len(task.train)
+        assert torch.equal(task.train.seconds, lasting(task.train.images > dark))
+        assert len(task.train.seconds.unique()) > 2
 
 
 def town(folder: Path, name: str, count: int, drivers: list[int] | None, every: int = 60) -> RecordedFrames:

@@ -9,7 +9,7 @@ from support.tiny import DECAY, ConvNet, fit, mlp, permuted, tiny_client, tiny_d
 from torch import Tensor, nn
 
 from cfl.data.partitions import Dirichlet
-from cfl.engines import EngineOptions
+from cfl.engines import EngineOptions, recorded
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.updates import KeepGradients
@@ -129,12 +129,21 @@ def test_engines_that_step_at_once_agree_with_gradients(
 @pytest.mark.parametrize("network", [mlp, ConvNet])
 def test_recorded_steps_pull_alike(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
+    made: set[int] = set()
+    record = recorded.RecordedSteps._record
+
+    def counted(*given: Any) -> Any:
+        made.add(worth)
+        return record(*given)
+
+    monkeypatch.setattr(recorded.RecordedSteps, "_record", counted)
     for worth in (1, 10**9):
-        monkeypatch.setattr("cfl.engines.recorded.WORTH_RECORDING", worth)
+        monkeypatch.setattr(recorded, "WORTH_RECORDING", worth)
         engine = EngineOptions("workers", 2, 1, batch_last=network is ConvNet)
         runs.append([trained(engine, methods_of(name), network)[0] for name in ("fedprox", "own")])
-    for recorded, written in zip(*runs, strict=True):
-        for name, value in recorded.items():
+    assert made == {1}
+    for replayed, written in zip(*runs, strict=True):
+        for name, value in replayed.items():
             assert torch.equal(value, written[name])
 
 

@@ -109,16 +109,18 @@ def test_of_clients_each_has_its_own() -> None:
     assert matrix.summary()["clients_evaluated"] == 2
 
 
-def run(engine: str = "vmap", methods: dict[str, Method] | None = None, rounds: int = 2, **options: Any) -> Federation:
-    data = tiny_data(squares(2), num_clients=3, schedule={"rounds_per_task": rounds}, **options)
+def run(
+    engine: str = "vmap", methods: dict[str, Method] | None = None, rounds: int = 2, width: int = 10, **options: Any
+) -> Federation:
+    schedule = {"rounds_per_task": rounds, "cohort_width": width}
+    data = tiny_data(squares(2), num_clients=3, schedule=schedule, **options)
     return fit(tiny_client(data, DETECTOR, ADAM, methods, EngineOptions(engine)), data)
 
 
 def test_engines_agree_and_widths_as_well() -> None:
-    federations = [run("vmap"), run("workers")]
-    torch.testing.assert_close(
-        federations[0].model.state_tensors(), federations[1].model.state_tensors(), rtol=1e-3, atol=1e-4
-    )
+    expected = run("vmap").model.state_tensors()
+    for other in (run("workers"), run("vmap", width=1)):
+        torch.testing.assert_close(other.model.state_tensors(), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_detector_learns() -> None:
