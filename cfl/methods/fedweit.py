@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,9 @@ from cfl.methods.base import Report
 from cfl.methods.components.sparse import SparseRows, largest, message_bytes
 from cfl.methods.context import Context
 from cfl.models.decomposition import DecomposedLayer, per_unit
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_numbers
 
 
@@ -43,7 +47,7 @@ class FedWeIT(APD):
     Algorithm 2). Differs from the code: entries of the knowledge base are in the order of the clients' ids and without
     the client's own (there: in that of threads, and with it), m is trained by the loss (there it gets no gradient), and
     ``keep`` is the paper's 30 %, with which its costs are reported (there 70 %). Of O units ``ceil(keep O)`` are sent,
-    there one fewer. Clients that are not sampled in a round do not train in it.
+    there one fewer. Clients that are not sampled in a round do not train in it; see ``communicating``.
 
     With clocks of their own (``schedule.clock_spread``; the paper's Algorithm 3), a client sends A of a finished task
     at the beginning of the first round of a later task in which it is sampled. A client that begins a task receives the
@@ -62,6 +66,11 @@ class FedWeIT(APD):
         send_adaptive: whether there is a knowledge base ("w/o A communication").
         use_adaptive: whether there are adaptive weights ("w/o A"); without, there is no knowledge base either.
         use_mask: whether there are masks ("w/o m"); without, all units are sent.
+        communicating: share of a round's clients that receive the base and send, drawn in every round, in (0, 1], at
+            least one client. The others train as well, with their own base. With ``schedule.clients_per_round: 1.0``
+            all clients then train in every round, as in Algorithm 2 and in the code. All clients know the network's
+            initial base, and receive the knowledge base when they begin a task (the code; in Algorithm 2 when they
+            first communicate in the task).
         top_kappa: share of the entries of A that may be sent, the largest of all layers, in (0, 1] (Figure 5a).
         attention: initial attention: ``random``, drawn as masks are, of variance 1 / J for J entries (the code),
             ``uniform``, one over the number of entries that the client may use (the paper), or ``zeros``.
@@ -74,7 +83,8 @@ class FedWeIT(APD):
         options: those of :class:`APD`.
 
     Raises:
-        ConfigError: for values other than these; otherwise as :class:`APD`.
+        ConfigError: for values other than these; if not all clients of a round communicate although they have clocks
+            of their own or drop out; otherwise as :class:`APD`.
     """
 
     asks_after_tasks = True
@@ -88,6 +98,7 @@ class FedWeIT(APD):
         send_adaptive: bool = True,
         use_adaptive: bool = True,
         use_mask: bool = True,
+        communicating: float = 1.0,
         top_kappa: float = 1.0,
         attention: Literal["random", "uniform", "zeros"] = "random",
         base_mean: Literal["senders", "clients"] = "senders",
@@ -95,12 +106,13 @@ class FedWeIT(APD):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_numbers(self._key, "(0, 1]", keep=keep, top_kappa=top_kappa)
+        check_numbers(self._key, "(0, 1]", keep=keep, top_kappa=top_kappa, communicating=communicating)
         check_choices(self._key, ("random", "uniform", "zeros"), attention=attention)
         check_choices(self._key, ("senders", "clients"), base_mean=base_mean)
         check_choices(self._key, ("last_round", "next_round"), lenders=lenders)
         self.base_mean, self.lenders = base_mean, lenders
         self.keep, self.top_kappa = keep if use_mask else 1.0, top_kappa
+        self.communicating = communicating
         self.send_base = send_base
         self.borrows = self.individual_uplinks = send_adaptive and use_adaptive
         self.use_adaptive, self.use_mask = use_adaptive, use_mask
@@ -121,6 +133,9 @@ class FedWeIT(APD):
     def setup(self, context: Context) -> None:
         """Set up as for APD; all clients will receive the whole initial base."""
         super().setup(context)
+        if self.communicating < 1 and (context.client_clocks or context.channel.loses_messages):
+            valid = "1 with schedule.clock_spread or schedule.client_dropout"
+            raise ConfigError(f"{self._key}.communicating", self.communicating, valid)
         self._sent = {x.name: torch.ones(len(x.weight), dtype=torch.bool) for x in self._layers}
         if self.borrows and context.num_tasks > 1:
             # Zeros for the trial of engines, because reading the knowledge base takes most of the time in all tasks but
@@ -131,9 +146,20 @@ class FedWeIT(APD):
                 layer.parts.knowledge.entries = room.zero_()
 
     def _knowledge_entries(self) -> int:
-        """Number of entries: the largest number of clients in a round, or of all clients if they have own clocks."""
+        """Number of entries: the most clients that send in a round, or all clients if they have clocks of their own."""
         context = self.context
-        return context.num_clients if context.client_clocks else context.most_clients
+        return context.num_clients if context.client_clocks else self._number_of_senders(context.most_clients)
+
+    def _number_of_senders(self, clients: int) -> int:
+        return max(1, round(self.communicating * clients))
+
+    def _senders(self, plan: RoundPlan) -> tuple[int, ...]:
+        """The clients of a round that receive the base and send, ascending."""
+        if self.communicating == 1 or not plan.clients:
+            return plan.clients
+        generator = numpy_generator(self.context.seed, "clients that communicate", plan.round)
+        chosen = generator.choice(plan.clients, self._number_of_senders(len(plan.clients)), replace=False)
+        return tuple(np.sort(chosen).tolist())
 
     # Clients start.
 
@@ -177,11 +203,14 @@ class FedWeIT(APD):
         """Replace units of clients' bases by those that the server sends."""
         if not self.send_base:
             return
+        senders = self._senders(self.context.plan(cohort.round))
+        receives = [client in senders for client in cohort.clients]
         for layer in self._layers:
             base = cohort.parameters[layer.base]
             sent = per_unit(self._sent[layer.name].to(base.device), layer.weight)
-            base.copy_(torch.where(sent, layer.weight, base))
-        self._down("base", self._base_bytes(self._sent), len(cohort.clients))
+            received = sent & moved(torch.tensor(receives), base.device).view(-1, *[1] * layer.weight.ndim)
+            base.copy_(torch.where(received, layer.weight, base))
+        self._down("base", self._base_bytes(self._sent), sum(receives))
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Begin the task as for APD, and send clients its knowledge base."""
@@ -233,8 +262,12 @@ class FedWeIT(APD):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Let clients send units of their bases."""
         super().finish_clients(cohort, positions)
-        if not self.send_base:
+        plan = self.context.plan(cohort.round)
+        senders = self._senders(plan)
+        positions = [position for position in positions if cohort.clients[position] in senders]
+        if not self.send_base or not positions:
             return
+        channel = self.context.channel
         clients = [cohort.clients[position] for position in positions]
         trained = cohort.rows(positions, cohort.parameters)
         message: Tensors = {}
@@ -246,11 +279,13 @@ class FedWeIT(APD):
                 base = base * per_unit(torch.sigmoid(trained[layer.mask]), base)
             message[layer.base] = torch.where(per_unit(sent, base), base, torch.zeros_like(base))
             message[f"units of {layer.name}"] = sent.to(base.dtype)
+        channel.ask(senders)
         for row, client in enumerate(clients):  # one by one: their messages may differ in size
             own = {name: values[row : row + 1] for name, values in message.items()}
             size = self._base_bytes({name: sent[row] for name, sent in chosen.items()})
             with self._counting():
-                self.context.channel.uplink("base", own, [1.0], [client], size)
+                channel.uplink("base", own, [1.0], [client], size)
+        channel.ask(plan.clients)
 
     def _chosen(self, cohort: Cohort, layer: DecomposedLayer, trained: Tensors) -> Tensor:
         """``[k, O]`` bool, the units of a layer's base that k clients send; or ``[k, O, ...]``, entries of these."""
@@ -298,8 +333,8 @@ class FedWeIT(APD):
         super().end_task(plan)
         context = self.context
         if self.borrows and not context.client_clocks and not context.is_last(plan.task):
-            lenders = plan if self.lenders == "last_round" else context.plan(plan.round + 1)
-            self._hear(dict.fromkeys(context.own_clients(plan.task, lenders.clients), plan.task), plan)
+            lenders = self._senders(plan if self.lenders == "last_round" else context.plan(plan.round + 1))
+            self._hear(dict.fromkeys(context.own_clients(plan.task, lenders), plan.task), plan)
 
     def _hear_beginners(self, plan: RoundPlan) -> None:
         """Let clients that begin a task in the next round send the adaptive weights of their last task."""

@@ -76,6 +76,33 @@ def test_a_whole_run_is_the_one_written_out(
 
 
 @pytest.mark.parametrize(
+    ("make", "options", "optimizer", "width", "engine", "sampled", "share"),
+    [
+        (mlp, OPTIONS, ADAM, 2, "vmap", 1.0, 0.34),
+        (ConvNet, {**FROZEN, "draws": "own"}, MOMENTUM, 3, "workers", 1.0, 0.6),
+        (mlp, LITERAL, sgd, 1, "vmap", 2, 0.5),
+    ],
+)
+def test_clients_that_do_not_communicate_train_by_themselves(
+    make: Any, options: dict[str, Any], optimizer: Any, width: int, engine: Any, sampled: Any, share: float
+) -> None:
+    data = data_of(None, width, clients_per_round=sampled, rounds_per_task=3)
+    method = FedWeIT(**options, keep=0.4, communicating=share)
+    federation = fit(tiny_client(data, double(make), optimizer, {"fedweit": method}, EngineOptions(engine)), data)
+    fresh = tiny_client(data, double(make), optimizer, {"fedweit": FedWeIT(**options)})
+    senders = {number: method._senders(data.rounds.round(number)) for number in range(data.num_rounds)}
+    training = {number: data.rounds.round(number).clients for number in senders}
+    assert {len(own) / len(training[number]) for number, own in senders.items()} == {
+        round(share * 3) / 3 if sampled == 1.0 else 0.5
+    }
+    assert all(set(own) < set(training[number]) for number, own in senders.items())
+    assert len(set(senders.values())) > 1
+    run = {"make_optimizer": optimizer, "exchange": "units", "lends": True, "senders": senders}
+    naive = written_out(fresh, data, make, method, {**options, "keep": 0.4}, **run)
+    assert_the_same(federation, method, naive)
+
+
+@pytest.mark.parametrize(
     ("make", "options", "optimizer", "width", "engine", "sampled", "common"),
     [
         (mlp, OPTIONS, ADAM, 1, "vmap", 1.0, False),
@@ -113,6 +140,13 @@ def test_clients_with_clocks_of_their_own_are_the_paper_s_algorithm_3_written_ou
     assert federation.channel.downlink_bytes == together.channel.downlink_bytes
     assert method.report().figures == in_step.report().figures
     assert method.report().rows == in_step.report().rows
+
+
+@pytest.mark.parametrize("schedule", [{"clock_spread": 0.67}, {"client_dropout": 0.5}])
+def test_some_communicate_only_where_all_change_tasks_together_and_nobody_drops_out(schedule: dict[str, Any]) -> None:
+    data = data_of(split(3, classes=6), rounds_per_task=3, **schedule)
+    with pytest.raises(ConfigError, match=r"methods\.fedweit\.communicating = 0\.5.*1 with schedule\.clock_spread"):
+        fit(tiny_client(data, mlp, sgd, {"fedweit": FedWeIT(communicating=0.5)}), data)
 
 
 def run(
@@ -188,8 +222,12 @@ def test_units_are_averaged_over_those_who_send_them_and_kept_where_nobody_does(
 
 @pytest.mark.parametrize(
     ("schedule", "options", "aggregation"),
-    [({"client_dropout": 0.4}, {}, "plain"), ({}, {"send_adaptive": False}, "modelled")],
-    ids=["dropouts", "sums of integers"],
+    [
+        ({"client_dropout": 0.4}, {}, "plain"),
+        ({}, {"send_adaptive": False}, "modelled"),
+        ({}, {"send_adaptive": False, "communicating": 0.6}, "modelled"),
+    ],
+    ids=["dropouts", "sums of integers", "sums of integers of some"],
 )
 def test_reported_bytes_are_those_of_the_channel(
     schedule: dict[str, Any], options: dict[str, Any], aggregation: Any

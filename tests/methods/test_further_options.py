@@ -98,7 +98,7 @@ CASES: dict[str, tuple[Sequence[str], MethodCase]] = {
         BOTH,
         MethodCase(
             partial(LearningRateDecay, factor=4.0, patience=1, threshold=0.15, floor=2e-3),
-            beside=beside(weit=partial(FedWeIT, consolidation=1.0, keep=0.5)),
+            beside=beside(weit=partial(FedWeIT, consolidation=1.0, keep=0.5, communicating=0.5)),
             network=mlp,
             optimizer=ADAM,
             stream=lambda tasks: split(3, classes=6, train=300),

@@ -165,6 +165,8 @@ REFUSED: dict[str, tuple[Callable[..., Method], list[dict[str, Any]]]] = {
             {"keep": 0.0},
             {"keep": 1.1},
             {"top_kappa": 0},
+            {"communicating": 0.0},
+            {"communicating": 1.1},
             {"attention": "even"},
             {"sparsity": -1.0},
             {"consolidation": inf},

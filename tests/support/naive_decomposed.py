@@ -5,7 +5,7 @@ The network stays plain; its weights are computed from their parts before every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,6 +64,7 @@ class Naive:
             lenders where they are not the default.
         mu: weight of a proximal term on the base.
         clocks: ``[C][T]`` rounds of each client's tasks; None if all clients change tasks together.
+        senders: round -> the clients that exchange bases and lend in it; None if all of its clients do.
     """
 
     data: FederatedDataModule
@@ -77,6 +78,7 @@ class Naive:
     options: dict[str, Any]
     mu: float = 0.0
     clocks: list[list[int]] | None = None
+    senders: dict[int, list[int]] | None = None
 
     def __post_init__(self) -> None:
         self.knowledge: dict[int, Tensors] = {}
@@ -134,7 +136,7 @@ class Naive:
         before = owner.set
         if self.exchange == "mean":
             owner.base = clones(self.server)
-        elif self.exchange == "units":
+        elif self.exchange == "units" and client in self.sending(plan.round):
             for x, units in self.sent.items():
                 owner.base[x][units] = self.server[x][units]
 
@@ -174,7 +176,8 @@ class Naive:
                     self.owners[client].lent[task] = dict(self.knowledge)
             for client in plan.clients:
                 self.train(client, replace(plan, task=at[client]))
-            owners = [self.owners[client] for client in plan.clients]
+            sending = self.sending(number)
+            owners = [self.owners[client] for client in sending]
             for x in self.layers:
                 bases = torch.stack([owner.base[x] for owner in owners])
                 if self.exchange == "mean":
@@ -186,12 +189,16 @@ class Naive:
                 self.knowledge = {}  # what clients send now replaces all that was sent before
                 if number + 1 < self.data.num_rounds:
                     late = self.options.get("lenders") == "next_round"
-                    for client in self.data.rounds.round(number + 1).clients if late else plan.clients:
+                    for client in self.sending(number + 1) if late else sending:
                         if self.owners[client].at == at[client]:
                             self.share(client)
             for client in ending:
                 self.matrices[at[client]].update(self.accuracies(client))
         return self
+
+    def sending(self, number: int) -> Sequence[int]:
+        """Return the clients that exchange bases in a round, and lend at its end."""
+        return self.data.rounds.round(number).clients if self.senders is None else self.senders[number]
 
     def share(self, client: int) -> None:
         """Put a client's present adaptive weights into the knowledge base."""

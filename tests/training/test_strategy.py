@@ -165,7 +165,11 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     ),
     "fedweit as printed": (
         mlp,
-        lambda: {"fedweit": FedWeIT(consolidation=1.0, keep=0.4, base_mean="clients", lenders="next_round")},
+        lambda: {
+            "fedweit": FedWeIT(
+                consolidation=1.0, keep=0.4, communicating=0.4, base_mean="clients", lenders="next_round"
+            )
+        },
         {"stream": permuted(3), "schedule": {"clients_per_round": 3}},
         {},
     ),
