@@ -9,6 +9,7 @@ from test_networks import CASES, IDS, build, images
 from torch import Tensor, nn
 
 from cfl.data.evaluation import EvaluationBatch
+from cfl.methods import Method, PersonalLayers
 from cfl.models.density import is_density
 from cfl.models.in_parts import SAMPLES, gains_by_parts, in_parts
 from cfl.training.evaluation import Scoring
@@ -31,7 +32,10 @@ def test_networks_answer_alike(case) -> None:  # type: ignore[no-untyped-def]
 
 
 def sizes_in_tests(
-    monkeypatch: pytest.MonkeyPatch, network: type[ConvNet], batchnorm: str = "average"
+    monkeypatch: pytest.MonkeyPatch,
+    network: type[ConvNet],
+    batchnorm: str = "average",
+    methods: dict[str, Method] | None = None,
 ) -> tuple[set[int], Tensor]:
     """Sizes of the batches that the network was tested with, and the accuracies."""
     sizes: set[int] = set()
@@ -46,7 +50,7 @@ def sizes_in_tests(
 
     monkeypatch.setattr(Scoring, "answers", watched)
     data = tiny_data(split(2, classes=4, train=40, test=4 * SAMPLES))
-    federation = fit(tiny_client(data, network), data, {"batchnorm": batchnorm})
+    federation = fit(tiny_client(data, network, methods=methods), data, {"batchnorm": batchnorm})
     return sizes, federation.measured.compute().clone()
 
 
@@ -68,11 +72,14 @@ class ZeroHead(ConvNet):
         nn.init.zeros_(self.head.bias)
 
 
-def test_what_an_untrained_network_answers_does_not_decide_later_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, accuracies = sizes_in_tests(monkeypatch, ZeroHead, "drop")
-    assert max(sizes) == 2 * SAMPLES
+@pytest.mark.parametrize("personal", [False, True])
+def test_what_an_untrained_network_answers_does_not_decide(personal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If heads are personal, the global model's is never trained."""
+    methods: dict[str, Method] = {"own": PersonalLayers(["head.*"])} if personal else {}
+    sizes, accuracies = sizes_in_tests(monkeypatch, ZeroHead, "drop", methods)
+    assert {size for size in sizes if size > 20} == {2 * SAMPLES}  # smaller ones are of training
     monkeypatch.setattr("cfl.training.evaluation.gains_by_parts", lambda network, x: False)
-    assert torch.equal(accuracies, sizes_in_tests(monkeypatch, ZeroHead, "drop")[1])
+    assert torch.equal(accuracies, sizes_in_tests(monkeypatch, ZeroHead, "drop", methods)[1])
 
 
 def test_a_small_batch_does_not_decide_larger_ones() -> None:
@@ -93,6 +100,20 @@ class Reshaping(ConvNet):
     def features(self, x: Tensor) -> Tensor:
         x = self.conv(x)
         return torch.relu(self.fc(x.reshape(len(x), -1)))
+
+
+class Squeezing(ConvNet):
+    """Cannot be called with a single sample."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x).squeeze()
+
+
+def test_no_part_is_a_single_sample() -> None:
+    data = tiny_data(split(2, classes=4, train=40, test=4 * SAMPLES), eval_batch_size=SAMPLES + 1)
+    data.setup("fit")
+    assert {len(task.test) % (SAMPLES + 1) for task in data.evaluated} == {SAMPLES - 1}
+    assert fit(tiny_client(data, Squeezing), data).measured.compute().isfinite().all()
 
 
 def test_single_samples_are_tested() -> None:
