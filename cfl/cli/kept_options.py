@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jsonargparse._parameter_resolvers import get_signature_parameters
+
 from cfl.cli.given import Given
 from cfl.runtime.class_paths import named_class
 from cfl.runtime.errors import shown
@@ -26,7 +28,8 @@ def kept_options(every: Sequence[Given], key: str, path: str, options: Mapping[s
         options: its options.
     """
     found, used = named_class(path), _last_part(path)
-    parameters = inspect.signature(found).parameters if found is not None else {}
+    # With those that a class passes on to its base class.
+    parameters = {} if found is None else {one.name: one for one in get_signature_parameters(found, "__init__")}
     named = {one.file: _last_part(one.value) for one in every if one.key == key}  # within a file, in any order
     current, setters = "", dict[str, tuple[str, str | None]]()
     for one in every:
@@ -37,10 +40,12 @@ def kept_options(every: Sequence[Given], key: str, path: str, options: Mapping[s
             setters[name] = (named.get(one.file, current), one.file)
     for name, (whose, file) in setters.items():
         own = parameters[name].default if name in parameters else inspect.Parameter.empty
-        own = list(own) if isinstance(own, tuple) else own
-        if file is None or whose == used or own is inspect.Parameter.empty or own == options.get(name):
+        if file is None or whose == used or own is inspect.Parameter.empty:
             continue
-        kept = f"{key}.{name} is {shown(options.get(name))} instead of {shown(own)}"
+        value, own = (list(one) if isinstance(one, tuple) else one for one in (options.get(name), own))
+        if value == own:
+            continue
+        kept = f"{key}.{name} is {shown(value)} instead of {shown(own)}"
         yield f"{kept}, as {file} sets it for {whose}; set {key}.{name} behind {key}={used}"
 
 

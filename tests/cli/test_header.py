@@ -173,6 +173,12 @@ def test_a_learning_rate_meant_for_another_optimizer_is_named(
         (("--model.network", "my_kept.Net", "--model.network.hidden", "[5]"), []),
         (("--config", "own.yaml"), []),
         (("--config", "mlp.yaml"), []),
+        (("--model.network", "my_kept.Tuple"), []),
+        (("--config", "mlp.yaml", "--model.network", "my_kept.Tuple"), ["hidden is [5] instead of [200, 200], as mlp"]),
+        (
+            ("--model.network", "my_kept.Above"),
+            ["hidden is [200, 200] instead of [7], as default.yaml sets it for MLP"],
+        ),
     ],
 )
 def test_options_meant_for_another_class_are_named(
@@ -190,7 +196,13 @@ def test_options_meant_for_another_class_are_named(
         "my_kept.py": (
             "from cfl.models import MLP\n\n\nclass Net(MLP):\n"
             "    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, hidden: list[int] = [7]):\n"
-            "        super().__init__(input_shape, num_outputs, hidden)\n"
+            "        super().__init__(input_shape, num_outputs, hidden)\n\n\n"
+            "class Tuple(MLP):\n"
+            "    def __init__(self, input_shape, num_outputs, hidden: tuple[int, ...] = (200, 200)):\n"
+            "        super().__init__(input_shape, num_outputs, list(hidden))\n\n\n"
+            "class Above(Net):\n"
+            "    def __init__(self, input_shape, num_outputs, **options):\n"
+            "        super().__init__(input_shape, num_outputs, **options)\n"
         ),
         "mlp.yaml": "model: {network: {class_path: MLP, init_args: {hidden: [5], dropout: 0.0}}}",
         "own.yaml": "model: {network: {init_args: {hidden: [5]}, class_path: my_kept.Net}}",
