@@ -369,7 +369,8 @@ def test_tasks_with_different_numbers_of_classes_have_outputs_of_their_own(scena
 def test_impossible_class_splits_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"data\.stream\.num_tasks = 3 .*valid: 2, as many as .*classes_per_task"):
         ClassSplit(Noise(), 3, [5, 5])
-    for impossible in ([6, 5], [10, 0], [-1, 3]):
+    impossible: Any
+    for impossible in ([6, 5], [10, 0], [-1, 3], [], [2.5, 3], ["2", 3], [True, 3]):
         with pytest.raises(ConfigError, match=r"data\.stream\.classes_per_task = \[.*from 1 with a sum of at most 10"):
             ClassSplit(Noise(), 2, impossible)
     with pytest.raises(ConfigError, match=r"data\.stream\.task_order = 'seeded' .*different sizes"):
@@ -380,8 +381,9 @@ def test_impossible_class_splits_are_refused() -> None:
         ClassSplit(Noise(), 4, 3)
     with pytest.raises(ConfigError, match=r"data\.stream\.classes_per_task = 11 .*between 1 and 10"):
         ClassSplit(Noise(), 1, 11)
-    with pytest.raises(ConfigError, match=r"data\.stream\.classes_per_task = 0"):
-        ClassSplit(Noise(), 1, 0)
+    for impossible in (0, 2.5, (5, 5)):
+        with pytest.raises(ConfigError, match=r"data\.stream\.classes_per_task = .*an integer between 1 and 10"):
+            ClassSplit(Noise(), 2, impossible)
     with pytest.raises(ConfigError, match=r"data\.stream\.class_order = 'random' .*natural, seeded or superclass"):
         ClassSplit(Noise(), 2, class_order="random")
 

@@ -134,14 +134,14 @@ def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int 
             )
         return [available // num_tasks] * num_tasks
     if isinstance(classes_per_task, list):
+        if {*map(type, classes_per_task)} != {int} or min(classes_per_task) < 1 or sum(classes_per_task) > available:
+            valid = f"integers from 1 with a sum of at most {available}, the number of classes of {source.name}"
+            raise ConfigError(key, classes_per_task, valid)
         if len(classes_per_task) != num_tasks:
             valid = f"{len(classes_per_task)}, as many as {key} has numbers"
             raise ConfigError("data.stream.num_tasks", num_tasks, valid)
-        if min(classes_per_task) < 1 or sum(classes_per_task) > available:
-            valid = f"numbers from 1 with a sum of at most {available}, the number of classes of {source.name}"
-            raise ConfigError(key, classes_per_task, valid)
         return list(classes_per_task)
-    if not 1 <= classes_per_task <= available:
+    if type(classes_per_task) is not int or not 1 <= classes_per_task <= available:
         valid = f"an integer between 1 and {available}, the number of classes of {source.name}"
         raise ConfigError(key, classes_per_task, valid)
     if num_tasks * classes_per_task > available:
