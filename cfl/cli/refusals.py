@@ -34,6 +34,7 @@ _LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
 _DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
 _OTHER_CLASS = re.compile(r"([\w.]+\.\w+)'? (?:to be|does not correspond to) a subclass of (?:<class ')?(\w+)")
 _UNTYPED = re.compile(r"Parameter '(\w+)' from '[\w.]*?(\w+)\.__init__' does not specify a type")
+_TWICE = re.compile(r"Multiple subclasses with name (\w+)\. .*?: ([\w., ]+\w)")
 _OF_THE_PARSER = (ValueError, TypeError, KeyError, argparse.ArgumentError)  # others come from a module it imports
 _WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
@@ -144,6 +145,8 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
     """What would be a valid value of an option."""
     if denied := _DENIED.search(text):
         return _WITH_ALLOW if denied[1] == "*" else _OF_A_RUN
+    if twice := _TWICE.search(text):
+        return f"a class of yours with another name; {twice[1]} is the name of {' and '.join(twice[2].split(', '))}"
     if untyped := _UNTYPED.search(text):
         return without_type(untyped[2], untyped[1])
     if (key := FOLLOWING.get(key, key)) in _BY_HAND and not (key == "methods" and "class 'dict'" not in text):

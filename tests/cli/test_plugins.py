@@ -126,6 +126,17 @@ def test_a_module_that_cannot_be_imported_says_why_and_where(
     assert re.search(said, capfd.readouterr().err, re.MULTILINE)
 
 
+def test_a_class_with_the_name_of_one_that_configurations_use_is_told_so(tmp_path: Path) -> None:
+    """In a process of its own: the name stays ambiguous for as long as the class lives."""
+    (tmp_path / "my_nets.py").write_text("from cfl import models\n\n\nclass MLP(models.MLP):\n    pass\n")
+    command = [sys.executable, "-m", "cfl", "fit", "--model.network", "my_nets.MLP"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    valid = "a class of yours with another name; MLP is the name of cfl.models.MLP and my_nets.MLP"
+    assert done.stderr == f"error: model.network = 'my_nets.MLP' cannot work; valid: {valid}\n"
+    assert done.returncode == 2
+
+
 def test_a_plugin_works_beside_the_built_wheel(tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
