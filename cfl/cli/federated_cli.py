@@ -23,7 +23,7 @@ from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
 from cfl.cli.checkpoints import check_checkpoint
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.commands import TRAINING
-from cfl.cli.given import in_content
+from cfl.cli.given import Given, in_content
 from cfl.cli.header import first_line
 from cfl.cli.import_policy import classes_beyond
 from cfl.cli.installed_configs import DEFAULT_CONFIG
@@ -158,8 +158,7 @@ class FederatedCLI(LightningCLI):
         """Refuse options that learn nothing, and say if a learning rate was meant for another optimizer."""
         options = optimizer.get("init_args", Namespace()).as_dict()
         check_optimizer_options(options)
-        defaults = in_content(read_yaml(DEFAULT_CONFIG), DEFAULT_CONFIG.name)
-        line = kept_rate(options_given(), defaults, optimizer.class_path, options.get("lr"))
+        line = kept_rate(options_given(), _default_options(), optimizer.class_path, options.get("lr"))
         if line and self.subcommand == "fit" and signals.is_first_process():
             print(printable(line), flush=True)
 
@@ -167,7 +166,7 @@ class FederatedCLI(LightningCLI):
         """Say which options keep values that were meant for another stream, partition, participation or network."""
         if self.subcommand != "fit" or not signals.is_first_process():
             return
-        every = [*in_content(read_yaml(DEFAULT_CONFIG), DEFAULT_CONFIG.name), *options_given()]
+        every = [*_default_options(), *options_given()]
         for key in KEYS:
             chosen = settings.get(key)
             if isinstance(chosen, Namespace) and "class_path" in chosen:
@@ -333,3 +332,8 @@ def _only_once(thread: threading.ExceptHookArgs) -> None:
     """Show the error of a thread, unless it is of the disk. A logger's thread that cannot write passes its error on."""
     if disk_error(thread.exc_value) is None:
         threading.__excepthook__(thread)
+
+
+def _default_options() -> Iterator[Given]:
+    """The options of the default configuration, whose file may not be taken for a ``default.yaml`` of the user's."""
+    return in_content(read_yaml(DEFAULT_CONFIG), f"configs/{DEFAULT_CONFIG.name}")

@@ -56,6 +56,6 @@ class RepeatedTests:
         return found
 
     def clear(self) -> None:
-        """Delete all kept tensors, because another state of the run is loaded."""
+        """Delete all kept tensors, because what they were computed with has changed."""
         self._kept.clear()
         self._bytes = 0

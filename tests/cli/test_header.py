@@ -132,7 +132,7 @@ def test_a_fit_begins_with_what_and_where(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--model.optimizer", "Adam"), "is 0.2 instead of 0.001, as default.yaml sets it for SGD; set"),
+        (("--model.optimizer", "Adam"), "is 0.2 instead of 0.001, as configs/default.yaml sets it for SGD; set"),
         (
             ("--config", "sgd.yaml", "--model.optimizer", "Adam"),
             "is 0.05 instead of 0.001, as sgd.yaml sets",
@@ -168,16 +168,20 @@ def test_a_learning_rate_meant_for_another_optimizer_is_named(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--model.network", "my_kept.Net"), ["hidden is [200, 200] instead of [7], as default.yaml sets it for MLP"]),
+        (
+            ("--model.network", "my_kept.Net"),
+            ["hidden is [200, 200] instead of [7], as configs/default.yaml sets it for MLP"],
+        ),
         (("--config", "mlp.yaml", "--model.network", "my_kept.Net"), ["hidden is [5] instead of [7], as mlp.yaml"]),
         (("--model.network", "my_kept.Net", "--model.network.hidden", "[5]"), []),
         (("--config", "own.yaml"), []),
         (("--config", "mlp.yaml"), []),
+        (("--config", "default.yaml"), ["as configs/default.yaml sets it for MLP"]),
         (("--model.network", "my_kept.Tuple"), []),
         (("--config", "mlp.yaml", "--model.network", "my_kept.Tuple"), ["hidden is [5] instead of [200, 200], as mlp"]),
         (
             ("--model.network", "my_kept.Above"),
-            ["hidden is [200, 200] instead of [7], as default.yaml sets it for MLP"],
+            ["hidden is [200, 200] instead of [7], as configs/default.yaml sets it for MLP"],
         ),
     ],
 )
@@ -205,6 +209,7 @@ def test_options_meant_for_another_class_are_named(
             "        super().__init__(input_shape, num_outputs, **options)\n"
         ),
         "mlp.yaml": "model: {network: {class_path: MLP, init_args: {hidden: [5], dropout: 0.0}}}",
+        "default.yaml": "model: {network: {class_path: my_kept.Net}}",
         "own.yaml": "model: {network: {init_args: {hidden: [5]}, class_path: my_kept.Net}}",
     }.items():
         Path(name).write_text(content)
