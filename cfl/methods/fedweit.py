@@ -197,7 +197,8 @@ class FedWeIT(APD):
     def _usable(self, client: int, task: int) -> Tensor:
         """``[J]``, 1 for the entries of a task's knowledge base that the client uses."""
         factors = [float(owner != client) for part in self._borrowed(client, task) for owner in part["clients"]]
-        return torch.tensor(factors + [0.0] * (self._knowledge_entries() - len(factors)))
+        factors += [0.0] * (self._knowledge_entries() - len(factors))
+        return torch.tensor(factors, dtype=self._layers[0].weight.dtype)
 
     def _receive(self, cohort: Cohort) -> None:
         """Replace units of clients' bases by those that the server sends."""

@@ -12,8 +12,7 @@ from support import tiny_cli
 from support.naive import local_batches
 from support.naive_decomposed import Naive, Owner, Tensors, clones, leaf, leaves, renamed
 from support.tiny import Poison, double, fit, kept_by, mlp, permuted, sgd, source, tiny_client, tiny_data
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import RoundPlan
@@ -31,6 +30,16 @@ from cfl.runtime.errors import ConfigError
 
 ADAM = partial(torch.optim.Adam, lr=0.02)
 OPTIONS: dict[str, Any] = {"sparsity": 0.02, "consolidation": 2.0, "lambda_3": 4.0, "cut_off": 0.4}
+OTHERS: dict[str, Any] = {
+    "mask_sparsity": 0.05,
+    "weight_decay": 0.03,
+    "cut_off": 0.3,
+    "cut_off_by": "value",
+    "send_masked": True,
+    "threshold": 0.06,
+    "attention": "uniform",
+}
+"""Values of options that are neither the paper's nor the defaults."""
 ALL: dict[str, Any] = {
     "hidden": [5],
     "direct": True,
@@ -62,17 +71,6 @@ def network_of(options: dict[str, Any]) -> MADE:
 # The equations, by loops and autograd.
 
 
-class Logits(nn.Module):
-    """A network's logits under given degrees, for ``functional_call``."""
-
-    def __init__(self, network: MADE) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor, degrees: Degrees) -> Tensor:
-        return self.network.logits(x, degrees)
-
-
 class WrittenOut(Naive):
     """The written-out run of FedWeIT, with what the paper's equations 5 and 6 change."""
 
@@ -99,25 +97,43 @@ class WrittenOut(Naive):
         return total
 
     def penalty(self, owner: Owner, base: Tensors, own: Tensors, earlier: dict[int, Tensors], first: bool) -> Tensor:
-        """Equation 6 without the likelihood."""
-        l1, drift = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        """Equation 6 without the likelihood. Weight decay is FedWeIT's, as is another factor for masks."""
+        o, (l1, of_masks, decay, drift) = self.options, torch.zeros(4, dtype=torch.float64)
         for x in self.layers:
             m = self.step_masks[x]
             if self.made.stale_output_mask and x == "shortcut":
                 m = torch.ones_like(m)
-            l1 = l1 + own[f"mask {x}"].abs().sum() + (own[f"adaptive {x}"] * m).abs().sum()
+            l1 = l1 + (own[f"adaptive {x}"] * m).abs().sum()
+            of_masks = of_masks + own[f"mask {x}"].abs().sum()
+            decay = decay + own[f"mask {x}"].square().sum() + own[f"adaptive {x}"].square().sum()
+            if first:
+                decay = decay + base[x].square().sum()
             for task, their in earlier.items():
                 l1 = l1 + (their[f"adaptive {x}"] * m).abs().sum()
                 drift = (
                     drift + (self.part(x, base[x], self.held(owner, task, their)) - owner.held[task][x]).square().sum()
                 )
-        return self.options["sparsity"] * l1 + self.options["consolidation"] / 2 * drift
+        l1 = o["sparsity"] * l1 + o.get("mask_sparsity", o["sparsity"]) * of_masks
+        return l1 + o.get("weight_decay", 0.0) / 2 * decay + o["consolidation"] / 2 * drift
 
     def nats(self, tensors: Tensors, x: Tensor, degrees: Degrees) -> Tensor:
-        """``-log p`` of samples, ``[B]``."""
-        named = {f"network.{name}": value for name, value in tensors.items()}
-        p = functional_call(Logits(self.made), named, (x, degrees)).sigmoid()
-        return -torch.where(x.flatten(1) == 1, p.log(), (1 - p).log()).sum(1)
+        """``-log p`` of samples, ``[B]``: equation 3 under the masks of equation 4."""
+        m, inner, x = masks_by_definition(self.made, degrees), len(self.made.hidden), x.flatten(1)
+
+        def sums(number: int, name: str, h: Tensor) -> Tensor:
+            z = h @ (tensors[f"{name}.weight"] * m[name]).T + tensors[f"{name}.bias"]
+            condition = f"conditions.{number}"
+            return z + (tensors[f"{condition}.weight"] * m[condition]).sum(1) if condition in m else z
+
+        h = x
+        for number in range(inner):
+            z = sums(number, f"layers.{number}", h)
+            h = z * (z > 0)
+        z = sums(inner, "output", h)
+        if "shortcut" in m:
+            z = z + x @ (tensors["shortcut.weight"] * m["shortcut"]).T
+        p = 1 / (1 + (-z).exp())
+        return -torch.where(x == 1, p.log(), (1 - p).log()).sum(1)
 
     @property
     def made(self) -> MADE:
@@ -142,9 +158,9 @@ class WrittenOut(Naive):
             owner.base[x] = torch.where(sent, self.server[x], owner.base[x])
             if begins:
                 owner.set[f"adaptive {x}"] = owner.base[x] / self.options["lambda_3"]
-                owner.set[f"attention {x}"] = torch.zeros_like(owner.set[f"attention {x}"])
+                owner.set[f"attention {x}"] = self.first_attention(client, owner.set[f"attention {x}"])
         base, own = leaves(owner.base), leaves(owner.set)
-        trained = [f"adaptive {x}" for x in self.layers]
+        trained = [f"adaptive {x}" for x in self.layers] if self.options.get("retroactive", True) else []
         earlier = {
             i: {name: leaf(value) if name in trained else value for name, value in their.items()}
             for i, their in owner.filed.items()
@@ -162,14 +178,27 @@ class WrittenOut(Naive):
         owner.base, owner.set = clones(base), clones(own)
         owner.filed = {i: clones(their) for i, their in earlier.items()}
 
+    def first_attention(self, client: int, room: Tensor) -> Tensor:
+        """Zeros, or one over the number of entries that are not the client's own."""
+        owner, first = self.owners[client], torch.zeros_like(room)
+        lenders = [lender for at in range(1, owner.at + 1) for lender in sorted(owner.lent.get(at, {}))]
+        if self.options.get("attention") == "uniform":
+            for number, lender in enumerate(lenders):
+                first[number] = 0.0 if lender == client else 1 / (len(lenders) - lenders.count(client))
+        return first
+
     def exchange_units(self, layer: str, bases: Tensor, owners: list[Owner]) -> None:
         """Average each entry over its senders: clients whose unit has a large logit, if M lets the entry through."""
-        m = masks_by_definition(self.made, self.made.degrees(self.plan.round, 0, 0))[layer]
+        o, m = self.options, masks_by_definition(self.made, self.made.degrees(self.plan.round, 0, 0))[layer]
+        if o.get("send_masked"):
+            m = torch.ones_like(m)
         sends = []
         for owner in owners:
             sizes = owner.set[f"mask {layer}"].abs().tolist()
-            kept = -(-len(sizes) * round(100 * (1 - self.options["cut_off"])) // 100)
+            kept = -(-len(sizes) * round(100 * (1 - o["cut_off"])) // 100)
             units = sorted(range(len(sizes)), key=lambda unit: -sizes[unit])[:kept]
+            if o.get("cut_off_by") == "value":
+                units = [unit for unit, size in enumerate(sizes) if size > o["cut_off"]]
             sends.append([[unit in units and bool(entry) for entry in row] for unit, row in enumerate(m)])
         for unit, entry in torch.cartesian_prod(*(torch.arange(n) for n in m.shape)).tolist():
             senders = [
@@ -235,6 +264,8 @@ def test_a_network_names_the_masks_of_its_layers(options: dict[str, Any]) -> Non
         (DEEP, 2, "workers", 2, ADAM, {}),
         (DEEP, 1, "vmap", 2, sgd, {"base_mean": "clients"}),
         (STALE, 2, "vmap", 2, ADAM, {}),
+        (ALL, 2, "vmap", 2, ADAM, OTHERS),
+        (DEEP, 1, "workers", 1, sgd, {**OTHERS, "retroactive": False}),
     ],
 )
 def test_a_whole_run_is_the_one_written_out(
@@ -276,7 +307,8 @@ def test_a_whole_run_is_the_one_written_out(
         found |= {f"{client} base {x.name}": model[x.base] for x in layers}
         for task, theirs in owner.filed.items():
             filed = renamed(method._tasks.of(client, task) or {})
-            filed |= {f"adaptive {x.name}": model[x.earlier][task] for x in layers}
+            if method.retroactive:
+                filed |= {f"adaptive {x.name}": model[x.earlier][task] for x in layers}
             expected |= {f"{client} {name} of {task}": value for name, value in theirs.items()}
             found |= {f"{client} {name} of {task}": filed[name] for name in theirs}
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.naive_decomposed import assert_the_same, data_of, written_out
+from support.naive_decomposed import assert_the_same, data_of, renamed, written_out
 from support.tiny import ConvNet, double, fit, kept_by, mlp, permuted, sgd, split, tiny_client, tiny_data
 from torch import Tensor
 from torch.func import functional_call
@@ -378,6 +378,18 @@ def test_only_the_largest_adaptive_weights_of_all_layers_are_sent() -> None:
     assert federation.channel.uplink_bytes["adaptive"] == 4 * 18 * 12
 
 
+def test_masks_biases_and_attention_start_with_a_variance_of_one_over_their_size() -> None:
+    """As from the published code's initialiser."""
+    method, federation = run({**OPTIONS, "draws": "own"}, rounds_per_task=1)
+    (layer,) = decomposed_layers(federation.network)
+    for name, size in ((layer.mask, UNITS), (layer.bias, UNITS), (layer.attention, 2)):
+        assert name is not None
+        drawn = torch.stack([method._fresh(task, client)[name] for task in range(50) for client in range(50)])
+        assert drawn.shape == (2500, size)
+        assert drawn.mean().item() == pytest.approx(0, abs=5 / (2500 * size * size) ** 0.5)
+        assert size * drawn.square().mean().item() == pytest.approx(1, abs=0.06)
+
+
 def test_attention_may_start_evenly() -> None:
     starts: dict[tuple[int, int], Tensor] = {}
 
@@ -468,6 +480,34 @@ def test_what_is_left_out_is_not_sent(options: dict[str, bool], absent: set[str]
     size = method.report().figures["model_bytes"]
     assert 3 * BASE * 8 <= size <= whole.methods["fedweit"].report().figures["model_bytes"] * 1.1
     assert (size == 3 * BASE * 8) == (options == {"use_adaptive": False})
+
+
+@pytest.mark.parametrize(
+    ("left_out", "options", "make", "optimizer", "engine"),
+    [
+        ("send_base", OPTIONS, mlp, ADAM, "vmap"),
+        ("send_adaptive", SPARSE, ConvNet, MOMENTUM, "workers"),
+        ("use_adaptive", OPTIONS, mlp, MOMENTUM, "vmap"),
+        ("use_mask", OPTIONS, mlp, ADAM, "workers"),
+        ("use_mask", {**FROZEN, "base_mean": "clients"}, ConvNet, sgd, "vmap"),
+    ],
+)
+def test_a_run_without_one_part_is_the_one_written_out(
+    left_out: str, options: dict[str, Any], make: Any, optimizer: Any, engine: Any
+) -> None:
+    data = data_of()
+    method = FedWeIT(**options, **{left_out: False}, keep=0.4)
+    federation = fit(tiny_client(data, double(make), optimizer, {"it": method}, EngineOptions(engine)), data)
+    fresh = tiny_client(data, double(make), optimizer, {"it": FedWeIT(**options, **{left_out: False})})
+    run: dict[str, Any] = {"make_optimizer": optimizer, "exchange": "none" if left_out == "send_base" else "units"}
+    run["lends"] = "adaptive" not in left_out
+    assert_the_same(federation, method, written_out(fresh, data, make, method, {**options, "keep": 0.4}, **run))
+    parts = {name.partition(" ")[0] for name in renamed(method._fresh(1, 0))}
+    assert {"mask", "adaptive", "attention"} - parts == {
+        "use_adaptive": {"adaptive", "attention"},
+        "send_adaptive": {"attention"},
+        "use_mask": {"mask"},
+    }.get(left_out, set())
 
 
 def test_the_size_is_that_of_what_is_not_zero() -> None:

@@ -60,8 +60,8 @@ class Naive:
         make_optimizer: makes a client's optimizer.
         exchange: how the server averages bases: as a whole (``mean``), by ``units``, or not at all (``none``).
         lends: whether there is a knowledge base.
-        options: of the method: sparsity, mask_sparsity, consolidation, weight_decay, retroactive, keep; base_mean and
-            lenders where they are not the default.
+        options: of the method: sparsity, mask_sparsity, consolidation, weight_decay, retroactive, keep; base_mean,
+            lenders and threshold where they are not the default.
         mu: weight of a proximal term on the base.
         clocks: ``[C][T]`` rounds of each client's tasks; None if all clients change tasks together.
         senders: round -> the clients that exchange bases and lend in it; None if all of its clients do.
@@ -89,17 +89,20 @@ class Naive:
 
     def weight(self, layer: str, base: Tensor, own: Mapping[str, Tensor], client: int, task: int) -> Tensor:
         """Equation 1."""
-        shape = (-1, *[1] * (base.ndim - 1))
-        total = base * torch.sigmoid(own[f"mask {layer}"]).view(shape) + own[f"adaptive {layer}"]
+        total = self.part(layer, base, own)
         for number, (lender, lent) in enumerate(sorted(self.owners[client].lent.get(task, {}).items())):
             if lender != client:
                 total = total + own[f"attention {layer}"][number] * lent[layer]
         return total
 
     def part(self, layer: str, base: Tensor, own: Mapping[str, Tensor]) -> Tensor:
-        """Base under the mask plus adaptive weights, which consolidation keeps near their earlier values."""
-        shape = (-1, *[1] * (base.ndim - 1))
-        return base * torch.sigmoid(own[f"mask {layer}"]).view(shape) + own[f"adaptive {layer}"]
+        """Base under the mask plus adaptive weights, which consolidation keeps near their earlier values.
+
+        A set that lacks the mask or the adaptive weights is one of the paper's Table 6.
+        """
+        if f"mask {layer}" in own:
+            base = base * torch.sigmoid(own[f"mask {layer}"]).view(-1, *[1] * (base.ndim - 1))
+        return base + own[f"adaptive {layer}"] if f"adaptive {layer}" in own else base
 
     def tensors(self, base: Tensors, own: Mapping[str, Tensor], client: int, task: int) -> Tensors:
         """Return the tensors with which the plain network computes."""
@@ -111,15 +114,16 @@ class Naive:
         o = self.options
         total = torch.zeros((), dtype=torch.float64)
         for x in self.layers:
-            a, m = own[f"adaptive {x}"], own[f"mask {x}"]
-            total = total + o["sparsity"] * a.abs().sum() + o["mask_sparsity"] * m.abs().sum()
-            total = total + o["weight_decay"] / 2 * (a.square().sum() + m.square().sum())
+            for name, l1 in ((f"adaptive {x}", o["sparsity"]), (f"mask {x}", o["mask_sparsity"])):
+                if name in own:
+                    total = total + l1 * own[name].abs().sum() + o["weight_decay"] / 2 * own[name].square().sum()
             if first:
                 total = total + o["weight_decay"] / 2 * base[x].square().sum()
             for task, their in earlier.items():
                 drift = self.part(x, base[x], their) - owner.held[task][x]
                 total = total + o["consolidation"] / 2 * drift.square().sum()
-                total = total + o["sparsity"] * their[f"adaptive {x}"].abs().sum()
+                if f"adaptive {x}" in their:
+                    total = total + o["sparsity"] * their[f"adaptive {x}"].abs().sum()
             total = total + self.mu / 2 * (base[x] - self.server[x]).square().sum()
         return total
 
@@ -141,7 +145,7 @@ class Naive:
                 owner.base[x][units] = self.server[x][units]
 
         base, own = leaves(owner.base), leaves(owner.set)
-        trained = [f"adaptive {x}" for x in self.layers] if self.options["retroactive"] else []
+        trained = [name for name in own if name.startswith("adaptive ") and self.options["retroactive"]]
         earlier = {
             i: {name: leaf(value) if name in trained else value for name, value in their.items()}
             for i, their in owner.filed.items()
@@ -221,6 +225,9 @@ class Naive:
         for unit in range(bases.shape[1]):
             senders = []
             for row, owner in enumerate(owners):
+                if f"mask {layer}" not in owner.set:
+                    senders.append(bases[row, unit])
+                    continue
                 sizes = owner.set[f"mask {layer}"].abs()
                 kept = -(-len(sizes) * round(100 * self.options["keep"]) // 100)
                 if unit in sizes.argsort(descending=True)[:kept].tolist():
@@ -241,7 +248,7 @@ class Naive:
 
     def sparse(self, values: Tensor) -> Tensor:
         """Return ``values`` with entries at or below the threshold set to 0."""
-        return torch.where(values.abs() > self.options["sparsity"], values, 0.0)
+        return torch.where(values.abs() > self.options.get("threshold", self.options["sparsity"]), values, 0.0)
 
     def answers(self, client: int, task: int) -> Tensors:
         """Return the weights with which a client is tested on a task."""
