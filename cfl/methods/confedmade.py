@@ -49,10 +49,11 @@ class CONFEDMADE(FedWeIT):
     Differs from the paper: by default B is not multiplied with the mask before it is sent, and means are over the
     senders (as in the authors' code; see ``base_mean``). Differs from the code: no entries of a client's own in the
     knowledge base (there: with them); sigmoid(m^(i)) in the drift (there: m^(i)); the current M in the loss, and that
-    of the round in messages (there: M of the start); entries that no client sent stay unchanged (there: they become 0);
-    and L1 of m (there: none). Two more differences go with the network's ``stale_output_mask``, which imitates the
-    code: the drift of U and D is then scaled by the m with which task i + 1 began, which that code stores for m^(i),
-    and L1 of D has no M.
+    of the round in messages (there: M of the start, none for direct connections, and none at all on binary sets);
+    entries that no client sent stay unchanged (there: they become 0); L1 of m (there: none); and biases and m that
+    start every task from new numbers (there: from the same, see :class:`FedWeIT`). Two more differences go with the
+    network's ``stale_output_mask``, which imitates the code: the drift of U and D is then scaled by the m with which
+    task i + 1 began, which that code stores for m^(i), and L1 of D has no M.
 
     Weights without an autoencoder mask have M = 1, so classifiers work as well.
 

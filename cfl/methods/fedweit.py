@@ -47,7 +47,9 @@ class FedWeIT(APD):
     Algorithm 2). Differs from the code: entries of the knowledge base are in the order of the clients' ids and without
     the client's own (there: in that of threads, and with it), m is trained by the loss (there it gets no gradient), and
     ``keep`` is the paper's 30 %, with which its costs are reported (there 70 %). Of O units ``ceil(keep O)`` are sent,
-    there one fewer. Clients that are not sampled in a round do not train in it; see ``communicating``.
+    there one fewer. Masks, biases and attention start every task from new numbers; there all tasks of all clients start
+    from the same, because the seed of the initialiser is fixed. Clients that are not sampled in a round do not train in
+    it; see ``communicating``.
 
     With clocks of their own (``schedule.clock_spread``; the paper's Algorithm 3), a client sends A of a finished task
     at the beginning of the first round of a later task in which it is sampled. A client that begins a task receives the
