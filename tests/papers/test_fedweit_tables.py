@@ -180,9 +180,24 @@ def test_figure_8_evaluates_every_round_with_5_20_and_100_clients() -> None:
     found = {}
     for point, of in configs("figure8"):
         schedule, lr = of["schedule"], of["model"]["optimizer"]["init_args"]["lr"]
-        assert schedule["evaluate_every"] == 1
-        found[point["clients"]] = of["data"]["num_clients"], schedule["clients_per_round"], schedule["batch_size"], lr
+        assert (schedule["evaluate_every"], schedule["clients_per_round"]) == (1, 1.0)  # all clients train
+        found[point["clients"]] = of["data"]["num_clients"], communicating(of), schedule["batch_size"], lr
     assert found == {"5": (5, 1.0, 100, 3.3333333e-4), "20": (20, 0.25, 10, 1e-4), "100": (100, 0.05, 10, 1e-4)}
+
+
+def test_in_figure_4_all_clients_of_methods_with_personal_weights_train_and_five_communicate() -> None:
+    found = {
+        point["method"]: (of["schedule"]["clients_per_round"], communicating(of)) for point, of in configs("figure4")
+    }
+    own, common = (1.0, None), (0.05, None)
+    assert found == {
+        "stl": own, "local-apd": own, "fedweit": (1.0, 0.05), "fedprox": common, "fedcurv": common, "fedprox-ewc": common
+    }  # fmt: skip
+
+
+def communicating(config: dict[str, Any]) -> float | None:
+    """Return FedWeIT's share of clients that communicate; None for another method."""
+    return config["methods"].get("fedweit", {}).get("init_args", {}).get("communicating")
 
 
 # The attention of a run.
