@@ -244,6 +244,8 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         _ = self.digests  # computed before the first checkpoint, whose time is measured
         if self.measure.targets == "inputs":
             require_binary(self.tasks)
+        if self.scenario in ("domain", "regression"):
+            self._given.check_shared_outputs(self.root)
         if self.exposure in OWN_PACE:
             _ = self._portions
         epochs = self.schedule.local_epochs

@@ -21,12 +21,14 @@ class ImageSet:
             predict, or ``[N, M, 5]``, boxes: class (-1 where there is none), left, top, right and bottom in pixels.
         clients: ``[N]`` int64, the client, from 0, that owns each sample; None if the data set does not say.
         seconds: ``[N]`` float64, how long each sample lasts in a recording; None if the data set does not say.
+        client_names: name or number of each client in the files, ascending; empty if ``clients`` has these numbers.
     """
 
     images: Tensor
     labels: Tensor
     clients: Tensor | None = None
     seconds: Tensor | None = None
+    client_names: tuple[str, ...] | tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
@@ -56,7 +58,7 @@ class ImageSet:
     def subset(self, index: Tensor) -> ImageSet:
         """The samples at ``index`` ([M] int64), copied."""
         clients, seconds = (None if of is None else of[index] for of in (self.clients, self.seconds))
-        return ImageSet(self.images[index], self.labels[index], clients, seconds)
+        return ImageSet(self.images[index], self.labels[index], clients, seconds, self.client_names)
 
 
 class PixelTransform:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.tiny import tiny_data
 
 from cfl.data.partitions import Natural
 from cfl.data.sources import CsvTable, Features
 from cfl.data.sources.csv_rows import read_rows
+from cfl.data.streams import Sequence
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.testing import check_source
 
@@ -181,3 +183,26 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         _ = source(str(tmp_path / "nowhere.csv")).shape
     with pytest.raises(DataFilesMissing, match=r"nowhere\.csv is missing"):
         source(str(tmp_path / "nowhere.csv")).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds", "said"),
+    [
+        (COLUMNS, ["2", "9", "11"], r"class 2 is '10' in first and '11' in second"),
+        (["id", "dose", "clinic", "kind", "age", "part"], ["2", "9", "10"], r"column 0 is 'age' in first and 'dose'"),
+    ],
+)
+def test_tables_that_number_classes_or_features_differently_share_no_outputs(
+    columns: list[str], kinds: list[str], said: str, tmp_path: Path
+) -> None:
+    """A number of a class, or of a feature, would mean one thing in one task and another in the next."""
+    first = Path(written(tmp_path)).rename(tmp_path / "first.csv")
+    lines = [[*line[:3], kinds[number % 3], *line[4:]] for number, line in enumerate(rows())]
+    with (tmp_path / "second.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *lines])
+    stream = Sequence([source(str(first)), source(str(tmp_path / "second.csv"))])
+    tiny_data(stream, scenario="task").setup("fit")
+    with pytest.raises(ConfigError, match=said):
+        tiny_data(stream, scenario="domain").setup("fit")
+    same = Sequence([source(str(first)), source(str(first))])
+    tiny_data(same, scenario="domain").setup("fit")

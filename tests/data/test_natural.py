@@ -67,6 +67,34 @@ def test_clients_stay_with_their_samples_in_a_smaller_set_and_beside_another(tmp
         assert {str(WRITERS[number]) for number in found[client]} == {name}
 
 
+@pytest.mark.parametrize("others", [("zoe", "carl"), (20, 3)])
+def test_a_client_is_the_same_one_in_several_data_sets(others: tuple[Any, Any], tmp_path: Path) -> None:
+    """Clients are numbered by their names in all data sets together, also if one of them is missing in a data set."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    owners = [WRITERS, np.array(others)[np.arange(60) % 2]]
+    for folder in folders:
+        folder.mkdir()
+    sources = [Arrays(file(at, train_clients=owner)) for at, owner in zip(folders, owners, strict=True)]
+    names = sorted({*map(str, WRITERS), *map(str, others)})
+    data = tiny_data(Sequence(sources), partition=Natural(), num_clients=len(names), participation=Holders())
+    for task, owner in enumerate(owners):
+        held = [client for client, name in enumerate(names) if name in owner.astype(str)]
+        assert data.members[task].tolist() == held
+        for client in held:
+            assert numbers(data, task, client) == set(np.flatnonzero(owner.astype(str) == names[client]).tolist())
+
+
+def test_numbers_of_clients_in_several_data_sets_keep_their_order(tmp_path: Path) -> None:
+    """Client 20 comes behind client 3, and is not the second client of a data set that has only 3 and 20."""
+    (tmp_path / "first").mkdir()
+    sources = [
+        Arrays(file(tmp_path / "first", train_clients=np.arange(60) % 4)),
+        Arrays(file(tmp_path, train_clients=np.where(np.arange(60) % 2, 20, 3))),
+    ]
+    data = tiny_data(Sequence(sources), partition=Natural(), num_clients=5, participation=Holders())
+    assert [members.tolist() for members in data.members] == [[0, 1, 2, 3], [3, 4]]
+
+
 def test_only_holders_of_a_task_take_part(tmp_path: Path) -> None:
     """A client without samples of a task (zoe) does not take part in it."""
     writers = np.where(np.arange(60) % 4 < 2, np.array(["zoe", "amy"])[np.arange(60) // 4 % 2], "amy")

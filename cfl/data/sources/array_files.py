@@ -153,16 +153,17 @@ def read_arrays(path: Path, layout: Layout, convert: Callable[[NDArray[Any]], Te
             _claims(file, layout)
             checked = checked_numbers if layout.numbers else checked_labels
             labels = {part: checked(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS}
-            clients = _client_numbers(file.read(CLIENTS), len(labels["train"])) if CLIENTS in file.keys else None
+            owned = CLIENTS in file.keys
+            clients, names = _client_numbers(file.read(CLIENTS), len(labels["train"])) if owned else (None, ())
             samples = [convert(file.read(f"{part}_{layout.kind}")) for part in _PARTS]
     except ValueError as error:
         raise _damaged(path, error, layout) from error
     train, test = (torch.from_numpy(labels[part]) for part in _PARTS)
-    return ImageSet(samples[0], train, clients), ImageSet(samples[1], test)
+    return ImageSet(samples[0], train, clients, client_names=names), ImageSet(samples[1], test)
 
 
-def _client_numbers(stored: NDArray[Any], samples: int) -> Tensor:
-    """``[N]`` int64 from 0, in the order of the clients' names or numbers."""
+def _client_numbers(stored: NDArray[Any], samples: int) -> tuple[Tensor, tuple[Any, ...]]:
+    """See :func:`numbered`."""
     if stored.shape != (samples,) or stored.dtype.kind not in "iuUS":
         found = f"{stored.dtype} {list(stored.shape)}"
         raise ValueError(f"{CLIENTS} are {found}, not {samples} integers or names, one for each training sample")

@@ -84,6 +84,10 @@ class Source(Named, ABC):
         If labels are numbers, these are names of the D outputs."""
         return self.class_names or tuple(map(str, range(self.num_classes)))
 
+    def columns(self, root: Path) -> tuple[str, ...]:
+        """Names of the features, in their order; empty if they have none."""
+        return ()
+
     # Images from outside the data set.
 
     def image_of_file(self, path: Path, root: Path) -> Tensor:

@@ -29,11 +29,12 @@ _WHOLE_NUMBERS = 15
 
 
 class _Part(NamedTuple):
-    """Training or test rows: features float64 ``[N, D]``, labels and clients as in :class:`ImageSet`."""
+    """Training or test rows: features float64 ``[N, D]``, the others as in :class:`ImageSet`."""
 
     features: NDArray[np.float64]
     labels: Tensor
-    clients: Tensor | None
+    clients: Tensor | None = None
+    client_names: tuple[str, ...] = ()
 
 
 class _Table(NamedTuple):
@@ -109,16 +110,20 @@ class CsvTable(Features):
 
     def kept(self, root: Path) -> dict[str, dict[str, Any]]:
         """See :meth:`Source.kept`: also the columns."""
-        return {key: {**held, "columns": self._features(root)} for key, held in super().kept(root).items()}
+        return {key: {**held, "columns": list(self.columns(root))} for key, held in super().kept(root).items()}
+
+    def columns(self, root: Path) -> tuple[str, ...]:
+        """See :meth:`Source.columns`; those of the checkpoint's run, if there is one."""
+        return tuple(self._facts["columns"] if self._facts else self._names_in(self._file(root))[0])
 
     @property
     def reads(self) -> str:
         """See :attr:`Source.reads`."""
-        return f"{super().reads} Their columns, in order: {', '.join(self._features(data_root()))}."
+        return f"{super().reads} Their columns, in order: {', '.join(self.columns(data_root()))}."
 
     def images_of_table(self, path: Path, root: Path) -> Tensor:
         """See :meth:`Source.images_of_table`; other columns than those of the features are left out."""
-        columns = self._features(root)
+        columns = self.columns(root)
         self.moments(root)
         try:
             return self._convert(read_rows(path, numbers=columns).numbers)
@@ -128,9 +133,6 @@ class CsvTable(Features):
     @property
     def _key(self) -> str:
         return f"{super()._key} {self._columns_of} drop={self.drop} test_share={self.test_share}"
-
-    def _features(self, root: Path) -> list[str]:
-        return list(self._facts["columns"] if self._facts else self._names_in(self._file(root))[0])
 
     def _names_in(self, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of the features' columns and of the outputs; they stay cached after the rows are released."""
@@ -154,7 +156,8 @@ class CsvTable(Features):
             features = [self._convert(part.features) for part in (train, test)]  # the first one gives the moments
         except ValueError as error:
             raise self._unusable(file, error) from error
-        return ImageSet(features[0], train.labels, train.clients), ImageSet(features[1], test.labels)
+        owned = ImageSet(features[0], train.labels, train.clients, client_names=train.client_names)
+        return owned, ImageSet(features[1], test.labels)
 
     # Reading the file.
 
@@ -182,12 +185,13 @@ class CsvTable(Features):
         train, test = self._split(labels, texts.get("part"))
         if not self.layout.numbers and (lacking := set(range(len(names))) - set(labels[train].tolist())):
             raise ValueError(f"no training row has the class {names[min(lacking)]!r}")
-        clients = None
+        clients, client_names = None, ()
         if "client" in texts:
-            clients = numbered(np.array(texts["client"])[train])
-        found = [_Part(rows.numbers[rows_of], labels[torch.from_numpy(rows_of)], None) for rows_of in (train, test)]
+            clients, client_names = numbered(np.array(texts["client"])[train])
+        found = [_Part(rows.numbers[rows_of], labels[torch.from_numpy(rows_of)]) for rows_of in (train, test)]
         outputs = (self._columns_of["label"],) if self.layout.numbers else names
-        return _Table(rows.columns, outputs, found[0]._replace(clients=clients), found[1])
+        first = found[0]._replace(clients=clients, client_names=client_names)
+        return _Table(rows.columns, outputs, first, found[1])
 
     def _split(self, labels: Tensor, parts: Sequence[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Training and test rows, ascending."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cfl.data.sources.files import where_else
@@ -81,14 +80,17 @@ def read_class_folders(
         images[i] = np.asarray(resized(image, shape, resize)).reshape(height, width, channels)
     kept = np.ascontiguousarray(images[readable].transpose(0, 3, 1, 2))
     labels = np.array([label for _, label in samples], dtype=np.int64)[readable]
-    return ImageSet(torch.from_numpy(kept), torch.from_numpy(labels), _clients(folder, samples, readable))
+    clients, names = _clients(folder, samples)
+    owners = None if clients is None else clients[torch.from_numpy(readable)]
+    return ImageSet(torch.from_numpy(kept), torch.from_numpy(labels), owners, client_names=names)
 
 
-def _clients(folder: Path, samples: list[tuple[Path, int]], readable: NDArray[np.bool_]) -> Tensor | None:
+def _clients(folder: Path, samples: list[tuple[Path, int]]) -> tuple[Tensor | None, tuple[str, ...]]:
+    """``[N]`` int64 the client of every image, None without folders of clients; and the clients' names."""
     places = [path.relative_to(folder).parts for path, _ in samples]
     if any(len(place) < 3 for place in places):
-        return None
-    return numbered(np.array([place[1] for place in places]))[torch.from_numpy(readable)]
+        return None, ()
+    return numbered(np.array([place[1] for place in places]))
 
 
 class ImageFolder(StandardSource):

@@ -58,9 +58,10 @@ def checked_numbers(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
     return found
 
 
-def numbered(names: NDArray[Any]) -> Tensor:
-    """``[N]`` int64 from 0 for ``[N]`` names or numbers, in their order."""
-    return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
+def numbered(names: NDArray[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    """``[N]`` int64 from 0 for ``[N]`` names or numbers, in their order; and the different names or numbers."""
+    found, places = np.unique(names, return_inverse=True)
+    return torch.from_numpy(places.astype(np.int64)), tuple(found.tolist())
 
 
 def first_absent(labels: NDArray[np.int64] | Tensor, num_classes: int) -> tuple[int, int] | None:

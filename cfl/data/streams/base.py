@@ -96,6 +96,16 @@ class Stream(Named, ABC):
             return [source.names(root)] * self.num_tasks
         return [tuple(map(str, range(classes))) for classes in self.classes_per_task]
 
+    def check_shared_outputs(self, root: Path) -> None:
+        """Refuse data sets that number the same classes or features differently; called where tasks share outputs.
+
+        Args:
+            root: folder with the data sets' files.
+
+        Raises:
+            ConfigError: ``data.stream.sources``.
+        """
+
     @property
     def targets(self) -> Targets:
         """The kind of the labels (:attr:`cfl.data.sources.base.Source.targets`).

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cfl.data.sources.loading import check_announced, failure, flaw_of_samples, flaw_of_transform
 from cfl.data.streams.base import Stream
+from cfl.data.streams.common_clients import with_common_clients
 from cfl.data.types import ImageSet, Task
 from cfl.runtime.errors import ConfigError
 
@@ -68,7 +69,7 @@ def loaded_tasks(stream: Stream, root: Path, seed: int) -> list[Task]:
             again = "; labels count from 0 in every task" if "labels run" in flaw.found else ""
             raise _refused(stream, f"{flaw.found} in task {number}", f"{flaw.valid}{again}")
         passed.add(kind)
-    return list(tasks)
+    return with_common_clients(tasks)
 
 
 def _counts(values: object) -> int | None:

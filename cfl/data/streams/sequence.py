@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 from torch.nn.functional import pad
@@ -46,6 +48,11 @@ class Sequence(Stream):
     def class_names(self, root: Path, seed: int) -> list[tuple[str, ...]]:
         """See :meth:`Stream.class_names`; each name begins with that of its data set."""
         return [tuple(f"{source.name} {name}" for name in source.names(root)) for source in self.sources]
+
+    def check_shared_outputs(self, root: Path) -> None:
+        """See :meth:`Stream.check_shared_outputs`."""
+        _check_same_numbers("class", self.sources, [source.names(root) for source in self.sources])
+        _check_same_numbers("column", self.sources, [source.columns(root) for source in self.sources])
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; nothing here is drawn at random."""
@@ -93,6 +100,18 @@ def _check_boxes(sources: list[Source]) -> None:
             raise ConfigError("data.stream.sources", given, valid)
 
 
+def _check_same_numbers(what: str, sources: list[Source], names: list[tuple[str, ...]]) -> None:
+    """Refuse two data sets that share names, but do not have the same name for each number that both have."""
+    known = list(zip((source.name for source in sources), names, strict=True))
+    for (first, own), (second, others) in combinations(known, 2):
+        unlike = [number for number, pair in enumerate(zip(own, others, strict=False)) if len({*pair}) > 1]
+        if unlike and {*own} & {*others}:
+            number = unlike[0]
+            found = f"{what} {number} is {own[number]!r} in {first} and {others[number]!r} in {second}"
+            valid = "data sets that number them alike, or data.scenario: task, where tasks share no outputs"
+            raise ConfigError("data.stream.sources", found, valid)
+
+
 def enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
     """Images ``[N, c, h, w]`` centred on black ``[N, C, H, W]``; repeated channels share memory."""
     channels, height, width = shape
@@ -100,7 +119,7 @@ def enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
     down, right = height - stored.shape[2], width - stored.shape[3]
     if down or right:
         stored = pad(stored, (right // 2, right - right // 2, down // 2, down - down // 2))
-    return ImageSet(stored.expand(-1, channels, -1, -1), images.labels, images.clients, images.seconds)
+    return replace(images, images=stored.expand(-1, channels, -1, -1))
 
 
 def repeat_channels(transform: PixelTransform, channels: int) -> PixelTransform:
