@@ -21,6 +21,7 @@ class ImageSet:
             predict, or ``[N, M, 5]``, boxes: class (-1 where there is none), left, top, right and bottom in pixels.
         clients: ``[N]`` int64, the client, from 0, that owns each sample; None if the data set does not say.
         seconds: ``[N]`` float64, how long each sample lasts in a recording; None if the data set does not say.
+        tasks: ``[N]`` int64, the task, from 0, of each sample; None if the data set does not say.
         client_names: name or number of each client in the files, ascending; empty if ``clients`` has these numbers.
     """
 
@@ -28,6 +29,7 @@ class ImageSet:
     labels: Tensor
     clients: Tensor | None = None
     seconds: Tensor | None = None
+    tasks: Tensor | None = None
     client_names: tuple[str, ...] | tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -42,7 +44,8 @@ class ImageSet:
             raise TypeError(
                 f"labels must be int64 [N={count}], float32 [N={count}, D] or [N={count}, M, 5], got {found}"
             )
-        for name, held, dtype in (("clients", self.clients, torch.int64), ("seconds", self.seconds, torch.float64)):
+        told = (("clients", torch.int64), ("seconds", torch.float64), ("tasks", torch.int64))
+        for name, held, dtype in ((name, getattr(self, name), dtype) for name, dtype in told):
             if held is not None and (held.dtype, held.shape) != (dtype, self.labels.shape[:1]):
                 wanted = f"{str(dtype).removeprefix('torch.')} [N={len(self.images)}]"
                 raise TypeError(f"{name} must be {wanted}, got {held.dtype} {list(held.shape)}")
@@ -57,8 +60,9 @@ class ImageSet:
 
     def subset(self, index: Tensor) -> ImageSet:
         """The samples at ``index`` ([M] int64), copied."""
-        clients, seconds = (None if of is None else of[index] for of in (self.clients, self.seconds))
-        return ImageSet(self.images[index], self.labels[index], clients, seconds, self.client_names)
+        told = (self.clients, self.seconds, self.tasks)
+        clients, seconds, tasks = (None if of is None else of[index] for of in told)
+        return ImageSet(self.images[index], self.labels[index], clients, seconds, tasks, self.client_names)
 
 
 class PixelTransform:

@@ -11,10 +11,11 @@ import pytest
 import torch
 from support.tiny import tiny_data
 
+from cfl.data.participation import Holders
 from cfl.data.partitions import Natural
 from cfl.data.sources import CsvTable, Features
 from cfl.data.sources.csv_rows import read_rows
-from cfl.data.streams import Sequence
+from cfl.data.streams import NaturalTasks, Sequence
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.testing import check_source
 
@@ -131,6 +132,10 @@ def changed(row: int, column: str, value: Any) -> list[list[Any]]:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
+        (
+            [["p", "" if k in (3, 7) else line[1], *line[2:4], "low", line[5]] for k, line in enumerate(rows())],
+            "line 2, column dose: 'low' is no number; rows without a number, by column: age (2), dose (60)",
+        ),
         (changed(3, "age", "old"), "line 5, column age: 'old' is no number"),
         (changed(3, "age", ""), "line 5, column age: '' is no number"),
         (changed(3, "age", "nan"), "row 4 below the first line, column age: nan"),
@@ -206,3 +211,45 @@ def test_tables_that_number_classes_or_features_differently_share_no_outputs(
         tiny_data(stream, scenario="domain").setup("fit")
     same = Sequence([source(str(first)), source(str(first))])
     tiny_data(same, scenario="domain").setup("fit")
+
+
+def test_a_column_says_of_which_task_a_row_is(tmp_path: Path) -> None:
+    """Tasks are in the order of the column's values. Clients, classes and features mean the same in each.
+
+    A client that joins with the second task keeps its number. A class that a task lacks keeps its output. The split
+    into training and test rows and the standardisation are those of the whole table.
+    """
+    lines = rows()
+    for number, line in enumerate(lines):
+        line[0] = "11" if number >= 40 or line[2] == "east, upper" or line[3] == "2" else "9"
+    path = written(tmp_path, lines)
+    whole = source(path).load(tmp_path)
+    stream = NaturalTasks(source(path, drop=None, task="id"))
+    data = tiny_data(stream, scenario=None, partition=Natural(), num_clients=4, participation=Holders())
+    assert (data.scenario, data.num_outputs, stream.classes_per_task) == ("domain", 3, [3, 3])
+    assert stream.class_names(tmp_path, 0) == [("2", "9", "10")] * 2
+    clinics = sorted({line[2] for line in lines})  # clients are numbered in this order
+    assert [members.tolist() for members in data.members] == [[0, 2, 3], [0, 1, 2, 3]]
+    for part in ("train", "test"):
+        of_part = [line for line in lines if line[5] == part]
+        for task, name in enumerate(("9", "11")):
+            held = [number for number, line in enumerate(of_part) if line[0] == name]
+            found = getattr(data.tasks[task], part)
+            assert found.images.equal(whole[part == "test"].images[held])
+            assert found.labels.tolist() == [["2", "9", "10"].index(of_part[number][3]) for number in held]
+            for client in data.members[task].tolist() if part == "train" else ():
+                own = [place for place, number in enumerate(held) if of_part[number][2] == clinics[client]]
+                assert data.indices[task][client].tolist() == own
+    assert 0 not in data.tasks[0].train.labels  # the kind 2
+
+
+def test_tasks_of_a_table_need_a_column_and_rows_of_both_parts(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.stream\.source = 'visits' .*CsvTable with its option task"):
+        NaturalTasks(source(path))
+    lines = [["a" if line[5] == "train" else "b", *line[1:]] for line in rows()]
+    stream = NaturalTasks(source(written(tmp_path, lines), drop=None, task="id"))
+    with pytest.raises(DataFilesMissing, match="task 'a' has no test sample"):
+        stream.tasks(tmp_path, 0)
+    with pytest.raises(ConfigError, match=r"source\.task = 'wing' .*a column of"):
+        NaturalTasks(source(path, task="wing"))

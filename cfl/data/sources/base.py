@@ -88,6 +88,10 @@ class Source(Named, ABC):
         """Names of the features, in their order; empty if they have none."""
         return ()
 
+    def task_names(self, root: Path) -> tuple[str, ...]:
+        """Names of the tasks of which the data set says its samples are, in their order; empty if it does not say."""
+        return ()
+
     # Images from outside the data set.
 
     def image_of_file(self, path: Path, root: Path) -> Tensor:

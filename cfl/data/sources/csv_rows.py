@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -62,16 +63,21 @@ def read_rows(
     places, kept = [names.index(name) for name in numbers], [(name, names.index(name)) for name in texts]
     found, words = array("d"), {name: list[str]() for name in texts}
     known: dict[str, str] = {}  # one object for all equal texts
+    first, without_number = "", Counter[str]()
     for line, fields in lines:
         try:
             found.extend([float(fields[place]) for place in places])
         except ValueError:
-            name, text = next((names[p], fields[p]) for p in places if not _is_number(fields[p]))
-            raise ValueError(f"line {line}, column {name}: {text[:40]!r} is no number") from None
+            wrong = [(names[p], fields[p]) for p in places if not _is_number(fields[p])]
+            first = first or f"line {line}, column {wrong[0][0]}: {wrong[0][1][:40]!r} is no number"
+            without_number.update(name for name, _ in wrong)
         for name, place in kept:
             if not fields[place].strip():
                 raise ValueError(f"line {line}, column {name} is empty")
             words[name].append(known.setdefault(fields[place], fields[place]))
+    if first:
+        counts = ", ".join(f"{name} ({without_number[name]:,})" for name in numbers if name in without_number)
+        raise ValueError(f"{first}; rows without a number, by column: {counts}")
     values = np.frombuffer(found, dtype=np.float64).reshape(-1, len(places))
     if not len(values):
         raise ValueError("it has no rows below its first line")

@@ -35,13 +35,21 @@ class _Part(NamedTuple):
     labels: Tensor
     clients: Tensor | None = None
     client_names: tuple[str, ...] = ()
+    tasks: Tensor | None = None
+
+
+class _Names(NamedTuple):
+    """Names of the features' columns, of the outputs, and of the tasks."""
+
+    columns: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tasks: tuple[str, ...]
 
 
 class _Table(NamedTuple):
-    """The content of a file: names of the features' columns and of the outputs, and its rows."""
+    """The content of a file."""
 
-    columns: tuple[str, ...]
-    names: tuple[str, ...]
+    names: _Names
     train: _Part
     test: _Part
 
@@ -58,6 +66,8 @@ class CsvTable(Features):
             numbers where all are whole numbers, else as texts.
         client: the column with the client that owns a row, any text, for the partition ``Natural``; null: none.
         part: the column that tells ``train`` from ``test``; null: ``test_share`` of the rows are drawn for tests.
+        task: the column with the task of a row, any text, for the stream ``NaturalTasks``; null: none. Tasks are sorted
+            as classes are.
         test_share: share of the rows that is held out for tests, between 0.01 and 0.99, the same of every class, and
             the same rows in every run; not used with ``part``.
         drop: columns that are left out; null: none.
@@ -83,18 +93,19 @@ class CsvTable(Features):
         part: str | None = None,
         test_share: float = 0.2,
         drop: list[str] | None = None,
+        task: str | None = None,
         **options: Any,
     ) -> None:
         check_numbers(KEY, SHARES, test_share=test_share)
-        named = {"label": label, "client": client, "part": part}
+        named = {"label": label, "client": client, "part": part, "task": task}
         self._columns_of = {option: column for option, column in named.items() if column is not None}
         self.drop, self.test_share = tuple(drop or ()), test_share
         columns = [*self._columns_of.values(), *self.drop]
         for option, column in [*self._columns_of.items(), *(("drop", column) for column in self.drop)]:
             if columns.count(column) > 1:
-                raise ConfigError(f"{KEY}.{option}", column, "each column once, in label, client, part and drop")
+                raise ConfigError(f"{KEY}.{option}", column, "each column once, in label, client, part, task and drop")
         self._held: tuple[Path, _Table] | None = None
-        self._known_names: tuple[Path, tuple[str, ...], tuple[str, ...]] | None = None
+        self._known_names: tuple[Path, _Names] | None = None
         super().__init__(path, dimensions=None, num_classes=None, **options)
 
     # The interface of a source.
@@ -109,12 +120,19 @@ class CsvTable(Features):
             self._held = None
 
     def kept(self, root: Path) -> dict[str, dict[str, Any]]:
-        """See :meth:`Source.kept`: also the columns."""
-        return {key: {**held, "columns": list(self.columns(root))} for key, held in super().kept(root).items()}
+        """See :meth:`Source.kept`: also the names of columns and tasks."""
+        names = {"columns": list(self.columns(root)), "tasks": list(self.task_names(root))}
+        return {key: {**held, **names} for key, held in super().kept(root).items()}
 
     def columns(self, root: Path) -> tuple[str, ...]:
         """See :meth:`Source.columns`; those of the checkpoint's run, if there is one."""
-        return tuple(self._facts["columns"] if self._facts else self._names_in(self._file(root))[0])
+        return tuple(self._facts["columns"] if self._facts else self._names_in(self._file(root)).columns)
+
+    def task_names(self, root: Path) -> tuple[str, ...]:
+        """See :meth:`Source.task_names`; those of the checkpoint's run, if there is one."""
+        if "task" not in self._columns_of:
+            return ()
+        return tuple(self._facts["tasks"] if self._facts else self._names_in(self._file(root)).tasks)
 
     @property
     def reads(self) -> str:
@@ -134,30 +152,32 @@ class CsvTable(Features):
     def _key(self) -> str:
         return f"{super()._key} {self._columns_of} drop={self.drop} test_share={self.test_share}"
 
-    def _names_in(self, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the features' columns and of the outputs; they stay cached after the rows are released."""
+    def _names_in(self, file: Path) -> _Names:
+        """Names in a file; they stay cached after the rows are released."""
         if self._known_names is None or self._known_names[0] != file:
-            columns, names, _, _ = self._table(file)
-            self._known_names = file, columns, names
-        return self._known_names[1:]
+            self._known_names = file, self._table(file).names
+        return self._known_names[1]
 
     def _stored_shape(self, file: Path) -> tuple[int, ...]:
         return self._table(file).train.features.shape
 
     def _stored_num_classes(self, file: Path) -> int:
-        return len(self._names_in(file)[1])
+        return len(self._names_in(file).outputs)
 
     def _stored_names(self, file: Path) -> tuple[str, ...]:
-        return self._names_in(file)[1]
+        return self._names_in(file).outputs
 
     def _stored_sets(self, file: Path) -> tuple[ImageSet, ImageSet]:
-        _, _, train, test = self._table(file)
+        _, train, test = self._table(file)
         try:
             features = [self._convert(part.features) for part in (train, test)]  # the first one gives the moments
         except ValueError as error:
             raise self._unusable(file, error) from error
-        owned = ImageSet(features[0], train.labels, train.clients, client_names=train.client_names)
-        return owned, ImageSet(features[1], test.labels)
+        first, second = (
+            ImageSet(samples, part.labels, part.clients, tasks=part.tasks, client_names=part.client_names)
+            for samples, part in zip(features, (train, test), strict=True)
+        )
+        return first, second
 
     # Reading the file.
 
@@ -188,10 +208,15 @@ class CsvTable(Features):
         clients, client_names = None, ()
         if "client" in texts:
             clients, client_names = numbered(np.array(texts["client"])[train])
-        found = [_Part(rows.numbers[rows_of], labels[torch.from_numpy(rows_of)]) for rows_of in (train, test)]
+        tasks, task_names = _classes(texts["task"]) if "task" in texts else (None, ())
+        found = []
+        for rows_of in (train, test):
+            index = torch.from_numpy(rows_of)
+            own = None if tasks is None else tasks[index]
+            found.append(_Part(rows.numbers[rows_of], labels[index], tasks=own))
         outputs = (self._columns_of["label"],) if self.layout.numbers else names
         first = found[0]._replace(clients=clients, client_names=client_names)
-        return _Table(rows.columns, outputs, first, found[1])
+        return _Table(_Names(rows.columns, outputs, task_names), first, found[1])
 
     def _split(self, labels: Tensor, parts: Sequence[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Training and test rows, ascending."""
