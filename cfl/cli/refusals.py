@@ -84,7 +84,8 @@ def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequ
     if under := _KEY.match(text):
         key = under[1]
         if found := next((one for one in reversed(inner) if str(one) in text), None):
-            return Refusal(f"{key}.{found.key}", owner or found.owner, found.what, found.valid, found.text)
+            of = found.owner or owner if found.what == "unknown" else owner or found.owner
+            return Refusal(f"{key}.{found.key}", of, found.what, found.valid, found.text)
         return Refusal(key, owner, "wrong", _valid(parser, key, text, ex), text)
     if lacking := _LACKING.match(text):
         return Refusal(lacking[1], owner, "missing", f"{owner} needs a value for {lacking[1]}{lacking[2]}", text)
@@ -112,7 +113,8 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
         option = key.rpartition(".")[2]
         if option in (removed := REMOVED.get(refused.owner, {})):
             return f"{key} was removed; leave it out: {refused.owner} does what its value {removed[option]} meant{file}"
-        return f"{key} is no option; valid: {valid}{file}"
+        of = f" of {refused.owner}" if refused.owner else ""
+        return f"{key} is no option{of}; valid: {valid}{file}"
     if what == "missing":
         return f"{key} is missing; {valid}{f', e.g. {_LOGGER}' if key.startswith('trainer.logger.') else ''}"
     return f"{key} = {shown(said.value)} cannot work; valid: {valid}{file}"

@@ -91,7 +91,7 @@ def test_later_settings_are_laid_over_earlier_ones(tmp_path: Path) -> None:
     ("settings", "kind", "said"),
     [
         ({"schedule.clients_per_round": 0}, ConfigError, "schedule.clients_per_round = 0"),
-        ({"model.optimizer.lrr": 0.1}, NotUnderstood, "model.optimizer.lrr is no option; valid: lr"),
+        ({"model.optimizer.lrr": 0.1}, NotUnderstood, "model.optimizer.lrr is no option of SGD; valid: lr"),
         ({"schedule": {"batch_size": "many"}}, NotUnderstood, "schedule.batch_size"),
         ({"model.network": torch.zeros(1)}, ConfigError, "model.network"),
     ],

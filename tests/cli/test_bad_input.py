@@ -307,7 +307,7 @@ YAML = {
     "class of another kind": ("methods: {fot: {class_path: Digits}}", "methods.fot = 'Digits' cannot work"),
     "option of a method": (
         "methods: {a: {class_path: FedProx}, fot: {class_path: FOT, init_args: {treshold: 1}}}",
-        "methods.fot.treshold is no option; valid: threshold",
+        "methods.fot.treshold is no option of FOT; valid: threshold",
     ),
     "option that has to be given": (
         "data: {participation: {class_path: Joining, init_args: {initial: 3}}}",
@@ -315,7 +315,7 @@ YAML = {
     ),
     "unknown init_args": (
         "data: {partition: {class_path: Shards, init_args: {per_clients: 2}}}",
-        "data.partition.per_clients is no option; valid: per_client",
+        "data.partition.per_clients is no option of Shards; valid: per_client",
     ),
     "engine of the model": (
         "model: {engine: {kind: vmap}}",
