@@ -258,12 +258,17 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return a line ``key: ours, in the checkpoint theirs`` for every key in which two experiments differ."""
     left, right = flatten(ours), flatten(theirs)
-    absent = "(absent)"
-    return [
-        f"{key}: {left.get(key, absent)!r}, in the checkpoint {right.get(key, absent)!r}"
-        for key in sorted({*left, *right})
-        if left.get(key, absent) != right.get(key, absent)
-    ]
+    found = []
+    for key in sorted({*left, *right}):
+        mine, other = left.get(key, "(absent)"), right.get(key, "(absent)")
+        if mine == other:
+            continue
+        if all(isinstance(value, list) and any(isinstance(part, Mapping) for part in value) for value in (mine, other)):
+            of_each = [{f"{key}.{place}": part for place, part in enumerate(value)} for value in (mine, other)]
+            found += differences(*of_each)
+        else:
+            found.append(f"{key}: {mine!r}, in the checkpoint {other!r}")
+    return found
 
 
 def differences_on_resuming(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

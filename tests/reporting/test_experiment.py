@@ -37,6 +37,20 @@ def config(*methods: str) -> dict[str, Any]:
     }
 
 
+def test_differences_within_lists_are_named_alone() -> None:
+    """Of several data sets only the option that differs is named; a list of plain numbers is shown whole."""
+    sets = [{"class_path": "Arrays", "init_args": {"path": f"{name}.npz"}} for name in "ab"]
+    other = [sets[0], {"class_path": "Arrays", "init_args": {"path": "c.npz"}}]
+    assert differences({"sources": sets, "hidden": [1, 2]}, {"sources": other, "hidden": [1, 3]}) == [
+        "hidden: [1, 2], in the checkpoint [1, 3]",
+        "sources.1.init_args.path: 'b.npz', in the checkpoint 'c.npz'",
+    ]
+    assert differences({"sources": sets}, {"sources": sets[:1]}) == [
+        "sources.1.class_path: 'Arrays', in the checkpoint '(absent)'",
+        "sources.1.init_args.path: 'b.npz', in the checkpoint '(absent)'",
+    ]
+
+
 def test_the_order_of_methods_makes_another_experiment() -> None:
     one, other = experiment_of(config("AGEM", "GPM")), experiment_of(config("GPM", "AGEM"))
     assert config_hash(one) != config_hash(other)
