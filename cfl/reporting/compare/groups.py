@@ -17,6 +17,8 @@ from cfl.runtime.errors import ConfigError
 OF_A_TABLE = ("benchmark", "partition", "scenario")
 """Keys that say what problem is solved. Runs that differ in one of them are in different tables."""
 DEFAULT_KEYS = (*OF_A_TABLE, "method")
+ON_VALIDATION = "on validation samples"
+"""What titles and captions say of figures that are not of the test sets."""
 _OF_A_RUN = (*DEFAULT_KEYS, "participation", "tasks", "clients", "rounds")
 _NAMED_AT_MOST = 3  # settings in the name of a row
 _LONGEST_VALUE = 16  # characters of a setting in the name of a row
@@ -29,6 +31,11 @@ def setting_of(reading: Reading, key: str) -> Any:
     if key == "rounds" and reading.run.stopped_early:
         return None
     return getattr(reading.run, key) if hasattr(reading.run, key) else reading.run.others.get(key)
+
+
+def on_validation(reading: Reading) -> bool:
+    """Whether a run's figures are of samples that clients set aside, and not of the test sets."""
+    return bool(reading.settings.get("data.evaluate_on") == "validation")
 
 
 def check_keys(keys: Sequence[str], readings: Sequence[Reading]) -> None:
@@ -48,6 +55,8 @@ def check_keys(keys: Sequence[str], readings: Sequence[Reading]) -> None:
 def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> list[Comparison]:
     """Arrange runs in tables and rows.
 
+    Figures on validation samples are in tables of their own.
+
     Args:
         readings: finished runs.
         keys: runs that agree in all keys are averaged over their seeds. Keys of :data:`OF_A_TABLE` make tables, others
@@ -61,7 +70,7 @@ def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> l
     check_keys(given, readings)
     of_table = [key for key in given if key in OF_A_TABLE] + ([] if keys is not None else ["tasks", "clients"])
     of_row = [key for key in given if key not in OF_A_TABLE]
-    tables = _split(readings, lambda reading: tuple(shown(setting_of(reading, key)) for key in of_table))
+    tables = _split(readings, lambda r: (on_validation(r), *(shown(setting_of(r, key)) for key in of_table)))
     names = _printed_names(readings)
     told = [key for key in ("tasks", "clients") if len({setting_of(r, key) for r in readings}) > 1 and key in of_table]
     comparisons = []
@@ -72,6 +81,7 @@ def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> l
             measure_of(part).scenario_in_words(part) if key == "scenario" else part
             for part, key in zip(parts, of_table, strict=False)
         ]
+        parts += [ON_VALIDATION] * on_validation(first)
         parts += [_counted(setting_of(first, key), key) for key in told]
         rows, pooled = _rows(members, of_row, names, tell_apart=keys is None)
         comparisons.append(Comparison(", ".join(parts) or "all runs", rows, [*pooled, *_notes(rows)]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cfl.metrics.measure import MEASURES, measure_of
+from cfl.reporting.compare.groups import ON_VALIDATION, on_validation
 from cfl.reporting.compare.latex_layout import HEADING, SIZE, SMALL, Column, Layout, layouts, parts_of
 from cfl.reporting.compare.rows import Compared, Comparison, Row
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, paired_difference
@@ -198,15 +199,18 @@ def _about_differences(comparison: Comparison, baseline: Row) -> str:
 
 def _about(comparison: Comparison) -> str:
     """Benchmark, partition, scenario, tasks, clients and seeds."""
-    runs = [reading.run for row in comparison.rows for reading in row.readings]
+    readings = [reading for row in comparison.rows for reading in row.readings]
+    runs = [reading.run for reading in readings]
 
     def values(value: Callable[..., object]) -> str:
         return ", ".join(in_latex(str(one)) for one in dict.fromkeys(value(run) for run in runs))
 
     seeds = sorted({run.seed for run in runs})
     scenario = values(lambda run: measure_of(run.scenario).scenario_in_words(run.scenario))
+    samples = f", {ON_VALIDATION}" * any(map(on_validation, readings))
     return (
-        f"Benchmark {values(lambda run: run.benchmark)}, partition {values(lambda run: run.partition)}, {scenario}, "
+        f"Benchmark {values(lambda run: run.benchmark)}, partition {values(lambda run: run.partition)}, "
+        f"{scenario}{samples}, "
         f"{values(lambda run: run.tasks)} tasks, {values(lambda run: run.clients)} clients, {_seeds_text(seeds)}."
     )
 

@@ -13,6 +13,7 @@ from support.made_up import make_run, readings
 
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.groups import compare
+from cfl.reporting.compare.latex import latex_report
 from cfl.reporting.compare.reading import Reading, read
 from cfl.reporting.compare.rows import Comparison, Row, figure_of, seen_mean
 from cfl.reporting.measures import FIGURES
@@ -31,6 +32,20 @@ def change_config(reading: Reading, section: str, **values: Any) -> Reading:
 
 def shape(comparisons: list[Comparison]) -> dict[str, dict[str, list[int]]]:
     return {c.title: {row.label: [r.run.seed for r in row.readings] for row in c.rows} for c in comparisons}
+
+
+def test_figures_on_validation_samples_are_in_a_table_of_their_own(tmp_path: Path) -> None:
+    """Titles and captions say that figures are not of the test sets, and no mean is over both."""
+    tested, tuned = readings(tmp_path, {"method": "fot", "seed": 0}, {"method": "fot", "seed": 1})
+    tuned = change_config(tuned, "data", evaluate_on="validation", validation=0.1)
+    tested = change_config(tested, "data", evaluate_on="test", validation=0.1)
+    for keys in (None, ("benchmark", "method")):
+        found = compare([tested, tuned], keys)
+        assert [[r.run.seed for row in table.rows for r in row.readings] for table in found] == [[0], [1]]
+        assert [table.title.endswith("on validation samples") for table in found] == [False, True]
+        assert all(len(table.rows) == 1 and not table.notes for table in found)
+        captions = [latex_report([(table, None)]).replace(r"\penalty1000{}", "") for table in found]
+        assert ["domain-incremental, on validation samples, 3 tasks" in text for text in captions] == [False, True]
 
 
 def test_seeds_are_averaged_and_benchmarks_kept_apart(tmp_path: Path) -> None:
