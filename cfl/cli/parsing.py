@@ -117,7 +117,9 @@ class Parser(LightningArgumentParser):
         Former paths of classes that have moved are accepted. Notes about an earlier command line are deleted.
         """
         if not self.exit_on_error:  # a parser for the options of one class
-            return super().parse_args(*args, **kwargs)
+            # jsonargparse passes a null that it has parsed on to the next class's parser as the text None.
+            of_class = [f"{word[:-4]}null" if word.endswith("=None") else word for word in args[0]]
+            return super().parse_args(of_class, *args[1:], **kwargs)
         for noted in (_in_files, _in_words, _refused):
             noted.clear()
         given = args[0] if args else kwargs.pop("args", None)

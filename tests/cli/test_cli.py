@@ -142,6 +142,18 @@ def test_files_of_loggers_join(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "".join(one["init_args"]["save_dir"] for one in (found if len(places) > 1 else [found])) == places
 
 
+def test_null_is_null_for_an_option_of_a_class_within_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    """``null`` on the command line is no text, whatever the option's type, as in a file."""
+    table = ("--data.stream", "ClassSplit", "--data.stream.source", "CsvTable", "--data.stream.source.path", "x.csv")
+    given = {"label": "kind", "client": "site", "drop": "[id]", "max_train": "9"}
+    words = [word for name, value in given.items() for word in (f"--data.stream.source.{name}", value)]
+    for name in ("client", "drop", "max_train"):
+        words += [f"--data.stream.source.{name}", "null"]
+    assert tiny_cli.run("fit", *table, *words, "--print_config") == 0
+    found = yaml.safe_load(capsys.readouterr().out)["data"]["stream"]["init_args"]["source"]["init_args"]
+    assert {name: found[name] for name in given} == {"label": "kind", "client": None, "drop": None, "max_train": None}
+
+
 def test_print_config_shows_every_option_resolved(capsys: pytest.CaptureFixture[str]) -> None:
     """Options that no file mentions are printed, too, so that the text alone describes the run."""
     config = printed_config(capsys, "--config", str(tiny_cli.TINY), *FOT)
