@@ -189,10 +189,8 @@ def test_in_figure_4_all_clients_of_methods_with_personal_weights_train_and_five
     found = {
         point["method"]: (of["schedule"]["clients_per_round"], communicating(of)) for point, of in configs("figure4")
     }
-    own, common = (1.0, None), (0.05, None)
-    assert found == {
-        "stl": own, "local-apd": own, "fedweit": (1.0, 0.05), "fedprox": common, "fedcurv": common, "fedprox-ewc": common
-    }  # fmt: skip
+    common = dict.fromkeys(("fedprox", "fedcurv", "fedprox-ewc"), (0.05, None))
+    assert found == {"stl": (1.0, None), "local-apd": (1.0, None), "fedweit": (1.0, 0.05), **common}
 
 
 def communicating(config: dict[str, Any]) -> float | None:
