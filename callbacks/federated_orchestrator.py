@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torchmetrics import Metric
 
 from cfl.callbacks.accuracy_targets import AccuracyTargets
 from cfl.callbacks.local_evaluation import LocalModels
@@ -19,12 +20,14 @@ from cfl.callbacks.sum_options import SumOptions
 from cfl.callbacks.trainer_checks import NEVER, check_anomalies, check_evaluation, check_trainer
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.datamodule import FederatedDataModule
+from cfl.federation import matrix_rows
 from cfl.federation.channel import Channel
 from cfl.federation.client_states import ClientStates
 from cfl.federation.federated_model import FederatedModel, state_buffers
 from cfl.federation.federation import Federation
 from cfl.federation.server import Server
 from cfl.models.base import require_predictions
+from cfl.reporting.files_of_run import check_measure_names
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_numbers
 from cfl.secure_sums.settings import Aggregation
@@ -64,6 +67,8 @@ class FederatedOrchestrator(Callback):
             recover these, in [0.5, 1).
         codecs: topic -> ``range``, ``bits``, ``modulus`` and ``weight`` of its integers, if they differ from the
             defaults (:mod:`cfl.secure_sums.codec`).
+        measures: name -> metric that is computed of the same tests as the run's measure
+            (:class:`cfl.metrics.own.OwnMatrix`); in YAML the top-level key ``measures``.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class FederatedOrchestrator(Callback):
         neighbours: int | None = None,
         share_threshold: float = 0.5,
         codecs: dict[str, dict[str, int | float | None]] | None = None,
+        measures: dict[str, Metric] | None = None,
     ) -> None:
         check_choices("federated", ("uniform", "samples"), client_weighting=client_weighting)
         check_choices("federated", ("average", "local", "drop"), batchnorm=batchnorm)
@@ -92,6 +98,8 @@ class FederatedOrchestrator(Callback):
         self.on_bad_update: Literal["stop", "skip"] = on_bad_update
         self.client_state_memory_mb = client_state_memory_mb
         self.sums = SumOptions(aggregation, neighbours, share_threshold, codecs)
+        check_measure_names(measures or {})
+        self.measures = measures or {}
         self._started = 0.0
 
     # Before the first round.
@@ -148,6 +156,7 @@ class FederatedOrchestrator(Callback):
             channel,
             client.buffer,
             client.optimizer_for_its_options(clipping) if trains else None,
+            self.measures,
         )
 
     def _check_options_do_something(self, federation: Federation) -> None:
@@ -241,6 +250,7 @@ class FederatedOrchestrator(Callback):
         evaluated = federation.schedule.row_is_whole(plan)
         figures = federation.measured.summary(after=plan.task) if evaluated else {}
         federation.curve.append(figures.get(federation.measure.figure))
+        figures |= matrix_rows.own_figures(federation, plan.task) if evaluated and federation.own else {}
         self._tell(trainer, work.mean_loss, figures)
         federation.seconds += time.perf_counter() - self._started
         met = any(targets.end_the_run(federation.curve) for targets in callbacks_of(trainer, AccuracyTargets))

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from cfl.callbacks.checkpoint import record_of
+from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.methods.base import report_of
 from cfl.metrics.transfer import average_accuracy
@@ -177,6 +178,8 @@ def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
     Undefined values are left out."""
     summary = federation.measured.summary(after=task)
     figures = {f"cl/{key}": value for key, value in summary.items() if value is not None}
+    own = matrix_rows.own_figures(federation, task)
+    figures |= {f"cl/{key}": value for key, value in own.items() if value is not None}
     matrix = mean_matrix(federation)
     figure = federation.measure.figure
     figures |= {f"task_{i:02d}/{figure}": value for i, value in enumerate(matrix[task].tolist()) if value == value}

@@ -10,6 +10,7 @@ from cfl.callbacks.run_figures import known_tasks
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.reporting.compare.matrix_table import matrix_table
+from cfl.reporting.measures import figures_of_own
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import print_table
 from cfl.training.evaluation import mean_matrix
@@ -57,6 +58,10 @@ def _of_matrices(federation: Federation) -> list[str]:
         for ending, values in [(ending, matrix_rows.figures(federation, matrix)) for ending, matrix in matrices]
         for key, formula in federation.measure.formulas.items()
     ]
+    own = matrix_rows.own_figures(federation, matrix_rows.last_whole(federation))
+    for name, matrix in federation.own.items() if own else ():
+        for figure in figures_of_own(name, matrix.better):
+            shown.append((figure.key, own[figure.key], f"{figure.meaning} ({figure.better} is better)"))
     width = max(len(name) for name, _, _ in shown)
     return [
         f"{name:<{width}} {'undefined' if value is None else rounded(value, 3).rjust(9)}   {formula}"

@@ -100,6 +100,9 @@ def run_figures(
     }
     for suffix, matrix in known_tasks(federation).items():
         figures |= {f"{key}{suffix}": value for key, value in matrix_rows.figures(federation, matrix).items()}
+    if federation.own:
+        figures |= matrix_rows.own_figures(federation, after)
+        figures["measures"] = {name: matrix.better for name, matrix in federation.own.items()}
     if channel.integers is not None:
         figures["integer_sums"] = channel.integers.summary()
     return figures

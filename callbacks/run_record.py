@@ -266,17 +266,21 @@ class RunRecord(Callback):
 
     def _write_tables(self, federation: Federation) -> None:
         """Write the matrices, the methods' tables and ``privacy.csv``."""
-        measure = federation.measure.name
-        for suffix, matrix in {"": federation.measured, **known_tasks(federation)}.items():
+        measure, own = federation.measure.name, {matrix.key: matrix for matrix in federation.own.values()}
+        of_tests = {measure: federation.measured, **own}
+        files = {matrix_file(name): matrix for name, matrix in of_tests.items()}
+        files |= {matrix_file(measure, suffix): matrix for suffix, matrix in known_tasks(federation).items()}
+        for file, matrix in files.items():
             means = [over_clients(federation, values) for values in (matrix.compute(), matrix.initial())]
-            write_matrix_csv(self.folder / matrix_file(measure, suffix), *means)
+            write_matrix_csv(self.folder / file, *means)
         if federation.measures_clients:
             with writing(self.folder / CLIENTS):
                 (self.folder / CLIENTS).mkdir(exist_ok=True)
-            of_clients = zip(federation.measured.compute(), federation.measured.initial(), strict=True)
-            for client, (values, initial) in enumerate(of_clients):
-                file = matrix_file(measure, f"_{client:03d}")
-                write_matrix_csv(self.folder / CLIENTS / file, values, initial)
+            for name, matrix in of_tests.items():
+                of_clients = zip(matrix.compute(), matrix.initial(), strict=True)
+                for client, (values, initial) in enumerate(of_clients):
+                    file = matrix_file(name, f"_{client:03d}")
+                    write_matrix_csv(self.folder / CLIENTS / file, values, initial)
         tables = {f"{name}.csv": report_of(name, method).rows for name, method in federation.methods.items()}
         for file, rows in {**tables, PRIVACY: self.privacy.rows(federation)}.items():
             if rows:
@@ -327,7 +331,9 @@ class RunRecord(Callback):
             self._draw(client)
         text = json.dumps(_finite(self._summary(federation, device)), indent=2, allow_nan=False) + "\n"
         tables = [self.folder / f"{name}.csv" for name in (*TABLES, *federation.methods)]
-        tables += [*(self.folder / CLIENTS).glob(matrix_file(federation.measure.name, "_*")), self.folder / CONFIG]
+        for name in (federation.measure.name, *(matrix.key for matrix in federation.own.values())):
+            tables += [self.folder / matrix_file(name), *(self.folder / CLIENTS).glob(matrix_file(name, "_*"))]
+        tables.append(self.folder / CONFIG)
         names = [str(table.relative_to(self.folder)) for table in tables if table.is_file()]
         write_checksums(self.folder, names, {SUMMARY: text})
         write_whole(path, text)

@@ -49,7 +49,7 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
     return load(folder, allow=own)
 
 
-_WHOLE = ("methods", "federated.codecs")
+_WHOLE = ("methods", "measures", "federated.codecs")
 """Options whose own values are mappings, with names that the user gives."""
 
 

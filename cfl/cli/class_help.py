@@ -10,6 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from cfl.cli.linked_defaults import NAMED
 from cfl.runtime.class_paths import named_class, named_subclasses
 from cfl.runtime.errors import ConfigError
 
@@ -56,7 +57,7 @@ def _help_action(parser: ArgumentParser, key: Sequence[str]) -> Any:
         return None
     action: Any = parser._option_string_actions[f"--{'.'.join(above)}.help"]
     for number in range(len(above), len(key)):
-        if key[:number] == ["methods"]:  # the next part is the name of a method
+        if len(key[:number]) == 1 and key[0] in NAMED:  # the next part is a name that the user gives
             continue
         kinds = [kind for base in action._help_types for kind in (base, *named_subclasses(base))]
         options = (_options(type(parser)(), kind, ".".join(key[:number])) for kind in kinds)
@@ -82,8 +83,8 @@ def completed(text: str, description: str | None) -> str:
     if shown is None:
         return text
     text = re.sub(r":::$", ":", text, flags=re.M)  # a docstring's first line before an equation ends with two colons
-    if shown["key"] == "methods":
-        text = re.sub(r"--methods\.(?!help\b)", "--methods.NAME.", text)
+    if (section := shown["key"]) in NAMED:
+        text = re.sub(rf"--{section}\.(?!help\b)", f"--{section}.NAME.", text)
     found = named_class(shown["path"])
     classes = [] if found is None else sorted(named_subclasses(found), key=lambda one: one.__name__)
     if not classes:

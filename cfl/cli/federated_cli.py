@@ -17,6 +17,7 @@ from jsonargparse import SUPPRESS, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torchmetrics import Metric
 
 from cfl.callbacks import OF_SECTIONS, RoundCheckpoint, RunRecord
 from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
@@ -113,6 +114,14 @@ class FederatedCLI(LightningCLI):
             default={},
             help="name -> method; their hooks run in this order, {} is federated averaging",
         )
+        measures: Any = parser.add_argument(
+            "--measures",
+            type=dict[str, Metric],
+            default={},
+            help="name -> metric, such as torchmetrics.classification.MulticlassF1Score; computed of the same tests as "
+            "the run's own measure",
+        )
+        measures.extra_help = lambda: ""  # a list of known classes, for which all of torchmetrics would be imported
         parser.add_class_arguments(Schedule, "schedule")
         parser.add_class_arguments(EngineOptions, "engine")
         parser.add_class_arguments(ReplayBuffer, "buffer")

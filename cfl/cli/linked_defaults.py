@@ -14,6 +14,7 @@ from cfl.runtime.errors import ConfigError
 
 FOLLOWING = {
     "model.methods": "methods",
+    "federated.measures": "measures",
     "model.seed": "seed_everything",
     "data.seed": "seed_everything",
 }
@@ -33,8 +34,11 @@ _SOURCES = {
 }
 
 
-NAMED_METHODS = "names with classes, e.g. --methods.fot FOT"
-"""Valid values of ``methods``, for error messages."""
+NAMED = {
+    "methods": "names with classes, e.g. --methods.fot FOT",
+    "measures": "names with classes, e.g. --measures.top5 my_measures.TopFive",
+}
+"""Options whose values have names that the user gives -> valid values, for error messages."""
 
 
 def check_given(given: Iterable[Given], groups: Collection[str] = ()) -> None:
@@ -53,7 +57,7 @@ def check_given(given: Iterable[Given], groups: Collection[str] = ()) -> None:
             raise ConfigError(key, value, f"unset: it follows from {source}")
         if key in groups:
             options = f"its options, as those that begin with --{key}. in --help"
-            raise ConfigError(key, value, NAMED_METHODS if key == "methods" else options)
+            raise ConfigError(key, value, NAMED.get(key, options))
         if isinstance(value, str) and "\0" in value:
             raise ConfigError(key, value, "a text without the character NUL")
         if isinstance(value, str) and _is_pipe(value):  # the parser would wait for what comes out of it

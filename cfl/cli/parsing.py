@@ -23,7 +23,7 @@ from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config, is_installed
 from cfl.cli.joining import joined, joined_loggers, named_classes
 from cfl.cli.leaves import check_leaves, dropped
-from cfl.cli.linked_defaults import FOLLOWING, check_given
+from cfl.cli.linked_defaults import FOLLOWING, NAMED, check_given
 from cfl.cli.plugins import import_named_in
 from cfl.cli.reasons import debugging, reason_for_user
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
@@ -46,12 +46,12 @@ _refused: list[Refusal] = []
 
 
 class _ConfigFile(ActionConfigFile):
-    """Reads a configuration file. Its methods and loggers are joined with those of earlier files."""
+    """Reads a configuration file. Its methods, measures and loggers are joined with those of earlier files."""
 
     @staticmethod
     def apply_config(parser: Any, cfg: Any, dest: str, value: Any) -> None:
         """Apply a file's options. ``methods: {}`` or ``trainer.logger: false`` in it drop those of earlier files."""
-        before, loggers = cfg.get("methods"), named_classes(cfg.get("trainer.logger"))
+        before, loggers = {name: cfg.get(name) for name in NAMED}, named_classes(cfg.get("trainer.logger"))
         if not is_written_out(value):
             value = str(find_config(dest, value))
         content = _content(dest, value)
@@ -64,8 +64,9 @@ class _ConfigFile(ActionConfigFile):
         if more:
             cfg["trainer.logger"] = None  # another class would take over its options of the same names
         ActionConfigFile.apply_config(parser, cfg, dest, value)
-        if before and cfg.get("methods"):
-            cfg["methods"] = joined(before, cfg["methods"])
+        for name, earlier in before.items():
+            if earlier and cfg.get(name):
+                cfg[name] = joined(earlier, cfg[name])
         if more:
             every = joined_loggers(loggers, named_classes(cfg["trainer.logger"]))
             cfg["trainer.logger"] = every if len(every) > 1 else every[0]

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cfl.cli.given import Given, value_of
-from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, NAMED_METHODS
+from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, NAMED
 from cfl.cli.plugins import offered
 from cfl.reporting.experiment import REMOVED
 from cfl.runtime.class_paths import PACKAGE, named_subclasses
@@ -40,7 +40,7 @@ _WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
 _LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger", "LitLogger"}))  # the latter's options need its package
 _BY_HAND = {
-    "methods": NAMED_METHODS,
+    **NAMED,
     "seed_everything": "an integer from 0 to 4294967295",  # Lightning also accepts true, for an unknown seed
     "trainer.logger": f"false, or a logger's class, one of {_LOGGERS}, e.g. {_LOGGER}",
 }
@@ -50,7 +50,9 @@ _WITH_ALLOW = (
 )
 _OF_A_RUN = "a class that builds a part of a run"
 NO_CLASS = "options without a class"
-"""Shown as the value of a method without a class."""
+"""Shown as the value of a method or a measure without a class."""
+_BASES = ("Method", "Metric")
+"""The owners of options of such a value."""
 
 
 class Refusal(argparse.ArgumentError):
@@ -86,6 +88,7 @@ def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequ
         if found := next((one for one in reversed(inner) if str(one) in text), None):
             of = found.owner or owner if found.what == "unknown" else owner or found.owner
             return Refusal(f"{key}.{found.key}", of, found.what, found.valid, found.text)
+        owner = "Metric" if "torchmetrics.Metric is abstract" in text else owner
         return Refusal(key, owner, "wrong", _valid(parser, key, text, ex), text)
     if lacking := _LACKING.match(text):
         return Refusal(lacking[1], owner, "missing", f"{owner} needs a value for {lacking[1]}{lacking[2]}", text)
@@ -103,11 +106,11 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
         given: all options that were given to this parser.
     """
     key, what, valid = FOLLOWING.get(refused.key, refused.key), refused.what, refused.valid
-    if key.startswith("methods"):
-        key = _with_name(refused, given)
+    if (section := key.partition(".")[0]) in NAMED:
+        key = _with_name(refused, section, given)
     said = value_of(key, given)
-    if refused.owner == "Method":
-        said, what, valid = Given(key, NO_CLASS), "wrong", _BY_HAND["methods"]
+    if refused.owner in _BASES:
+        said, what, valid = Given(key, NO_CLASS), "wrong", _BY_HAND[section]
     file = f" (in {said.file})" if said.file else ""
     if what == "unknown":
         option = key.rpartition(".")[2]
@@ -120,14 +123,14 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
     return f"{key} = {shown(said.value)} cannot work; valid: {valid}{file}"
 
 
-def _with_name(refused: Refusal, given: Sequence[Given]) -> str:
-    """A key below ``methods`` with the method's name. It is found in the given options; the parser does not tell it."""
-    option = refused.key.removeprefix("methods").removeprefix(".")
-    said = {one.key.removeprefix("methods."): str(one.value) for one in given if one.key.startswith("methods.")}
+def _with_name(refused: Refusal, section: str, given: Sequence[Given]) -> str:
+    """A key below ``methods`` or ``measures`` with the name in it. The parser does not tell it, but options have it."""
+    option = refused.key.removeprefix(section).removeprefix(".")
+    said = {one.key.removeprefix(f"{section}."): str(one.value) for one in given if one.key.startswith(f"{section}.")}
     classes = {name: of.rpartition(".")[2] for name, of in said.items() if "." not in name}
     if not said:
         return refused.key
-    if refused.owner == "Method":  # options of a name for which no class was given
+    if refused.owner in _BASES:  # options of a name for which no class was given
         names = [name for name in (key.partition(".")[0] for key in said) if name not in classes]
         names, option = names or [name for name in classes if f"{name}.{option}" in said], ""
     elif not option:
@@ -137,10 +140,10 @@ def _with_name(refused: Refusal, given: Sequence[Given]) -> str:
         names = [name for name in classes if f"{name}.{option}" not in said]
         names = [name for name in names if said.get(f"{name}.{above}".strip("."), "").endswith(needing)]
     else:
-        values = {name: value_of(f"methods.{name}.{option}", given).value for name in classes}
+        values = {name: value_of(f"{section}.{name}.{option}", given).value for name in classes}
         names = [name for name, of in classes.items() if of == refused.owner and values[name] is not None]
         names = [name for name in names if str(values[name]) in refused.text] or names
-    return ".".join(filter(None, ("methods", names[0] if names else "<name>", option)))
+    return ".".join(filter(None, (section, names[0] if names else "<name>", option)))
 
 
 def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) -> str:
@@ -151,7 +154,7 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
         return f"a class of yours with another name; {twice[1]} is the name of {' and '.join(twice[2].split(', '))}"
     if untyped := _UNTYPED.search(text):
         return without_type(untyped[2], untyped[1])
-    if (key := FOLLOWING.get(key, key)) in _BY_HAND and not (key == "methods" and "class 'dict'" not in text):
+    if (key := FOLLOWING.get(key, key)) in _BY_HAND and not (key in NAMED and "class 'dict'" not in text):
         return _BY_HAND[key]
     kind = next((getattr(action, "_typehint", None) for action in parser._actions if action.dest == key), None)
     if kind is None:
@@ -163,7 +166,7 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
         ex = ModuleNotFoundError(f"{ex}; its folder is found in PYTHONPATH, and by python -m cfl if current")
     if other := _OTHER_CLASS.search(text):
         ex, told = TypeError(f"{other[1]} is no subclass of {other[2]}"), True
-    words = list(dict.fromkeys(_in_words(get_args(kind)[-1] if key == "methods" else kind)))
+    words = list(dict.fromkeys(_in_words(get_args(kind)[-1] if key in NAMED else kind)))
     return " or ".join(words or [" ".join(str(ex).split())]) + (f" ({ex})" if told and words else "")
 
 

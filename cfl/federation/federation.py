@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
@@ -22,7 +23,9 @@ from cfl.federation.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.federation.server import Server
 from cfl.metrics.accuracy import AccuracyMatrix
+from cfl.metrics.base import own_key
 from cfl.metrics.measure import Measure
+from cfl.metrics.own import OwnMatrix
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.privacy.release import Sample
 from cfl.runtime.errors import ConfigError
@@ -45,6 +48,7 @@ class Federation:
         buffer: settings of the clients' replay buffers; the defaults if not given.
         optimizer: an optimizer with the options of the clients' optimizers, to read them from; None if nothing is
             trained.
+        own_measures: name -> metric that a user wants to be computed beside the run's measure.
 
     Attributes:
         round: the next round to run, from 0.
@@ -56,6 +60,7 @@ class Federation:
         stopped: whether the run ended before its last round, because it reached its targets or its privacy budget.
         measure: what is measured after each task; it follows from the scenario.
         measured: the matrix of this measure under the run's scenario; one matrix per client if models are personal.
+        own: name -> matrix of a user's measure.
         known: the matrix of this measure with the task of each test sample known; None if the run has no such matrix.
         optimizer: an optimizer with the options of the clients' optimizers; None if nothing is trained.
         repeated_tests: tensors of test batches that methods keep from one evaluation to the next.
@@ -72,6 +77,7 @@ class Federation:
         channel: Channel,
         buffer: ReplayBuffer | None = None,
         optimizer: Optimizer | None = None,
+        own_measures: Mapping[str, Metric] | None = None,
     ) -> None:
         self.model, self.network, self.clients = model, model.network, model.clients
         self.data, self.methods = data, methods
@@ -97,6 +103,14 @@ class Federation:
         self.measured: TaskMatrix = empty()
         has_known = self.measure.has_known(data.scenario, model.has_personal_models and methods.tells_tasks_apart)
         self.known: TaskMatrix | None = empty() if has_known else None
+        targets, allowed = self.measure.targets, data.outputs.test_after(0)
+        self.own: dict[str, OwnMatrix] = {}
+        for name, metric in (own_measures or {}).items():
+            if targets not in ("classes", "numbers"):
+                valid = f"none where runs measure {self.measure.words}"
+                raise ConfigError(own_key(name), type(metric).__name__, valid)
+            self.own[name] = OwnMatrix(name, metric, targets == "classes", data.num_tasks, owners)
+            self.own[name].try_out(data.num_outputs, None if allowed is None else allowed[0])
 
     @property
     def accuracy(self) -> AccuracyMatrix:
@@ -108,7 +122,8 @@ class Federation:
     @property
     def matrices(self) -> list[TaskMatrix]:
         """All matrices that an evaluation fills."""
-        return [m for m in (self.measured, self.known, *self.methods.identified) if m is not None]
+        every = (self.measured, self.known, *self.own.values(), *self.methods.identified)
+        return [matrix for matrix in every if matrix is not None]
 
     @property
     def measures_clients(self) -> bool:
@@ -197,6 +212,7 @@ class Federation:
             "methods": self.methods.state_dict(),
             self.measure.name: self.measured.state_dict(),
             **({} if self.known is None else {self._known_key: self.known.state_dict()}),
+            **{own_key(name): [own.definition, own.state_dict()] for name, own in self.own.items()},
             "initial": {name: tensor.clone() for name, tensor in self.model.initial.items()},
             "fixed_weights": self.network.fixed_digest,
         }
@@ -230,4 +246,11 @@ class Federation:
         self.measured.load_state_dict(state[self.measure.name])
         if self.known is not None:
             self.known.load_state_dict(state[self._known_key])
+        for name, own in self.own.items():
+            if (key := own_key(name)) in state:  # otherwise it has been added since
+                definition, values = state[key]
+                if definition != own.definition:
+                    valid = f"{definition}, as in the checkpoint; another measure needs another name"
+                    raise ConfigError(key, own.definition, valid)
+                own.load_state_dict(values)
         self.model.initial = dict(state["initial"])

@@ -46,6 +46,17 @@ def figures(federation: Federation, matrix: TaskMatrix) -> dict[str, float | Non
     return dict.fromkeys(federation.measure.formulas) if row is None else matrix.summary(after=row)
 
 
+def own_figures(federation: Federation, after: int | None) -> dict[str, float | None]:
+    """Mean, FGT, BWT and FWT of all of a user's measures after a task, as ``measures.top5`` and ``measures.top5.fgt``.
+
+    Args:
+        federation: has their matrices.
+        after: the row t, 0 .. T-1; None after no task: all figures are then left out.
+    """
+    matrices = [] if after is None else federation.own.values()
+    return {key: value for matrix in matrices for key, value in matrix.summary(after).items()}
+
+
 def means(federation: Federation) -> list[float]:
     """Mean of the measure after each task, such as ACC, up to :func:`last_whole`, NaN where not evaluated.
 

@@ -43,6 +43,14 @@ class Figure:
     printed: bool = True
 
 
+def own_key(name: str, of: str = "") -> str:
+    """Key of a figure of a user's measure in summaries: ``measures.top5`` is its mean, ``measures.top5.fgt`` its FGT.
+
+    It has a dot, and no other figure has one, so that users may give any names.
+    """
+    return f"measures.{name}{of and f'.{of}'}"
+
+
 class Measure(ABC):
     """The loss of clients, the matrix and figures that are computed from test samples, and the words for them.
 

@@ -15,15 +15,12 @@ import torch
 from torch import Tensor
 
 from cfl.metrics.bootstrap import bootstrapped
-from cfl.metrics.task_matrix import TaskMatrix
+from cfl.metrics.collected import CollectedMatrix, Place
 from cfl.metrics.transfer import average_accuracy
-from cfl.runtime import distributed
 from cfl.runtime.errors import BadUpdate, diverged
 
-Place = tuple[int, ...]
 
-
-class DetectionMatrix(TaskMatrix):
+class DetectionMatrix(CollectedMatrix):
     """The matrix of mean average precisions at overlaps from 0.5 to 0.95, and that at 0.5, in percent.
 
     Attributes:
@@ -44,10 +41,9 @@ class DetectionMatrix(TaskMatrix):
     spread: Tensor
 
     def __init__(self, num_tasks: int, num_clients: int | None = None) -> None:
-        super().__init__(num_tasks, num_clients, torch.float64)
+        super().__init__(num_tasks, num_clients)
         self.add_state("at_half", torch.zeros_like(self.sums), dist_reduce_fx="sum", persistent=True)
         self.add_state("spread", torch.zeros_like(self.sums), dist_reduce_fx="sum", persistent=True)
-        self._seen: dict[Place, list[tuple[Tensor, Tensor]]] = {}
 
     def update(self, row: int, task: int, found: Tensor, true: Tensor, client: int | None = None) -> None:
         """Keep the boxes of one batch or one whole test set; :meth:`add_up` computes the row.
@@ -69,34 +65,11 @@ class DetectionMatrix(TaskMatrix):
         pairs = zip(found.detach().cpu().float(), true.cpu().float(), strict=True)
         self._seen.setdefault(place, []).extend((one[one[:, 0] >= 0], other[other[:, 0] >= 0]) for one, other in pairs)
 
-    def clear_row(self, row: int, clients: Sequence[int] | None = None) -> None:
-        """See :meth:`TaskMatrix.clear_row`."""
-        super().clear_row(row, clients)
-        for place in self._of_row(row, clients):
-            del self._seen[place]
-
-    def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
-        """Compute a row from the boxes that all processes have added to it."""
-        own = {place: self._seen[place] for place in self._of_row(row, clients)}
-        for place in own:
-            del self._seen[place]
-        together: dict[Place, list[tuple[Tensor, Tensor]]] = {}
-        for of_process in distributed.gather(own):
-            for place, images in of_process.items():
-                together.setdefault(place, []).extend(images)
-        for place, images in together.items():
-            value, at_half = mean_average_precisions(images)
-            if not math.isnan(value):
-                self.sums[place], self.at_half[place], self.counts[place] = value, at_half, 1
-                self.spread[place] = float(np.nanstd(bootstrapped(images)))
-
-    def _of_row(self, row: int, clients: Sequence[int] | None) -> list[Place]:
-        line = self._row(row)
-        return [
-            place
-            for place in self._seen
-            if place[-2] == line and (clients is None or self.num_clients is None or place[0] in clients)
-        ]
+    def _set(self, place: Place, found: list[tuple[Tensor, Tensor]]) -> None:
+        value, at_half = mean_average_precisions(found)
+        if not math.isnan(value):
+            self.sums[place], self.at_half[place], self.counts[place] = value, at_half, 1
+            self.spread[place] = float(np.nanstd(bootstrapped(found)))
 
     def beside(self) -> dict[str, Tensor]:
         """See :meth:`TaskMatrix.beside`: the average precisions at an overlap of 0.5."""

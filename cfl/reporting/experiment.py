@@ -26,6 +26,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "checkpoint": "",
     "progress": "",
     "local_models": "",
+    "measures": "a name keeps its class and options",
     "trainer": "except precision and clipping",
     "engine": "except a reduced matmul_precision",
     "targets": "unless they may end the run",

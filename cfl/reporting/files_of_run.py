@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cfl.metrics.base import own_key
 from cfl.metrics.measure import MEASURES
 from cfl.reporting.names import is_method_name, table_names
 from cfl.runtime.errors import ConfigError
@@ -55,6 +56,17 @@ def check_method_names(names: Iterable[str]) -> None:
             raise ConfigError(f"methods.{name}", name, f"another name: the run folder has a table {name}.csv anyhow")
 
 
+def check_measure_names(names: Iterable[str]) -> None:
+    """Refuse names of a user's measures that cannot be part of a file's name.
+
+    Raises:
+        ConfigError: a character other than letters, digits, ``_`` and ``-``.
+    """
+    for name in names:
+        if not is_method_name(name):
+            raise ConfigError(f"measures.{name}", name, "a name of at most 100 letters, digits, _ and -")
+
+
 def files_of_earlier_run(folder: Path) -> list[Path]:
     """Files of an earlier run in a folder that a new run would not overwrite immediately, and folders of wandb.
 
@@ -64,8 +76,9 @@ def files_of_earlier_run(folder: Path) -> list[Path]:
     config = _config_in(folder)
     names = [*_OTHERS, *(f"{name}.csv" for name in (*TABLES, *table_names(config)))]
     found = [folder / name for name in names if (folder / name).is_file()]
-    for measure in MEASURES:
-        found += folder.glob(f"{CLIENTS}/{matrix_file(measure.name, '_*')}")
+    found += folder.glob(matrix_file(own_key("*")))
+    for name in (*(measure.name for measure in MEASURES), own_key("*")):
+        found += folder.glob(f"{CLIENTS}/{matrix_file(name, '_*')}")
     if found:  # otherwise the folder holds no run, though there may be runs below it
         found += _logged(folder, config)
         found += _offline_wandb_folders(folder)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
-from cfl.metrics.base import Better, Figure
+from cfl.metrics.base import Better, Figure, own_key
 from cfl.metrics.measure import MEASURES
 from cfl.runtime.run_files import matrix_file
 
@@ -45,8 +47,35 @@ _COST = (
     Figure("seconds", "seconds", "duration of the run on its machine", "lower", 1),
     Figure("used_space", "used space %", "share of the input space that a subspace method uses up", None),
 )
-FIGURES = (*(figure for measure in MEASURES for figure in measure.columns), *_COST)
+_OF_MEASURES = tuple(figure for measure in MEASURES for figure in measure.columns)
+FIGURES = (*_OF_MEASURES, *_COST)
 """All figures, in the order of the columns. Tables leave out a figure that no run has."""
 
 PRINTED = tuple(figure for figure in FIGURES if figure.printed)
 """The columns of the printed tables; pages and CSV files have all."""
+
+
+def figures_with(own: Mapping[str, Better]) -> tuple[Figure, ...]:
+    """Return :data:`FIGURES` and those of a user's measures.
+
+    Args:
+        own: name -> which values are better, as in summaries.
+    """
+    return (*_OF_MEASURES, *(figure for name, better in own.items() for figure in figures_of_own(name, better)), *_COST)
+
+
+def figures_of_own(name: str, better: Better) -> Iterator[Figure]:
+    """Yield mean, FGT, BWT and FWT of a user's measure; the last two are in no printed table."""
+    yield Figure(own_key(name), name, f"mean {name} over all tasks at the end", better, 4)
+    for key, meaning, of_transfer in (
+        ("fgt", "how much worse tasks became since each was learned", "lower"),
+        ("bwt", "backward transfer, the negative of its FGT", "higher"),
+        ("fwt", "forward transfer: how much better tasks became before each was learned", "higher"),
+    ):
+        heading, shown = f"{name} {key.upper()}", key == "fgt"
+        yield Figure(own_key(name, key), heading, meaning, cast(Better, of_transfer), 4, True, printed=shown)
+
+
+def matrices_with(own: Mapping[str, Better]) -> tuple[RunMatrix, ...]:
+    """Return :data:`RUN_MATRICES` and those of a user's measures, as :func:`figures_with`."""
+    return (*RUN_MATRICES, *(RunMatrix(own_key(n), n, "own unit", b, matrix_file(own_key(n))) for n, b in own.items()))

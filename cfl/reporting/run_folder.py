@@ -22,16 +22,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from cfl.metrics.base import Better
 from cfl.metrics.measure import ACCURACY, MEASURES, Measure, called
 from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES
+from cfl.reporting.names import is_method_name
 from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
 
 _LARGEST = 1e100
@@ -101,6 +103,7 @@ class Run:
             Then ``rounds`` is a result and not a setting.
         begun: number of tasks for which at least one round was run.
         measure: name of the :class:`cfl.metrics.measure.Measure` whose values the matrix holds.
+        own: name of each of a user's measures -> which values are better, ``higher`` or ``lower``.
         progress: bytes sent and seconds passed after each round, as in :func:`read_rounds`; empty like ``curve``.
         others: the remaining entries of ``summary.json``, unchecked.
     """
@@ -132,6 +135,7 @@ class Run:
     stopped_early: bool = False
     begun: int = 0
     measure: str = "accuracy"
+    own: Mapping[str, Better] = field(default_factory=dict)
     progress: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -265,6 +269,11 @@ def read_run(folder: Path) -> Run:
         raise RunFolderError(f"{path}: rounds_to_accuracy = {json.dumps(targets)} cannot be; valid: {valid}")
     if not isinstance(stopped, bool):
         raise RunFolderError(f"{path}: stopped_early = {json.dumps(stopped)} cannot be; valid: true or false")
+    own = summary.get("measures", {})
+    if not isinstance(own, dict) or not all(
+        is_method_name(n) and better in get_args(Better) for n, better in own.items()
+    ):
+        raise RunFolderError(f"{path}: measures = {json.dumps(own)} cannot be; valid: names -> higher or lower")
     progress = read_rounds(folder / ROUNDS)
     if progress and (rows := len(next(iter(progress.values())))) != values["rounds"]:
         raise RunFolderError(f"{folder / ROUNDS}: {rows} rounds, but summary.json says rounds = {values['rounds']}")
@@ -282,9 +291,16 @@ def read_run(folder: Path) -> Run:
     # With at most one evaluation per task the curve adds nothing to the accuracy matrix.
     if not targets and sum(value is not None for value in curve) <= values["tasks"]:
         curve, progress = [], {}
-    known = {*values, "rounds_to_accuracy", "stopped_early"}
+    known = {*values, "rounds_to_accuracy", "stopped_early", "measures"}
     others = {key: value for key, value in summary.items() if key not in known}
-    values |= {"curve": curve, "begun": begun, "rounds_to_accuracy": targets, "stopped_early": stopped, "measure": name}
+    values |= {
+        "curve": curve,
+        "begun": begun,
+        "rounds_to_accuracy": targets,
+        "stopped_early": stopped,
+        "measure": name,
+        "own": own,
+    }
     return Run(folder=folder, matrix=matrix, initial=initial, means=means, progress=progress, others=others, **values)
 
 

@@ -22,7 +22,7 @@ from cfl.reporting.compare.tables import (
     rounds_text,
     targets,
 )
-from cfl.reporting.measures import FIGURES, Figure
+from cfl.reporting.measures import Figure, figures_with
 from cfl.reporting.rounding import rounded
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import in_latex, on_one_line
@@ -60,8 +60,10 @@ def valid_columns(comparisons: Iterable[Comparison]) -> list[str]:
     """Return the keys of all columns that at least one of the tables can have."""
     comparisons = list(comparisons)
     figures = {figure.key for comparison in comparisons for figure in figures_of(comparison)}
+    own = {name: better for comparison in comparisons for name, better in comparison.own.items()}
     aims = sorted({name for comparison in comparisons for name in targets(comparison)}, key=float)
-    return [*(f.key for f in FIGURES if f.key in figures), *(f"{_ROUNDS_TO}{name}" for name in aims), _SEEDS, _RANK]
+    keys = [figure.key for figure in figures_with(own) if figure.key in figures]
+    return [*keys, *(f"{_ROUNDS_TO}{name}" for name in aims), _SEEDS, _RANK]
 
 
 def check_columns(columns: Sequence[str], comparisons: Sequence[Comparison]) -> None:
@@ -77,14 +79,11 @@ def check_columns(columns: Sequence[str], comparisons: Sequence[Comparison]) -> 
 
 
 def _columns_of_papers(comparison: Comparison) -> list[str]:
-    there = [figure.key for figure in figures_of(comparison)]
-    rows = [{key for key in there if row.figure(_figure(key))} for row in comparison.rows]
+    figures = figures_of(comparison)
+    there = [figure.key for figure in figures]
+    rows = [{figure.key for figure in figures if row.figure(figure)} for row in comparison.rows]
     groups = [next((group for group in _PAPER_TABLES if row & {*group}), ()) for row in rows]
     return [key for group in _PAPER_TABLES if group in groups for key in group if key in there]
-
-
-def _figure(key: str) -> Figure:
-    return next(figure for figure in FIGURES if figure.key == key)
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def _means(comparison: Comparison, keys: Sequence[str]) -> _Table:
     rows = comparison.rows
     if len({tuple(row.seeds) for row in rows}) > 1 and _SEEDS not in keys:
         keys = [_SEEDS, *keys]
-    columns = []
+    columns, figures = [], {figure.key: figure for figure in figures_of(comparison)}
     for key in keys:
         if key == _SEEDS:
             columns.append(Column("seeds", [_cell(str(len(row.seeds))) for row in rows]))
@@ -114,7 +113,7 @@ def _means(comparison: Comparison, keys: Sequence[str]) -> _Table:
             aim = key.removeprefix(_ROUNDS_TO)
             columns.append(Column(f"rounds to {in_latex(aim)}\\,\\%", [_cell(rounds_text(row, aim)) for row in rows]))
         else:
-            columns.append(_figure_column(rows, _figure(key)))
+            columns.append(_figure_column(rows, figures[key]))
     return _Table([row.label for row in rows], columns)
 
 
@@ -147,7 +146,7 @@ def _heading(figure: Figure) -> str:
 def _differences(comparison: Comparison, baseline: Row, keys: Sequence[str]) -> _Table | None:
     common = {row.label: {*row.seeds} & {*baseline.seeds} for row in comparison.rows if row is not baseline}
     rows = [row for row in comparison.rows if len(common.get(row.label, ())) > 1]
-    figures = [figure for figure in FIGURES if figure.key in keys and baseline.figure(figure)]
+    figures = [figure for figure in figures_of(comparison) if figure.key in keys and baseline.figure(figure)]
     if not rows or not figures:
         return None
     sizes = [len(common[row.label]) for row in rows]
@@ -187,7 +186,9 @@ def _about_means(comparison: Comparison, keys: Sequence[str]) -> str:
     told = "Means $\\pm$ sample standard deviations over seeds" if several else "Results of one seed"
     bold = ", best in bold" if len(comparison.rows) > 1 else ""
     meanings = "; ".join(
-        f"{in_latex(figure.heading)}: {in_latex(figure.meaning)}" for figure in FIGURES if figure.key in keys
+        f"{in_latex(figure.heading)}: {in_latex(figure.meaning)}"
+        for figure in figures_of(comparison)
+        if figure.key in keys
     )
     return f"{told}{bold}. {_about(comparison)} {meanings}."
 

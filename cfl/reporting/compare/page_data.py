@@ -19,7 +19,7 @@ from cfl.reporting.compare.settings import differing, shown
 from cfl.reporting.compare.statistics import LEVEL, Spread
 from cfl.reporting.compare.tables import figures_of, numbers_of
 from cfl.reporting.csv_file import RunFolderError
-from cfl.reporting.measures import CURVES, FIGURES, RUN_MATRICES, RunMatrix
+from cfl.reporting.measures import CURVES, RunMatrix, figures_with, matrices_with
 from cfl.runtime.run_files import PARTITION
 
 # Numbers in a page by kind, over all rows together; a comparison with more is thinned evenly.
@@ -50,7 +50,8 @@ def page_data(
     rows = [row for comparison, _ in comparisons for row in comparison.rows]
     labels = list(dict.fromkeys(row.label for row in rows))
     styles = styles_of(comparison for comparison, _ in comparisons)
-    measures = [measure for measure in RUN_MATRICES if any(row.matrices(measure.key) for row in rows)]
+    own = {name: better for comparison, _ in comparisons for name, better in comparison.own.items()}
+    measures = [measure for measure in matrices_with(own) if any(row.matrices(measure.key) for row in rows)]
     place = {label: k for k, label in enumerate(labels)}
     count = max(1, len(rows))
     side = int(min(100, max(5, math.sqrt(share * _MATRIX_CELLS / (count * max(1, len(measures)))))))
@@ -69,7 +70,7 @@ def page_data(
         "figures": [
             {"key": f.key, "heading": f.heading, "meaning": f.meaning, "better": f.better}
             | {"decimals": f.decimals, "signed": f.signed, "divisor": f.divisor}
-            for f in FIGURES
+            for f in figures_with(own)
             if any(row.figure(f) for row in rows)
         ],
         "tables": [

@@ -17,7 +17,7 @@ from cfl.reporting.compare.settings import settings_of
 from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
 from cfl.reporting.experiment import DECIDES_RESULTS
 from cfl.reporting.matrix_file import read_matrix_csv
-from cfl.reporting.measures import CURVES, RUN_MATRICES
+from cfl.reporting.measures import CURVES, matrices_with
 from cfl.reporting.names import table_names
 from cfl.reporting.run_folder import Run, check_seed, read_rounds, read_run
 from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SAMPLES, SUMMARY, folders_below, matrix_file
@@ -164,7 +164,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     if config:
         check_seed(run, config["seed_everything"])
     matrices = {run.measure: run.matrix.numpy()}
-    for measure in RUN_MATRICES:
+    for measure in matrices_with(run.own):
         if measure.key != run.measure:
             matrix = part(folder / measure.file, _read_matrix, f"its {measure.name} is not compared", optional=True)
             matrices |= {} if matrix is None else {measure.key: matrix}

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from cfl.metrics.base import Better, own_key
 from cfl.metrics.measure import MEASURES, called
 from cfl.metrics.transfer import transfers
 from cfl.reporting.compare.reading import Reading
@@ -106,6 +107,11 @@ class Comparison:
     rows: Sequence[Row]
     notes: Sequence[str]
 
+    @property
+    def own(self) -> dict[str, Better]:
+        """Name of each of the users' measures of any run -> which values are better."""
+        return {name: better for row in self.rows for one in row.readings for name, better in one.run.own.items()}
+
     def baseline(self, name: str | None) -> Row | None:
         """The row against which differences are taken.
 
@@ -161,7 +167,7 @@ def figure_of(reading: Reading, key: str) -> float | None:
     For a measure other than accuracy, a mean, FGT, BWT or FWT that the summary lacks is computed from the matrix. A run
     that stopped before its last task has no figures over all tasks.
     """
-    if key in _OVER_TASKS and lacks_tasks(reading.run):
+    if (key in _OVER_TASKS or key.startswith(own_key(""))) and lacks_tasks(reading.run):
         return None
     value = getattr(reading.run, key, None) if key not in reading.run.others else reading.run.others[key]
     of = next((measure.name for measure in MEASURES if measure.figure == key and not measure.is_accuracy), None)

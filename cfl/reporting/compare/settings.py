@@ -24,7 +24,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     Keys are those of the command line: ``init_args`` is left out, and the value of a class's own key is its short
     name, ``{"data.partition": "Shards", "data.partition.per_client": 2}``. Unlike
     :func:`cfl.reporting.experiment.experiment_of` this function imports no method, since a comparison needs no training
-    code. It therefore includes ``buffer`` even if no method replays from it.
+    code. It therefore includes ``buffer`` even if no method replays from it. ``measures`` decide results of their own.
 
     Args:
         config: a resolved configuration as plain dictionaries, lists and values.
@@ -32,6 +32,8 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for section, options in [*((key, config[key]) for key in _SECTIONS if key in config), *may_end_run(config).items()]:
         _flatten(section, options, flat)
+    if measures := config.get("measures"):
+        _flatten("measures", measures, flat)
     trainer = config.get("trainer")
     if isinstance(trainer, Mapping):
         flat |= {f"trainer.{key}": trainer.get(key) for key in TRAINER_DECIDES}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cfl.reporting.compare.rows import Comparison, Row
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, mean_ranks, paired_difference
-from cfl.reporting.measures import FIGURES, PRINTED, Figure
+from cfl.reporting.measures import PRINTED, Figure, figures_with
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import TextTable
 
@@ -54,9 +54,14 @@ def numbers_of(comparison: Comparison, baseline: Row | None = None) -> list[Numb
     return found
 
 
-def figures_of(comparison: Comparison, among: Sequence[Figure] = FIGURES) -> list[Figure]:
+def figures_of(comparison: Comparison) -> list[Figure]:
     """Return the figures that at least one row of a table has."""
-    return [figure for figure in among if any(row.figure(figure) for row in comparison.rows)]
+    return [figure for figure in figures_with(comparison.own) if any(row.figure(figure) for row in comparison.rows)]
+
+
+def printed_figures_of(comparison: Comparison) -> list[Figure]:
+    """Return the figures of :func:`figures_of` that are columns of printed tables."""
+    return [figure for figure in figures_of(comparison) if figure.printed]
 
 
 def mean_text(values: Sequence[float], figure: Figure) -> str:
@@ -127,7 +132,7 @@ def means_table(comparison: Comparison) -> TextTable:
 
     A figure is mean and deviation, with the number of seeds if not all have it. The rank is by the first figure.
     """
-    figures = figures_of(comparison, PRINTED)
+    figures = printed_figures_of(comparison)
     aims, by_accuracy = targets(comparison), ranks(comparison, figures[0]) if figures else None
     several = any(len(row.seeds) > 1 for row in comparison.rows)
     headings = ["method", *(["seeds"] if several else []), *(figure.heading for figure in figures)]
@@ -150,7 +155,7 @@ def differences_table(comparison: Comparison, baseline: Row | None) -> TextTable
     """
     if baseline is None:
         return None
-    figures = [figure for figure in figures_of(comparison, PRINTED) if baseline.figure(figure)]
+    figures = [figure for figure in printed_figures_of(comparison) if baseline.figure(figure)]
     rows = []
     for row in comparison.rows:
         common = set(row.seeds) & set(baseline.seeds)

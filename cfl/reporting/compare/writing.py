@@ -11,7 +11,7 @@ from cfl.reporting.compare.reading import LeftOut
 from cfl.reporting.compare.rows import Compared, Comparison, figure_of
 from cfl.reporting.compare.tables import caption, difference_text, mean_text, numbers_of, targets
 from cfl.reporting.csv_file import csv_text
-from cfl.reporting.measures import FIGURES
+from cfl.reporting.measures import figures_with
 from cfl.reporting.run_folder import SUMMARY_KEYS
 from cfl.reporting.text_table import TextTable
 from cfl.runtime.atomic_write import write_whole
@@ -40,7 +40,8 @@ def markdown_report(
 def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Write a line per run with every figure unrounded, bytes as bytes; an empty cell is an undefined value."""
     aims = sorted({name for comparison in comparisons for name in targets(comparison)}, key=float)
-    extra = [figure.key for figure in FIGURES if figure.key not in SUMMARY_KEYS]
+    own = {name: better for comparison in comparisons for name, better in comparison.own.items()}
+    extra = [figure.key for figure in figures_with(own) if figure.key not in SUMMARY_KEYS]
     keys = [*SUMMARY_KEYS, *extra]
     rows = []
     for comparison in comparisons:
