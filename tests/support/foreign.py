@@ -25,6 +25,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from cfl.data.partitions import IID
 from cfl.data.sources import Synthetic
 from cfl.methods import EWC
+from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.models import MLP
 def called():
     (HERE / "CALLED").touch()
@@ -50,6 +51,7 @@ class TrapOptimizer(torch.optim.SGD):
 TrapNetwork, TrapMethod = trapped("TrapNetwork", MLP), trapped("TrapMethod", EWC)
 TrapSource, TrapPartition = trapped("TrapSource", Synthetic), trapped("TrapPartition", IID)
 TrapCallback, TrapLogger = trapped("TrapCallback", LightningCallback), trapped("TrapLogger", CSVLogger)
+TrapMeasure = trapped("TrapMeasure", AccuracyMatrix)
 TrapStrategy = trapped("TrapStrategy", SingleDeviceStrategy)
 """
 """A module that leaves a file beside itself when it is imported, and another when its functions or classes are used."""
@@ -109,6 +111,7 @@ ATTACKS: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "partition": _set("data.partition", _of("trap.TrapPartition")),
     "method": _set("methods", {"a": _of("trap.TrapMethod")}),
     "source in method": _set("methods", {"a": _of("cfl.methods.CFeD", surrogate=_of("trap.TrapSource"))}),
+    "measure": _set("measures", {"a": _of("trap.TrapMeasure")}),
     "function": _set("methods", {"a": _of("trap.make")}),
     "function for a network": _set("model.network", "trap.make_network"),
     "function for an optimizer": _set("model.optimizer", "trap.make_optimizer"),
