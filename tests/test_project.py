@@ -62,6 +62,14 @@ def test_an_installation_adds_one_name() -> None:
         assert Path("cfl", file) in carried
 
 
+def test_each_extra_is_named_where_its_packages_are_missing() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        extra for path in sources("cfl") for extra in re.findall(r"""install\(["'](\w+)["']\)""", path.read_text())
+    }
+    assert named == set(extras) - {"dev", "docs"}
+
+
 def test_files_beside_a_run_are_not_taken_for_parts_of_the_program(tmp_path: Path) -> None:
     for name in ("callbacks", "configs", "metrics", "runtime"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('somebody else's')")

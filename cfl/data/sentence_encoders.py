@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.extras import install
 
 WORDLLAMA_SIZES = (256, 128, 64)
 _BATCH = 256  # texts at a time; affects padding, and so the last digits of a text's mean
@@ -49,7 +50,7 @@ class WordLlama:
     def __init__(self, size: int = 256) -> None:
         if size not in WORDLLAMA_SIZES:
             raise ConfigError("--encoder", f"wordllama-{size}", _valid())
-        package = _package("wordllama", f"wordllama-{size}")
+        package = _package("wordllama", f"wordllama-{size}", install("text"))
         # The cache is the package's own folder, because version 0.4 finds its tokenizer only there.
         own = Path(package.__file__).parent
         self._model = package.WordLlama.load(trunc_dim=size, cache_dir=own, disable_download=True)
@@ -74,7 +75,7 @@ class SentenceTransformersFolder:
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise ConfigError("--encoder", str(folder), _valid())
-        package = _package("sentence_transformers", str(folder))
+        package = _package("sentence_transformers", str(folder), "pip install sentence-transformers")
         self._model = package.SentenceTransformer(str(folder.resolve()), local_files_only=True)
         self.name = folder.resolve().name
         self.version = f"{importlib.metadata.version('sentence-transformers')}, files {_sha256(folder)}"
@@ -113,9 +114,8 @@ def _valid() -> str:
     return f"one of {shipped}, or the path of a folder in the layout of sentence-transformers"
 
 
-def _package(module: str, encoder: str) -> Any:
+def _package(module: str, encoder: str, how: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        how = f"pip install {module.replace('_', '-')}"
         raise ConfigError("--encoder", encoder, f"an encoder whose package is installed: {how} ({error})") from error

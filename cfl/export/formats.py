@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from cfl.export.answer import Answer
 from cfl.runtime.atomic_write import OutputFile, replacing
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.extras import install
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     ".pt2": (),
@@ -38,8 +39,7 @@ def check_format(path: Path) -> None:
         raise ConfigError("--out", str(path), f"a file named {', '.join(f'*{suffix}' for suffix in PACKAGES)}")
     missing = [name for name in PACKAGES[path.suffix] if find_spec(name) is None]
     if missing:
-        valid = f"with more packages installed: pip install {' '.join(missing)}"
-        raise ConfigError("--out", str(path), valid)
+        raise ConfigError("--out", str(path), f"with {', '.join(missing)}: {install('export')}")
     if path.is_dir():
         raise ConfigError("--out", str(path), "a file; this is a folder")
 
@@ -152,6 +152,9 @@ def _save_onnx(
             )
     except OSError:
         raise
+    except ImportError as error:  # each release of torch imports modules that older onnxscripts lack
+        valid = f"with packages that fit torch {torch.__version__}: {install('export')} ({_last(error)})"
+        raise ConfigError("--out", name, valid) from error
     except Exception as error:  # torch may raise any of many errors
         raise ConfigError("--out", name, f"*.pt2: ONNX has no form of this network ({_last(error)})") from error
 

@@ -10,8 +10,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from cfl.runtime.extras import install
+
 Kind = Literal["pld", "rdp"]
-INSTALL = "pip install 'continual-fl[privacy]'"
+INSTALL = install("privacy")
 """The command that installs the library."""
 LARGEST = 1000.0
 """Epsilons above this one are always computed by Rényi divergences: so large an epsilon protects no client, and its

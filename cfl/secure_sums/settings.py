@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from cfl.runtime.extras import install
+
 Aggregation = Literal["plain", "modelled", "secure"]
-INSTALL = "pip install 'continual-fl[secure]'"
+INSTALL = install("secure")
 """The command that installs the library of the protocol's primitives."""
 
 

@@ -184,7 +184,7 @@ def test_unknown_encoders_are_refused(name: str, tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("module", "how"), [("wordllama", "pip install wordllama"), ("sentence_transformers", "sentence-tr")]
+    ("module", "how"), [("wordllama", r"pip install 'continual-fl\[text\]'"), ("sentence_transformers", "sentence-tr")]
 )
 def test_absent_packages_are_named(module: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # an import then fails

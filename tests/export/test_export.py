@@ -314,7 +314,16 @@ def test_missing_packages_are_named_before_any_work(
     with mock.patch("cfl.export.formats.find_spec", lambda name: None if name == package else find(name)):
         assert main(["export", "--ckpt_path", str(tmp_path / "no.ckpt"), "--out", str(tmp_path / f"m{suffix}")]) == 2
     error = capsys.readouterr().err
-    assert f"pip install {package}" in error
+    assert f"with {package}: pip install 'continual-fl[export]'" in error
+
+
+def test_an_exporter_too_old_for_torch_is_named(convolutional: Client, tmp_path: Path) -> None:
+    """torch imports the module of onnxscript that its own release was written for."""
+    available(".onnx")
+    absent = ModuleNotFoundError("No module named 'onnxscript._framework_apis.torch_9_9'")
+    too_old = mock.patch("torch.onnx.export", side_effect=absent)
+    with too_old, pytest.raises(ConfigError, match=r"fit torch .*'continual-fl\[export\]' \(No module .*torch_9_9"):
+        write(tmp_path / "m.onnx", answer_of(convolutional, Choice()), convolutional.input_shape, {})
 
 
 def test_a_file_that_answers_otherwise_is_not_left_behind(convolutional: Client, tmp_path: Path) -> None:

@@ -294,4 +294,5 @@ def test_a_missing_package_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     with absent:
         assert main(["dashboard", "--dry-run", str(tmp_path / "spec.json")]) == 2
-    assert "pip install wandb-workspaces" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "without wandb_workspaces' cannot work; valid: after pip install 'continual-fl[dashboards]'" in said

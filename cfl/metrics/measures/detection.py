@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from cfl.metrics import boxes
 from cfl.metrics.base import Figure, Measure
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.extras import install
 
 if TYPE_CHECKING:
     from cfl.metrics.detection import DetectionMatrix
@@ -73,7 +74,7 @@ class Detection(Measure):
         try:
             import pycocotools.cocoeval  # noqa: F401
         except ImportError as error:
-            valid = f'pip install "continual-fl[detection]", which tests of boxes need ({error})'
+            valid = f"{install('detection')}, which tests of boxes need ({error})"
             raise ConfigError("data.scenario", "detection", valid) from error
 
     def matrix(self, num_tasks: int, num_clients: int | None, num_outputs: int) -> DetectionMatrix:

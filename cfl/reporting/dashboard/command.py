@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError, reason
+from cfl.runtime.extras import install
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,8 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     missing = [name for name in ("wandb", "wandb_workspaces") if find_spec(name) is None]
     if missing:
-        names = [name.replace("_", "-") for name in missing]
-        raise ConfigError("cfl dashboard", f"without {', '.join(missing)}", f"after pip install {' '.join(names)}")
+        raise ConfigError("cfl dashboard", f"without {', '.join(missing)}", f"after {install('dashboards')}")
     _check(options)
     if options.base_url is not None:
         # wandb_workspaces takes the address from wandb, and wandb from this variable.
