@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cfl.runtime.disk import writing
 from cfl.runtime.file_lock import is_at, lock
@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 
 
 class OutputFile(io.FileIO):
-    """A file that is written from its beginning. :meth:`write` writes all of its data, or raises an error.
+    """A file to write. :meth:`write` writes all of its data, or raises an error.
 
     Libraries get no descriptor, because they would write without :meth:`write`. The error of a write is kept, because
     some libraries wrap it.
 
     Args:
-        path: an existing file is emptied.
-        new: whether the file must not exist yet.
+        path: as for ``open``.
+        mode: ``wb`` empties an existing file, ``xb`` refuses it, ``ab`` adds to its end.
 
     Attributes:
         path: as given.
@@ -51,8 +51,8 @@ class OutputFile(io.FileIO):
         OSError: it cannot be opened.
     """
 
-    def __init__(self, path: Path, new: bool = False) -> None:
-        super().__init__(path, "xb" if new else "wb")
+    def __init__(self, path: Path, mode: Literal["wb", "xb", "ab"] = "wb") -> None:
+        super().__init__(path, mode)
         self.path, self.descriptor = path, super().fileno()
         self.failure: OSError | None = None
 
@@ -95,6 +95,8 @@ def write_all(descriptor: int, data: memoryview) -> None:
 def replacing(path: Path, needed: int | None = None, sync: bool = False) -> Iterator[OutputFile]:
     """A new file that replaces ``path`` at the end of the context; an error within it leaves ``path`` as it was.
 
+    A device or a link below ``/dev``, such as ``/dev/stdout``, is not replaced but written to.
+
     Args:
         path: the file to replace, which need not exist; its folder must.
         needed: bytes that it needs, for the message of an error.
@@ -104,28 +106,43 @@ def replacing(path: Path, needed: int | None = None, sync: bool = False) -> Iter
         NotWritten: it cannot be written.
     """
     path = Path(path)
-    with writing(path, needed):
-        _tidy(path.parent)
-        file = _new_beside(path)
+    with writing(path, needed), OutputFile(path, "ab") if _is_stream(path) else _renamed(path, sync) as file:
         try:
-            try:
-                yield file
-            except BaseException:
-                if file.failure is not None:  # a library may have wrapped this error
-                    raise file.failure from None
-                raise
-            if file.failure is not None:
-                raise file.failure
-            if sync:
-                os.fsync(file.descriptor)
-            file.path.replace(path)
-            if sync:
-                _sync_folder(path.parent)
+            yield file
         except BaseException:
-            file.path.unlink(missing_ok=True)  # a part of a file would keep a full disk full
+            if file.failure is not None:  # a library may have wrapped this error
+                raise file.failure from None
             raise
-        finally:
-            file.close()
+        if file.failure is not None:
+            raise file.failure
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path is a device, a pipe or a link below ``/dev``, which a file must not replace.
+
+    Pipes in other folders are replaced: in the folder of a foreign run they would be waited for without end.
+    """
+    if path.absolute().parts[:2] != ("/", "dev") or not path.exists() or path.is_dir():
+        return False
+    return path.is_symlink() or not path.is_file()
+
+
+@contextmanager
+def _renamed(path: Path, sync: bool) -> Iterator[OutputFile]:
+    _tidy(path.parent)
+    file = _new_beside(path)
+    try:
+        yield file
+        if sync:
+            os.fsync(file.descriptor)
+        file.path.replace(path)
+        if sync:
+            _sync_folder(path.parent)
+    except BaseException:
+        file.path.unlink(missing_ok=True)  # a part of a file would keep a full disk full
+        raise
+    finally:
+        file.close()
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -181,7 +198,7 @@ def _sync_folder(folder: Path) -> None:
 def _new_beside(path: Path) -> OutputFile:
     """A locked new file with a temporary name, in the same folder and with the same suffix."""
     while True:
-        file = OutputFile(path.with_name(f".cfl-{token_hex(4)}-{path.name}"), new=True)
+        file = OutputFile(path.with_name(f".cfl-{token_hex(4)}-{path.name}"), "xb")
         held = lock(file.descriptor)
         if held is None or (held and is_at(file.path, file.descriptor)):
             return file

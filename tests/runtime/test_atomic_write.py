@@ -80,6 +80,21 @@ def test_the_page_of_all_tables_is_written_in_one_step(tmp_path: Path, monkeypat
     assert path.read_text() == "afterwards"
 
 
+def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    """As root, renaming a file to ``/dev/null`` would take the device from all other programs."""
+    reading, writing = os.pipe()
+    in_file = os.open(tmp_path / "redirected.txt", os.O_WRONLY | os.O_CREAT)
+    os.write(in_file, b"said before\n")
+    for descriptor in (writing, in_file):
+        path = Path(f"/dev/fd/{descriptor}")
+        write_whole(path, "a,b\n")
+        write_whole(path, "1,2\n")
+        os.close(descriptor)
+    with open(reading, "rb") as pipe:
+        assert pipe.read() == b"a,b\n1,2\n"
+    assert (tmp_path / "redirected.txt").read_text() == "said before\na,b\n1,2\n"
+
+
 def test_lines_are_added_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     append(path, "a,b\n")
