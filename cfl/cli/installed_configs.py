@@ -11,6 +11,7 @@ from itertools import takewhile
 from os.path import isfile
 from pathlib import Path
 
+from cfl.runtime.command_paths import given_path
 from cfl.runtime.errors import ConfigError
 
 CONFIGS = (Path(__file__).parents[1] / "configs").resolve()
@@ -76,19 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="a file, e.g. methods/fot.yaml, or a folder, e.g. papers"
+        "name",
+        metavar="NAME",
+        nargs="?",
+        type=given_path,
+        help="a file, e.g. methods/fot.yaml, or a folder, e.g. papers",
     )
     name = parser.parse_args(sys.argv[2:] if arguments is None else arguments).name
-    place = CONFIGS if name is None else _installed(Path(name))
-    if place.is_file() and CONFIGS in place.parents:
+    place = CONFIGS if name is None else _installed(name)
+    if isfile(place) and CONFIGS in place.parents:
         print(place.read_text(encoding="utf-8"), end="")
         return 0
     files = [Path(name) for name in _names()]
     found = [path for path in files if name is None or place in (CONFIGS / path).parents]
     if not found:
-        near = get_close_matches(name or "", _names())
+        near = get_close_matches(str(name), _names())
         valid = ", ".join(near) or "one of those that cfl configs lists"
-        print(f"error: {ConfigError('NAME', name, valid)}", file=sys.stderr)
+        print(f"error: {ConfigError('NAME', str(name), valid)}", file=sys.stderr)
         return 2
     collapsed = [path for path in found if name is None and path.parts[0] == _COLLAPSED]
     for path in found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from cfl.cli.main import restored
 from cfl.cli.reasons import told
@@ -14,6 +13,7 @@ from cfl.export.card import write_card
 from cfl.export.formats import PACKAGES, check_format, write
 from cfl.reporting.experiment import method_name
 from cfl.runtime.command_line import ABOUT_ALLOW
+from cfl.runtime.command_paths import given_path
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CONFIG
 
@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         required=True,
-        type=Path,
+        type=given_path,
         metavar="FILE",
         help=f"{', '.join(f'*{suffix}' for suffix in PACKAGES)}: torch.export, the network's tensors, ONNX",
     )

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from cfl.export.answer import Answer
 from cfl.runtime.atomic_write import OutputFile, replacing
+from cfl.runtime.command_paths import require_file
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.extras import install
 
@@ -33,15 +34,14 @@ def check_format(path: Path) -> None:
     """Refuse a file that cannot be written, before the model is computed.
 
     Raises:
-        ConfigError: an unknown suffix, a missing package, or a folder in the file's place.
+        ConfigError: an unknown suffix, a missing package, or a file that cannot be written.
     """
     if path.suffix not in PACKAGES:
         raise ConfigError("--out", str(path), f"a file named {', '.join(f'*{suffix}' for suffix in PACKAGES)}")
     missing = [name for name in PACKAGES[path.suffix] if find_spec(name) is None]
     if missing:
         raise ConfigError("--out", str(path), f"with {', '.join(missing)}: {install('export')}")
-    if path.is_dir():
-        raise ConfigError("--out", str(path), "a file; this is a folder")
+    require_file("--out", path)
 
 
 def write(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> float:

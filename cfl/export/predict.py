@@ -21,6 +21,7 @@ from cfl.reporting.csv_file import csv_text
 from cfl.reporting.text_table import TextTable, print_table
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.command_line import ABOUT_ALLOW
+from cfl.runtime.command_paths import given_path, require_file
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import printable
 
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "files",
         nargs="+",
-        type=Path,
+        type=given_path,
         metavar="FILE",
         help="image files, folders of them, .npy and .npz files with arrays like those of the data set, or .csv files "
         "with the columns of a table",
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="show the K best classes (1), or the K best boxes of a detector (those with a score of at least 0.3)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table as CSV, too")
+    parser.add_argument("--out", type=given_path, metavar="FILE", help="write the table as CSV, too")
     parser.add_argument("--client", type=int, metavar="C", help="this client's model, where clients have their own")
     parser.add_argument(
         "--task",
@@ -108,7 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             table, text = _of_classes(classifier, options.files, choice, options.top or 1)
         if options.out is not None:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
             write_whole(options.out, printable(text))
     except Exception as error:
         print(printable(f"error: {as_option(told(error))}"), file=sys.stderr)
@@ -179,8 +179,8 @@ def _batches(read: Iterator[tuple[list[str], Tensor]]) -> Iterator[tuple[list[st
 def _check(options: argparse.Namespace) -> None:
     if options.top is not None and options.top < 1:
         raise ConfigError("--top", options.top, "an integer of at least 1")
-    if options.out is not None and options.out.is_dir():
-        raise ConfigError("--out", str(options.out), "a file; this is a folder")
+    if options.out is not None:
+        require_file("--out", options.out)
 
 
 def _divided(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:

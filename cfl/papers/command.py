@@ -26,6 +26,7 @@ from cfl.running.missing_data import MISSING, MissingData
 from cfl.running.resolving import Resolver
 from cfl.running.runner import Runner, exit_status
 from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.command_paths import given_path, require_file
 from cfl.runtime.errors import ConfigError, NotUnderstood
 from cfl.runtime.printable import on_one_line, printable
 from cfl.runtime.run_files import CONFIG
@@ -145,7 +146,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
 
 def write_page(options: argparse.Namespace, console: Console) -> int:
     """Write the reproducibility page from the kept runs."""
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    require_file("--out", options.out)
     write_whole(options.out, page(papers(), Resolver()))
     console.print(str(options.out))
     return 0
@@ -206,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         added.set_defaults(handler=handler)
         if name not in ("list", "reproducibility"):
-            added.add_argument("--runs", type=Path, default=RUNS, help=f"where the runs lie (default: {RUNS})")
+            added.add_argument("--runs", type=given_path, default=RUNS, help=f"where the runs lie (default: {RUNS})")
         if name in ("run", "sweep"):
             added.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
             added.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
@@ -230,11 +231,11 @@ def _parser() -> argparse.ArgumentParser:
     kept = command("keep", keep_runs, "keep every finished run as a small file in cfl/papers/<paper>/results")
     kept.add_argument("--scale", default="paper,short", help="runs at these scales (default: paper,short)")
     written = command("reproducibility", write_page, "write the state of every cell from the kept runs")
-    written.add_argument("--out", type=Path, default=_PAGE, help=f"the Markdown file to write (default: {_PAGE})")
+    written.add_argument("--out", type=given_path, default=_PAGE, help=f"the Markdown file to write (default: {_PAGE})")
     adopted = command("adopt", adopt_runs, "take finished runs that were made elsewhere")
-    adopted.add_argument("folders", metavar="RUN", nargs="+", type=Path, help="folder of a finished run")
+    adopted.add_argument("folders", metavar="RUN", nargs="+", type=given_path, help="folder of a finished run")
     swept = command("sweep", run_sweep, "run a sweep's missing candidates, write the chosen value")
-    swept.add_argument("file", metavar="FILE", type=Path, help="e.g. configs/papers/fot/sweeps/gpm-pmnist.yaml")
+    swept.add_argument("file", metavar="FILE", type=given_path, help="e.g. configs/papers/fot/sweeps/gpm-pmnist.yaml")
     return parser
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from cfl.reporting.compare.picture_formats import add_pictures
 from cfl.running.grid import seeds_in
 from cfl.running.launcher import Launcher, environment_for
+from cfl.runtime.command_paths import given_path
 from cfl.runtime.errors import ConfigError, NotUnderstood
 from cfl.runtime.printable import printable
 
@@ -45,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time (default: 1)")
     parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, default=OUT, help=f"for runs, tables and page (default: {OUT})"
+        "--out", metavar="FOLDER", type=given_path, default=OUT, help=f"for runs, tables and page (default: {OUT})"
     )
     add_pictures(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")

@@ -8,9 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import MOST
 
 Values = tuple[tuple[str, Any], ...]
 """One combination: config keys with their values."""
+_MOST_SEEDS = 1000
+"""A larger number is usually a single seed, which is written as 20250101-20250101."""
 _OPENING, _CLOSING = "[{(", "]})"
 
 
@@ -54,13 +57,16 @@ def seeds_in(text: str) -> range:
     """The seeds that a text names: 0, 1 and 2 for ``3``, 3 and 4 for ``3-4``.
 
     Raises:
-        ConfigError: the text has neither form.
+        ConfigError: the text has neither form, or names more than 1000 seeds or one above 2^32 - 1.
     """
     first, dash, last = text.strip().partition("-")
     numbers = [first, last] if dash else [first]
-    if all(number.isdecimal() for number in numbers):
+    if all(number.isdecimal() and len(number) <= len(str(MOST)) for number in numbers):
         seeds = range(int(first), int(last) + 1) if dash else range(int(first))
-        if seeds:
+        if seeds and seeds[-1] <= MOST and len(seeds) <= _MOST_SEEDS:
             return seeds
-    valid = "how many, an integer of at least 1 (seeds 0 to N - 1), or the first and the last, e.g. 3-4"
+    valid = (
+        f"how many, an integer from 1 to {_MOST_SEEDS} (seeds 0 to N - 1), or the first and the last of at most "
+        f"{_MOST_SEEDS} seeds up to {MOST}, e.g. 3-4"
+    )
     raise ConfigError("--seeds", text, valid)

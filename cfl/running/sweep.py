@@ -24,6 +24,7 @@ from cfl.running.launcher import Launcher
 from cfl.running.missing_data import MISSING, MissingData
 from cfl.running.resolving import Resolver
 from cfl.running.runner import Outcome, Runner
+from cfl.runtime.command_paths import require_folder
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
 from cfl.runtime.run_files import CONFIG
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int],
             console.print(job.shown)
         console.print(lacks.counted)
         return 0
-    out.mkdir(parents=True, exist_ok=True)
+    require_folder("--out", out)
     console.print(f"{out}: {lacks.counted}")
     runner = Runner(options.jobs, MissingData(out / MISSING), launcher.start)
     outcomes = runner.run(lacks.jobs)

@@ -106,7 +106,7 @@ def replacing(path: Path, needed: int | None = None, sync: bool = False) -> Iter
         NotWritten: it cannot be written.
     """
     path = Path(path)
-    with writing(path, needed), OutputFile(path, "ab") if _is_stream(path) else _renamed(path, sync) as file:
+    with writing(path, needed), OutputFile(path, "ab") if is_stream(path) else _renamed(path, sync) as file:
         try:
             yield file
         except BaseException:
@@ -117,7 +117,7 @@ def replacing(path: Path, needed: int | None = None, sync: bool = False) -> Iter
             raise file.failure
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """Whether a path is a device, a pipe or a link below ``/dev``, which a file must not replace.
 
     Pipes in other folders are replaced: in the folder of a foreign run they would be waited for without end.

@@ -72,7 +72,7 @@ def why(path: Path, error: OSError, needed: int | None = None) -> str:
 def existing(path: Path) -> Path:
     """The path itself, or the first folder above it that exists."""
     path = path.absolute()
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:  # Path.exists raises an error for names that are too long
         path = path.parent
     return path
 

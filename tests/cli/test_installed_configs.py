@@ -79,7 +79,13 @@ def test_one_is_printed_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("methods/fott.yaml", "methods/fot.yaml"), ("zzz", "cfl configs lists"), ("../README.md", "cfl")]
+    ("name", "near"),
+    [
+        ("methods/fott.yaml", "methods/fot.yaml"),
+        ("zzz", "cfl configs lists"),
+        ("../README.md", "cfl"),
+        ("z" * 300, "cfl configs lists"),
+    ],
 )
 def test_another_name_is_refused_with_those_that_are_like_it(
     name: str, near: str, capsys: pytest.CaptureFixture[str]

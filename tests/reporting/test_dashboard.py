@@ -279,7 +279,19 @@ def test_a_server_that_does_not_answer_is_one_line(failure: str, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    "options", [("--base-url", "localhost"), ("--project", "a/b"), ("--entity", ""), ("--title", "")]
+    "options",
+    [
+        ("--base-url", "localhost"),
+        ("--base-url", "http://["),
+        ("--base-url", "http://a:99999"),
+        ("--base-url", "http://:80"),
+        ("--project", "a/b"),
+        ("--project", "a\x1b"),
+        ("--entity", ""),
+        ("--benchmark", ""),
+        ("--benchmark", "a\0b"),
+        ("--title", ""),
+    ],
 )
 def test_bad_options_are_refused(options: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", "--dry-run", str(tmp_path / "spec.json"), *options]) == 2

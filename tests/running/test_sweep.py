@@ -66,8 +66,10 @@ def test_a_grid_is_every_combination() -> None:
 def test_seeds() -> None:
     assert [*seeds_in("3")] == [*seeds_in("0-2")] == [0, 1, 2]
     assert [*seeds_in("3-4")] == [3, 4]
-    with pytest.raises(ConfigError, match="--seeds = '2-1'"):
-        seeds_in("2-1")
+    assert len(seeds_in("1000")) == len(seeds_in("4294966296-4294967295")) == 1000
+    for text in ("2-1", "1001", "0-1000", "20250101", "4294967295-4294967296", "9" * 5000):
+        with pytest.raises(ConfigError, match=f"--seeds = '{text[:300]}"):
+            seeds_in(text)
 
 
 def swept(tmp_path: Path, *options: str) -> int:

@@ -26,6 +26,7 @@ from cfl.reporting.compare.writing import (
 from cfl.reporting.measures import CURVES, FIGURES
 from cfl.reporting.text_table import TextTable, print_table
 from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.command_paths import given_path, require_folder
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
 
@@ -110,12 +111,13 @@ def _parser() -> argparse.ArgumentParser:
         "page with charts, as Markdown, LaTeX and CSV.",
         epilog="\n".join(wrap(caption(), 100)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "runs",
         metavar="RUN",
         nargs="+",
-        type=Path,
+        type=given_path,
         help="folder of a run, or one with run folders below",
     )
     parser.add_argument(
@@ -127,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         f"Unless given: {','.join(DEFAULT_KEYS)}, and any other setting in which runs of one method differ",
     )
     parser.add_argument("--baseline", metavar="METHOD", help="differences are taken to this row; unless given: fedavg")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, help="write report.html, comparison.md, .tex, CSV files")
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=given_path, help="write report.html, comparison.md, .tex, CSV files"
+    )
     parser.add_argument(
         "--columns",
         metavar="KEY,...",
@@ -164,9 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if is_run(out):
                 valid = f"a folder of the comparison's own, e.g. {out / 'report'}: this one is a run's"
                 raise ConfigError("--out", str(out), valid)
-            if out.exists() and not out.is_dir():
-                raise ConfigError("--out", str(out), "a folder, which is made where there is none: this is a file")
-            out.mkdir(parents=True, exist_ok=True)  # fail early if the folder cannot be made
+            require_folder("--out", out)
         folders, nothing = find_runs(options.runs)
         readings, left_out, warnings = read_all(folders)
         left_out = [*nothing, *left_out]

@@ -8,10 +8,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from urllib.parse import urlsplit
 
+from cfl.reporting.names import is_benchmark_name
 from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.command_paths import given_path, require_file
 from cfl.runtime.errors import ConfigError, reason
 from cfl.runtime.extras import install
 
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--title", default="cfl: continual federated learning", help="of workspace and report")
     parser.add_argument(
-        "--dry-run", type=Path, metavar="FILE", help="write the specification as JSON; no server, no login"
+        "--dry-run", type=given_path, metavar="FILE", help="write the specification as JSON; no server, no login"
     )
     return parser
 
@@ -75,7 +76,7 @@ def _run(options: argparse.Namespace) -> None:
 
     if options.dry_run is not None:
         made = [of(entity, project, options.title, options.benchmark) for of in (workspace_of, report_of)]
-        options.dry_run.parent.mkdir(parents=True, exist_ok=True)
+        require_file("--dry-run", options.dry_run)
         write_whole(options.dry_run, json.dumps(as_plain(*made), indent=2) + "\n")
         print(options.dry_run)
         return
@@ -99,11 +100,22 @@ def _run(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     address = options.base_url
-    if address is not None and not (urlsplit(address).scheme in ("http", "https") and urlsplit(address).netloc):
+    if address is not None and not _is_address(address):
         raise ConfigError("--base-url", address, "an address such as https://wandb.example.org")
     for key in ("entity", "project"):
         value = getattr(options, key)
-        if value is not None and (not value or set(value) & set("/\\#?%:")):
+        if value is not None and (not value or not value.isprintable() or set(value) & set("/\\#?%:")):
             raise ConfigError(f"--{key}", value, "a name without / \\ # ? % :")
+    for name in options.benchmark:
+        if not is_benchmark_name(name):
+            raise ConfigError("--benchmark", name, "the name of a benchmark, as in run.benchmark")
     if not 0 < len(options.title) <= 128:
         raise ConfigError("--title", options.title, "1 to 128 characters")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # no port, or brackets without an IPv6 address
+        return False

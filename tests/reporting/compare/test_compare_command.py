@@ -192,7 +192,7 @@ def test_it_fails_with_one_line_where_nothing_can_be_compared(runs: Path, capsys
         ([runs, "--group-by", "methods.fot.threshhold"], "--group-by = 'methods.fot.threshhold' cannot work; valid: "),
         (
             [runs, "--out", runs.parent / "file"],
-            "file' cannot work; valid: a folder, which is made where",
+            "file' cannot work; valid: a folder that can be written (file exists)",
         ),
     ]:
         assert main([str(argument) for argument in arguments]) == 2
