@@ -26,7 +26,7 @@ from cfl.running.missing_data import MISSING, MissingData
 from cfl.running.resolving import Resolver
 from cfl.running.runner import Runner, exit_status
 from cfl.runtime.atomic_write import write_whole
-from cfl.runtime.command_paths import given_path, require_file
+from cfl.runtime.command_paths import given_path, require_file, require_folder
 from cfl.runtime.errors import ConfigError, NotUnderstood
 from cfl.runtime.printable import on_one_line, printable
 from cfl.runtime.run_files import CONFIG
@@ -44,8 +44,8 @@ def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for option, axis in _SHORT.items():
-        if getattr(options, option):
-            found[axis] = values_in(getattr(options, option))
+        if (text := getattr(options, option)) is not None:
+            found[axis] = values_in(text)
     for text in options.only or []:
         axis, equals, values = text.partition("=")
         if not (axis.strip() and equals and values.strip()):
@@ -85,6 +85,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         console.print(lacks.counted)
         return status
     console.print(f"{table.full_name}, {options.scale}: {lacks.counted}")
+    require_folder("--runs", options.runs)
     with closing(launcher):
         outcomes = runner.run(lacks.jobs)
     known = experiments_in(options.runs, known.resolver)
@@ -177,6 +178,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         broken.extend(f"{job.name}: {job.folder / CONFIG} is not of the experiment that was asked for" for job in lost)
         if options.dry_run or broken or not jobs:
             break
+        require_folder("--runs", options.runs)
         # Only the first runs: they show whether runs record the value that is compared.
         outcomes = runner.run(jobs if state.compared else jobs[: options.jobs])
         failed = [outcome for outcome in outcomes if not outcome.diverged]

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int],
     console, out, resolver = Console(highlight=False, markup=False, soft_wrap=True), options.out, Resolver()
     if is_run(out) or (out.exists() and not out.is_dir()):
         raise ConfigError("--out", str(out), "a folder of the sweep's own, which is made where there is none")
-    every = wanted(words, ",".join(options.methods) or None, _grid(options.set), out, resolver)
+    every = wanted(words, ",".join(options.methods) if options.methods else None, _grid(options.set), out, resolver)
     results = read_results(out, read_finished)
     for reason in results.left_out:
         print(on_one_line(f"left out: {reason}"), file=sys.stderr)

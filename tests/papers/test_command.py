@@ -57,7 +57,11 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
         (["run", "fot-table1", "--bench", "mnist"], "--bench = 'mnist' cannot work; valid: for fot-table1"),
         (["run", "fot-table1", "--methods", "fot,x"], "--methods = 'x' cannot work"),
         (["run", "fot-table1", "--scale", "huge"], "--scale = 'huge' cannot work; valid: one of paper, short, smoke"),
-        (["run", "fot-table1", "--seeds", "0"], "--seeds = '0' cannot work; valid: how many, an integer of at least 1"),
+        (
+            ["run", "fot-table1", "--seeds", "0"],
+            "--seeds = '0' cannot work; valid: how many, an integer from 1 to 1000",
+        ),
+        (["run", "fot-table1", "--bench", ""], "--bench = '' cannot work; valid: for fot-table1"),
         (["run", "fot-table1", "--seeds", "2-1"], "--seeds = '2-1' cannot work"),
         (["run", "fot-table1", "--seeds", "1-"], "or the first and the last, e.g. 3-4"),
         (["run", "fot-table1", "--seeds", "two"], "--seeds = 'two' cannot work"),
@@ -82,6 +86,19 @@ def test_bad_input_is_named_before_anything_runs(
     assert error.startswith("error: ")
     assert message in error
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_in_place_of_the_folder_of_runs_is_refused_before_runs_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["run", "fot-table1", *ONE, "--seeds", "1", "--runs", str(tmp_path / "file")]) == 2
+    said = capsys.readouterr()
+    assert (
+        said.err
+        == f"error: --runs = '{tmp_path / 'file'}' cannot work; valid: a folder that can be written (file exists)\n"
+    )
+    assert "failed" not in said.out
 
 
 def test_the_list_names_every_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,6 +167,7 @@ def test_what_cfl_fit_refuses_is_refused_once_in_the_same_words(
         (["--set", "schedule.batch_sizes=4"], "schedule.batch_sizes"),
         (["--methods", "ewc", "--set", "methods.fot.threshold=0.9"], "methods.fot"),
         (["--methods", "fto"], "--methods = 'fto' cannot work; valid: one of agem, "),
+        (["--methods", ""], "--methods = '' cannot work; valid: one of agem, "),
         (["--methods", "fto"], "; did you mean fot?"),
         (["--methods", "fot,fot"], "each method once"),
         (["--methods", "nowhere.yaml"], "--methods = 'nowhere.yaml' cannot work; valid: an existing file"),

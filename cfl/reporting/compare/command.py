@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--columns",
         metavar="KEY,...",
-        type=_listed,
+        type=_columns,
         default=(),
         help="with --out, the columns of comparison.tex: "
         f"{', '.join(figure.key for figure in FIGURES)}, rounds_to_90 (a target of the runs), seeds, rank; "
@@ -147,6 +147,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _listed(text: str) -> list[str]:
     return [part for part in (part.strip() for part in text.split(",")) if part]
+
+
+def _columns(text: str) -> list[str]:
+    columns = _listed(text)
+    if not columns:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot work; valid: at least one column, e.g. acc")
+    return columns
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

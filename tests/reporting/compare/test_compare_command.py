@@ -201,6 +201,14 @@ def test_it_fails_with_one_line_where_nothing_can_be_compared(runs: Path, capsys
         assert said in errors[0]
 
 
+@pytest.mark.parametrize("columns", ["", " , "])
+def test_no_columns_are_not_the_usual_ones(columns: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([str(runs), "--out", str(runs.parent / "out"), "--columns", columns])
+    assert stop.value.code == 2
+    assert f"--columns: {columns!r} cannot work; valid: at least one column" in capsys.readouterr().err
+
+
 def test_the_baseline_and_the_groups_can_be_chosen(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(runs), "--baseline", "fot", "--group-by", "benchmark, method"]) == 0
     out = capsys.readouterr().out
