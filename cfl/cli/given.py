@@ -5,6 +5,7 @@ With them, error messages can name the method and the given value, which the par
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from cfl.runtime.command_line import words_with_values
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.yaml_file import BadYAML, BrokenYAML, parse_yaml, read_yaml
 
+OPTIONS_OF_A_CLASS = ("init_args", "dict_kwargs")
+"""Keys of a class's entry below which its options are."""
+_KEY = re.compile(r"(?!__)[\w.-]+")
 _MOST = 1000
 _FILES = (".yaml", ".yml", ".json")
 _WHOLE = "federated.codecs"
@@ -39,7 +43,7 @@ def in_content(content: Any, file: str | None = None, key: str = "") -> Iterator
     Raises:
         ConfigError: see :func:`require_short`.
     """
-    as_typed = ".".join(part for part in key.split(".") if part not in ("", "init_args", "class_path"))
+    as_typed = ".".join(part for part in key.split(".") if part not in ("", "class_path", *OPTIONS_OF_A_CLASS))
     require_short(as_typed, content)
     if isinstance(content, Mapping):
         for name, inner in content.items():
@@ -70,6 +74,8 @@ def wrong_keys(content: Mapping[Any, Any]) -> str | None:
         for name in (section, *(options if isinstance(options, Mapping) else ())):
             if not isinstance(name, str):
                 return f"the key {name} in {section} is no text"
+            if not _KEY.fullmatch(name):
+                return f"the key {name!r} is no name; a key ends with a colon and a blank, as in num_clients: 5"
     keys = list(_keys(content))
     # A key of a value is there twice if it is set as ``a: {b: 1}`` and as ``a.b: 1``.
     times = Counter(key for key, _, inner in keys if not isinstance(inner, Mapping))

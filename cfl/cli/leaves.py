@@ -7,7 +7,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from cfl.cli.given import Given
+from cfl.cli.given import OPTIONS_OF_A_CLASS, Given
 from cfl.reporting.names import LONGEST
 from cfl.runtime.errors import ConfigError, shown
 from cfl.runtime.option_checks import check_magnitude
@@ -25,7 +25,7 @@ def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
             name = str(key)  # values of options may be mappings with numbers as keys
             if name.startswith("__"):  # added by the parser
                 continue
-            yield from leaves(value, above if name == "init_args" else f"{above}.{name}".lstrip("."))
+            yield from leaves(value, above if name in OPTIONS_OF_A_CLASS else f"{above}.{name}".lstrip("."))
     elif isinstance(node, list | tuple):
         for value in node:
             yield from leaves(value, above)

@@ -1,4 +1,4 @@
-"""Checks options of users' own classes that the parser does not check, and reports errors while they are built."""
+"""Checks classes and options that the parser does not check, and reports errors while classes are built."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from cfl.cli.class_entries import class_entries
+from cfl.cli.linked_defaults import NAMED
 from cfl.cli.reasons import causes, debugging, reason_for_user
 from cfl.cli.refusals import without_type
+from cfl.methods import Method
+from cfl.runtime.class_paths import PACKAGE
 from cfl.runtime.errors import ConfigError
 
 
@@ -32,6 +35,28 @@ def check_untyped(config: Mapping[str, Any]) -> None:
             bare = one.annotation is one.empty and one.default is one.empty
             if bare and one.name in options and options[one.name] is None:
                 raise ConfigError(key, path, without_type(name, one.name))
+
+
+def check_options(config: Mapping[str, Any]) -> None:
+    """Refuse options below ``dict_kwargs`` that their class does not have, and a method that is only the base class.
+
+    The parser would pass on the former to the class, and take the latter where an entry of ``methods`` is empty.
+
+    Args:
+        config: a configuration's plain values, whose classes have been imported.
+
+    Raises:
+        ConfigError: an option or a method is refused.
+    """
+    for key, entry in class_entries(config):
+        path = entry["class_path"]
+        module, _, name = path.rpartition(".")
+        taken = [one.kind for one in _parameters(getattr(sys.modules.get(module), name, None))]
+        for option, value in (entry.get("dict_kwargs") or {}).items():
+            if path.startswith(f"{PACKAGE}.") or inspect.Parameter.VAR_KEYWORD not in taken:
+                raise ConfigError(f"{key}.{option}", value, f"unset: it is no option of {name}")
+        if getattr(sys.modules.get(module), name, None) is Method:
+            raise ConfigError(key, "Method", f"{NAMED['methods']}; the base class does nothing")
 
 
 @contextmanager

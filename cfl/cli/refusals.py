@@ -29,7 +29,7 @@ from cfl.runtime.errors import shown
 from cfl.training.client import ELEMENTWISE_OPTIMIZERS
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
-_UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized arguments: --)([\w.]+)")
+_UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized arguments: --)([\w.-]+)")
 _LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
 _DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
 _OTHER_CLASS = re.compile(r"([\w.]+\.\w+)'? (?:to be|does not correspond to) a subclass of (?:<class ')?(\w+)")
@@ -91,6 +91,10 @@ def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequ
         owner = "Metric" if "torchmetrics.Metric is abstract" in text else owner
         return Refusal(key, owner, "wrong", _valid(parser, key, text, ex), text)
     if lacking := _LACKING.match(text):
+        if not owner:  # of a command, such as fit.data.stream; they have defaults, which null removes
+            command, _, key = "".join(lacking.groups()).partition(",")[0].partition(".")
+            commands = parser._subcommands_action.choices if parser._subcommands_action else {}
+            return Refusal(key, owner, "wrong", _valid(commands.get(command, parser), key, text, ex), text)
         return Refusal(lacking[1], owner, "missing", f"{owner} needs a value for {lacking[1]}{lacking[2]}", text)
     if unknown := _UNKNOWN.match(text):
         key = ".".join(filter(None, unknown.groups()))

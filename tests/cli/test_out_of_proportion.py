@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from jsonargparse import Namespace
 from support import tiny_cli
 from support.class_options import options_of
@@ -317,6 +318,39 @@ FILES: dict[str, tuple[str, str]] = {
         "data: {partition: {class_path: IID}, partition.per_client: 3}",
         "(data.partition.per_client is set beside the section data.partition; set per_client in that section)",
     ),
+    "colon without a blank": (
+        "data: {num_clients:5}",
+        "(the key 'num_clients:5' is no name; a key ends with a colon and a blank, as in num_clients: 5)",
+    ),
+    "equals sign": ("data: {num_clients = 5}", "(the key 'num_clients = 5' is no name; "),
+    "blank without a break": ("data:\u00a0{num_clients: 5}", "(the key 'data:\\xa0{num_clients' is no name; "),
+    "key of the parser's": ("__path__: x", "(the key '__path__' is no name; "),
+    "hyphen in a key": ("data: {num-clients: 5}", "data.num-clients is no option; valid: data.num_clients"),
+    "no stream": ("data: {stream: null}", "data.stream = None cannot work; valid: one of ClassSplit, "),
+    "no network": ("model: {network: , optimizer: }", "model.network = None cannot work; valid: one of ACGAN, "),
+    "method without anything": ("methods: {fot: {}}", "methods.fot = 'Method' cannot work; valid: names with classes"),
+    "base class as a method": ("methods: {m: {class_path: Method}}", "methods.m = 'Method' cannot work; valid: names"),
+    "list of options": (
+        "methods: {fot: {class_path: FOT, init_args: []}}",
+        "methods.fot.init_args = [] cannot work; valid: options of FOT below it, or no init_args",
+    ),
+    "number as a class": ("methods: {fot: {class_path: 3}}", "methods.fot = 3 cannot work; valid: the name of a class"),
+    "list as a class": (
+        "data: {stream: {class_path: [Permuted]}}",
+        "data.stream = ['Permuted'] cannot work; valid: the name of a class",
+    ),
+    "unknown option in dict_kwargs": (
+        "methods: {fot: {class_path: FOT, dict_kwargs: {foo: 0.5}}}",
+        "methods.fot.foo = 0.5 cannot work; valid: unset: it is no option of FOT (in",
+    ),
+    "unknown option in dict_kwargs of a source": (
+        "data: {stream: {init_args: {source: {class_path: Digits, dict_kwargs: {foo: 3}}}}}",
+        "data.stream.source.foo = 3 cannot work; valid: unset: it is no option of Digits (in",
+    ),
+    "unknown option in dict_kwargs of an optimizer": (
+        "model: {optimizer: {dict_kwargs: {foo: 3}}}",
+        "model.optimizer.foo = 3 cannot work; valid: unset: it is no option of SGD (in",
+    ),
     "number as a key": ("data: {1: 3}", "valid: a YAML file (the key 1 in data is no text)"),
     "octal": ("schedule: {batch_size: 010}", "line 1: 010; write 10"),
     "octal in quotes": ("schedule: {batch_size: '010'}", "schedule.batch_size = '010' cannot work; valid: 10 (in"),
@@ -356,6 +390,16 @@ def test_options_of_another_class_are_dropped_by_name(
     assert said == [f"model.network.hidden = [8] (in {of}) is dropped: model.network is cfl.models.SmallCNN by now"]
     caplog.clear()
     assert tiny_cli.fit(tmp_path / "second", "--config", str(tmp_path / "old.yaml")) == 0
+    assert not [record for record in caplog.records if record.name == "cfl.cli.parsing"]
+
+
+def test_an_option_in_dict_kwargs_is_used_and_not_called_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "m.yaml").write_text("methods: {prox: {class_path: FedProx, dict_kwargs: {mu: 0.5}}}\n")
+    assert tiny_cli.fit(tmp_path / "run", "--config", str(tmp_path / "m.yaml")) == 0
+    kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["methods"]["prox"]
+    assert kept["init_args"]["mu"] == 0.5
     assert not [record for record in caplog.records if record.name == "cfl.cli.parsing"]
 
 
