@@ -60,7 +60,8 @@ class AnalyticHead(Method):
 
     Raises:
         ConfigError: an option is out of range; or, before training, clients' models differ, features depend on the
-            samples that are computed together, or another method changes the model at the server.
+            samples that are computed together, another method changes the model at the server, or it looks back at
+            earlier tasks, as GPM does, which would change nothing.
     """
 
     looks_back: ClassVar[bool] = True
@@ -99,6 +100,10 @@ class AnalyticHead(Method):
         if moving := [name for name, method in context.methods.items() if method.moves_model_after_round]:
             valid = f"methods without {', '.join(moving)}, which would change the model that {key} keeps as it is"
             raise ConfigError("methods", list(context.methods), valid)
+        others = {name: method for name, method in context.methods.items() if not isinstance(method, AnalyticHead)}
+        if moot := [name for name, method in others.items() if method.looks_back and not method.task_free]:
+            valid = f"no method that looks back at earlier tasks beside {key}, which trains nothing after the first"
+            raise ConfigError("methods", moot, valid)
         if self.random_features is not None:
             drawn = torch_generator(context.seed, "analytic features")
             self._map = torch.randn(network.head.in_features, self.random_features, generator=drawn).double()

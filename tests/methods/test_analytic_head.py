@@ -32,7 +32,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.vmapped import VmapEngine
 from cfl.federation.federation import Federation
 from cfl.federation.repeated_tests import RepeatedTests
-from cfl.methods import AnalyticHead, CFeD, Method, PersonalLayers, analytic_head
+from cfl.methods import GPM, AnalyticHead, CFeD, Method, PersonalLayers, analytic_head
 from cfl.models import Network
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import distance
@@ -227,6 +227,7 @@ def test_domains_share_their_outputs() -> None:
 def test_what_cannot_work_is_refused() -> None:
     for others, network, federated, key in (
         ({"cfed": CFeD(source(), server_distillation=1)}, mlp, {}, "methods"),
+        ({"gpm": GPM(0.9)}, mlp, {}, "methods"),
         ({"local": PersonalLayers(["layers.*"])}, mlp, {}, "methods.analytic_head"),
         ({}, norm_net, {"batchnorm": "local"}, "federated.batchnorm"),
         ({}, norm_net, {"batchnorm": "drop"}, "federated.batchnorm"),
