@@ -14,11 +14,10 @@ from cfl.papers.entries import count, expression, load, mapping, one_of, refuse_
 from cfl.papers.expressions import Undefined, Unrecorded
 from cfl.papers.recipes import CHOSEN, Recipe, Rule, recipe
 from cfl.papers.results import Result, Results
-from cfl.reporting.compare.statistics import Spread
-from cfl.reporting.text_table import TextTable
 from cfl.running.grid import Values, combinations, named, setting
 from cfl.running.jobs import Job, Wanted, lacking
 from cfl.running.resolving import Resolver
+from cfl.running.selection import at_an_end, best_of, candidates_table, mean_of, score_text, scores_of
 from cfl.runtime.errors import ConfigError
 
 _KEYS = ("paper", "point", "scale", "configs", "set", "grid", "search", "seeds", "select")
@@ -125,30 +124,25 @@ class Sweep:
         Args:
             score: candidate -> mean of its value over seeds; None if a seed has not been run.
         """
-        asked: list[Values] = []
+        highest = self.best == "highest"
+        if self.search is None:
+            means = [(values, score(values)) for values in combinations(self.grid)]
+            return [values for values, _ in means], best_of(means, highest)
+        key, asked = self.search.key, list[Values]()
         numbers: list[float] = []
-        sign = 1.0 if self.best == "highest" else -1.0
 
-        def signed(values: Values) -> float | None:
+        def signed(value: float) -> float | None:
+            values = ((key, value),)
             if values not in asked:
                 asked.append(values)
             found = score(values)
             if found is None or math.isnan(found):
                 return None if found is None else -math.inf
             numbers.append(found)
-            return sign * found
+            return found if highest else -found
 
-        chosen: Values | None = None
-        if self.search is not None:
-            key = self.search.key
-            best = self.search.run(lambda value: signed(((key, value),)))
-            chosen = None if best is None else ((key, best),)
-        else:
-            scores = [(values, signed(values)) for values in combinations(self.grid)]
-            known = [(values, found) for values, found in scores if found is not None]
-            if len(known) == len(scores):
-                chosen = max(known, key=lambda entry: entry[1])[0]  # the first of equals
-        return asked, chosen if numbers else None
+        best = self.search.run(signed)
+        return asked, None if best is None or not numbers else ((key, best),)
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -263,21 +257,18 @@ class SweepState:
     def values(self, candidate: Values) -> dict[int, float | str]:
         """Seed -> a candidate's value, or why there is none; without the seeds that are still to be run."""
         experiment = self.resolver.experiment(self.sweep.arguments(candidate))
-        runs, diverged = self.results.of(experiment), self.results.diverged_seeds(experiment)
-        found: dict[int, float | str] = {}
-        for seed in range(self.sweep.seeds):
-            if seed in runs:
-                try:
-                    found[seed] = _number_of(runs[seed], self.sweep.value, self.sweep.path)
-                    self._recorded = True
-                except Undefined as reason:
-                    found[seed] = str(reason)
-                    if isinstance(reason, Unrecorded):
-                        self._unrecorded = str(reason)
-                    else:
-                        self._recorded = True
-            elif seed in diverged:
-                found[seed] = "failed"
+        return scores_of(experiment, range(self.sweep.seeds), self.results, self._value)
+
+    def _value(self, run: Result) -> float | str:
+        """The value of a finished run, or why it has none."""
+        try:
+            found = _number_of(run, self.sweep.value, self.sweep.path)
+        except Unrecorded as reason:
+            self._unrecorded = str(reason)
+            return str(reason)
+        except Undefined as reason:
+            found = str(reason)
+        self._recorded = True
         return found
 
     @property
@@ -296,12 +287,7 @@ class SweepState:
             raise ConfigError(f"{self.sweep.path}, select.value", self.sweep.value, valid)
 
     def _mean(self, candidate: Values) -> float | None:
-        values = list(self.values(candidate).values())
-        if len(values) < self.sweep.seeds:
-            return None
-        numbers = [value for value in values if not isinstance(value, str)]
-        spread = Spread.of(numbers)
-        return spread.mean if spread and len(numbers) == len(values) else math.nan
+        return mean_of(self.values(candidate), self.sweep.seeds)
 
     def jobs(self, root: Path) -> list[Job]:
         """Return the missing runs; a search needs further runs once these are finished."""
@@ -315,11 +301,8 @@ class SweepState:
     def markdown(self) -> str:
         """Return the table of candidates and, once a value is chosen, the line for the method's config file."""
         sweep = self.sweep
-        rows = [
-            [named(v) + (" **chosen**" if v == self.chosen else ""), self._score(v), str(len(self.values(v)))]
-            for v in self.candidates
-        ]
-        lines = [f"# Sweep {sweep.name}", "", *TextTable(["setting", sweep.value, "seeds"], rows).markdown()]
+        table = candidates_table([(v, self.values(v)) for v in self.candidates], self.chosen, sweep.value)
+        lines = [f"# Sweep {sweep.name}", "", *table.markdown()]
         if self.chosen is None:
             finished = all(len(self.values(values)) == sweep.seeds for values in self.candidates)
             why = "No candidate has a value: nothing is chosen." if finished else "Not finished: nothing is chosen yet."
@@ -327,11 +310,11 @@ class SweepState:
             return "\n".join([*lines, "", why, *broken, *(f"- {name}" for name in self.broken)]) + "\n"
         scale = f", scale {sweep.point[SCALE]}" if sweep.point else ""
         where = " on validation samples" if self._validates else ""
-        end = ", at the end of the grid" if self.at_the_end else ""
-        rest = "; ".join(f"{named(v)}: {self._score(v)}" for v in self.candidates if v != self.chosen)
+        end = ", at the end of the grid" if at_an_end(self.chosen, self.candidates) else ""
+        rest = "; ".join(f"{named(v)}: {score_text(self.values(v))}" for v in self.candidates if v != self.chosen)
         note = (
             f"{CHOSEN}{named(self.chosen)} by sweeps/{sweep.path.name} ({sweep.best} {sweep.value}{where}{scale}, "
-            f"{sweep.seeds} seed{'s' if sweep.seeds > 1 else ''}): {self._score(self.chosen)}{end}"
+            f"{sweep.seeds} seed{'s' if sweep.seeds > 1 else ''}): {score_text(self.values(self.chosen))}{end}"
             f"{f'; others: {rest}' if rest else ''}"
         )
         return "\n".join([*lines, "", "For the method's config file:", "", f"    {note}"]) + "\n"
@@ -341,22 +324,6 @@ class SweepState:
         """Whether candidates are compared on samples set aside, instead of the test sets."""
         experiment = self.resolver.experiment(self.sweep.arguments(self.chosen or ()))
         return bool(experiment["data"].get("evaluate_on") == "validation")
-
-    def _score(self, candidate: Values) -> str:
-        """Return the mean over the seeds with a value, and the reasons why other seeds have none."""
-        found = self.values(candidate).values()
-        reasons = dict.fromkeys(value for value in found if isinstance(value, str))
-        spread = Spread.of([value for value in found if not isinstance(value, str)])
-        return "; ".join([*([spread.shown(2) if spread else "-"] if spread or not reasons else []), *reasons])
-
-    @property
-    def at_the_end(self) -> bool:
-        """Whether a chosen number is the smallest or largest one tried, so that a better one may lie beyond."""
-        for key, value in self.chosen or ():
-            tried = {v for values in self.candidates for k, v in values if k == key and _is_number(v)}
-            if len(tried) > 1 and value in (min(tried), max(tried)):
-                return True
-        return False
 
 
 def _number_of(result: Result, value: str, path: Path) -> float:

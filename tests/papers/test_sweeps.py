@@ -165,7 +165,7 @@ def test_only_a_run_that_diverged_is_a_failed_candidate(
     assert status == (0 if state == "done" else 1)
     if state == "done":
         assert "# chosen: threshold 0.8 " in out
-        assert "; others: threshold 0.9: failed" in out
+        assert "; others: threshold 0.9: diverged" in out
         report = tmp_path / "runs/fot/reports/sweep-sweep.md"
         written = report.read_text()
         assert main([*arguments, "--dry-run"]) == 0
@@ -304,7 +304,7 @@ def test_a_failed_run_is_the_worst_and_not_asked_for_again(tmp_path: Path) -> No
     assert asked == [1.0, 10.0, 0.1, 0.01]
     state = SweepState(sweep, resolver(), read_results(tmp_path))
     assert state.chosen == (("methods.fedcurv.strength", 0.1),)
-    assert "| strength 10.0 | failed | 1 |" in state.markdown()
+    assert "| strength 10.0 | diverged | 1 |" in state.markdown()
 
 
 def test_a_search_goes_on_until_it_is_over(tmp_path: Path) -> None:
