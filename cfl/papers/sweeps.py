@@ -261,6 +261,7 @@ class SweepState:
 
     def _value(self, run: Result) -> float | str:
         """The value of a finished run, or why it has none."""
+        found: float | str
         try:
             found = _number_of(run, self.sweep.value, self.sweep.path)
         except Unrecorded as reason:

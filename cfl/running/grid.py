@@ -53,8 +53,12 @@ def values_in(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def seeds_in(text: str) -> range:
+def seeds_in(text: str, option: str = "--seeds") -> range:
     """The seeds that a text names: 0, 1 and 2 for ``3``, 3 and 4 for ``3-4``.
+
+    Args:
+        text: the value of the option.
+        option: its name.
 
     Raises:
         ConfigError: the text has neither form, or names more than 1000 seeds or one above 2^32 - 1.
@@ -69,4 +73,4 @@ def seeds_in(text: str) -> range:
         f"how many, an integer from 1 to {_MOST_SEEDS} (seeds 0 to N - 1), or the first and the last of at most "
         f"{_MOST_SEEDS} seeds up to {MOST}, e.g. 3-4"
     )
-    raise ConfigError("--seeds", text, valid)
+    raise ConfigError(option, text, valid)

@@ -15,15 +15,18 @@ from rich.console import Console
 from cfl.cli.installed_configs import CONFIGS, DEFAULT_CONFIG, find_config
 from cfl.cli.parsing import place_of
 from cfl.reporting.compare import command as comparing
+from cfl.reporting.compare.groups import ON_VALIDATION
 from cfl.reporting.compare.reading import is_run
 from cfl.reporting.experiment import config_hash
-from cfl.running.finished import read_finished, read_results
+from cfl.running.choosing import FILE, Choice
+from cfl.running.finished import Finished, read_finished, read_results
 from cfl.running.grid import Values, combinations, named, setting, values_in
-from cfl.running.jobs import Wanted, lacking
+from cfl.running.jobs import Lacking, Wanted, lacking
 from cfl.running.launcher import Launcher
 from cfl.running.missing_data import MISSING, MissingData
 from cfl.running.resolving import Resolver
 from cfl.running.runner import Outcome, Runner
+from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.command_paths import require_folder
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
@@ -40,53 +43,84 @@ _OF_THE_SWEEP = {
 """Options of ``cfl fit`` that a sweep sets for each run -> what to use instead."""
 
 
-def run(options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int], launcher: Launcher) -> int:
+def run(
+    options: argparse.Namespace, words: Sequence[str], seeds: Sequence[int], choosing: Sequence[int], launcher: Launcher
+) -> int:
     """Make the missing runs, compare all runs, and return the exit status.
 
     Args:
         options: options of ``cfl sweep``.
         words: options of ``cfl fit``.
         seeds: seeds of every experiment.
+        choosing: seeds of the runs by which ``--choose`` chooses.
         launcher: starts the runs.
 
     Raises:
         ConfigError, NotUnderstood: an option or a value is refused, before anything is run.
+        RunFolderError: a finished run by which ``--choose`` chooses is damaged.
     """
     console, out, resolver = Console(highlight=False, markup=False, soft_wrap=True), options.out, Resolver()
     if is_run(out) or (out.exists() and not out.is_dir()):
         raise ConfigError("--out", str(out), "a folder of the sweep's own, which is made where there is none")
-    every = wanted(words, ",".join(options.methods) if options.methods else None, _grid(options.set), out, resolver)
+    methods = wanted(words, ",".join(options.methods) if options.methods else None, _grid(options.set), out, resolver)
+    every = [one for settings in methods.values() for one in settings.values()]
+    choice = Choice(options.choose, choosing, methods, out, resolver) if options.choose is not None else None
     results = read_results(out, read_finished)
     for reason in results.left_out:
         print(on_one_line(f"left out: {reason}"), file=sys.stderr)
-    lacks = lacking(every, seeds, resolver, results)
-    if options.dry_run:
-        for job in lacks.jobs:
-            console.print(job.shown)
-        console.print(lacks.counted)
-        return 0
-    require_folder("--out", out)
-    console.print(f"{out}: {lacks.counted}")
     runner = Runner(options.jobs, MissingData(out / MISSING), launcher.start)
-    outcomes = runner.run(lacks.jobs)
+    if not options.dry_run:
+        require_folder("--out", out)
+
+    def make(lacks: Lacking[Finished], counted: str) -> list[Outcome]:
+        """Make the runs that are lacking, or print their commands."""
+        for job in lacks.jobs if options.dry_run else ():
+            console.print(job.shown)
+        console.print(counted if options.dry_run else f"{out}: {counted}")
+        return [] if options.dry_run else runner.run(lacks.jobs)
+
+    without: list[str] = []
+    notes: list[str] = []
+    if choice is not None:
+        lacks = lacking(choice.wanted, choosing, resolver, results)
+        outcomes = make(lacks, f"{lacks.counted} {ON_VALIDATION}")
+        results = read_results(out, read_finished)
+        after = lacking(choice.wanted, choosing, resolver, results)
+        chosen = choice.chosen(results)
+        every, notes = chosen.tests, chosen.notes
+        without = _without([one for one in outcomes if not one.diverged], after) + chosen.lacking
+        if not options.dry_run:
+            write_whole(out / FILE, chosen.report)
+    lacks = lacking(every, seeds, resolver, results)
+    outcomes = make(lacks, lacks.counted)
+    if options.dry_run:
+        for line in without:
+            console.print(line)
+        return 0
     if runner.interrupted_by is not None:
         console.print("interrupted; the same command goes on")
         return 128 + runner.interrupted_by
     after = lacking(every, seeds, resolver, read_results(out, read_finished))
-    folders, lost = [str(found.folder) for found in after.finished], {job.folder for job in after.jobs}
+    folders = [str(found.folder) for found in after.finished]
     drawn = ["--pictures", ",".join(options.pictures)] if options.pictures else []
-    status = comparing.main([*folders, "--out", str(out), *drawn]) if folders else 1
-    elsewhere = {found.folder for found in after.finished}  # includes runs that another sweep in this folder made
-    without = [_reason(one) for one in outcomes if one.state != "finished" and one.job.folder not in elsewhere]
-    without += [
-        f"{outcome.job.name}: {outcome.job.folder / CONFIG} is not of the experiment that was asked for"
-        for outcome in outcomes
-        if outcome.state == "finished" and outcome.job.folder in lost
-    ]
+    status = comparing.main([*folders, "--out", str(out), *drawn], notes) if folders else 1
+    without += _without(outcomes, after)
     without += [f"{name}: diverged; remove {folder} to run again" for name, folder in lacks.diverged]
     for line in without:
         console.print(f"no result of {line}")
     return 1 if without else status
+
+
+def _without(outcomes: Sequence[Outcome], after: Lacking[Finished]) -> list[str]:
+    """A line for each run that was to be made and has no result, with the reason."""
+    elsewhere = {found.folder for found in after.finished}  # includes runs that another sweep in this folder made
+    lost = {job.folder for job in after.jobs}
+    without = [_reason(one) for one in outcomes if one.state != "finished" and one.job.folder not in elsewhere]
+    return without + [
+        f"{outcome.job.name}: {outcome.job.folder / CONFIG} is not of the experiment that was asked for"
+        for outcome in outcomes
+        if outcome.state == "finished" and outcome.job.folder in lost
+    ]
 
 
 def _reason(outcome: Outcome) -> str:
@@ -97,8 +131,8 @@ def _reason(outcome: Outcome) -> str:
 
 def wanted(
     words: Sequence[str], methods: str | None, grid: Mapping[str, Sequence[str]], out: Path, resolver: Resolver
-) -> list[Wanted]:
-    """The experiments of a sweep, without seeds.
+) -> dict[str, dict[Values, Wanted]]:
+    """The experiments of a sweep, without seeds: method -> its combinations of values -> the experiment.
 
     Args:
         words: options of ``cfl fit`` for all experiments.
@@ -118,6 +152,7 @@ def wanted(
     used = {name: set(resolver.config(arguments)["methods"]) for name, arguments in bases.items()}
     known = set().union(*used.values())
     found: dict[str, Wanted] = {}
+    every: dict[str, dict[Values, Wanted]] = {}
     for name, arguments in bases.items():
         # Options of other methods of the sweep are left out. An option of no method is refused like in cfl fit.
         axes = {key: grid[key] for key in grid if _method_in(key) not in known - used[name]}
@@ -132,7 +167,8 @@ def wanted(
             if other is not one:
                 valid = "different experiments: no result depends on what differs between these"
                 raise ConfigError("cfl sweep", f"{other.name} and {one.name}", valid)
-    return list(found.values())
+            every.setdefault(name or "run", {})[combination] = one
+    return every
 
 
 def _wanted(method: str, arguments: Sequence[str], values: Values, out: Path) -> Wanted:

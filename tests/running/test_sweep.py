@@ -22,6 +22,7 @@ from cfl.running.runner import Outcome, Runner, rounds_done
 from cfl.runtime.errors import ConfigError
 
 TINY = ("--config", str(tiny_cli.TINY))
+LRS = ("--set", "model.optimizer.lr=0.1,0.2", "--data.validation=0.2")
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +183,18 @@ def test_what_cfl_fit_refuses_is_refused_once_in_the_same_words(
         (["--ckpt_path", "last"], "the same command goes on"),
         (["--seeds", "two"], "--seeds = 'two' cannot work"),
         (["--jobs", "0"], "--jobs = 0 cannot work"),
+        ([*LRS, "--choose", "accc"], "--choose = 'accc' cannot work; valid: one of acc, fgt, fgt_max, bwt, fwt\n"),
+        ([*LRS, "--choose", "nll"], "--choose = 'nll' cannot work"),
+        ([*LRS, "--choose", ""], "--choose = '' cannot work"),
+        ([*LRS, "--choose", "seconds"], "--choose = 'seconds' cannot work"),
+        (["--choose", "acc", "--data.validation=0.2"], "--choose = 'acc' cannot work; valid: --set KEY=V1,V2"),
+        ([LRS[0], LRS[1], "--choose", "acc"], "data.validation = 0.0 cannot work; valid: above 0 with --choose"),
+        ([*LRS, "--choose", "acc", "--data.evaluate_on=validation"], "data.evaluate_on = 'validation' cannot work"),
+        ([*LRS, "--choose", "acc", "--set", "data.num_clients=2,4"], "--set = 'data.num_clients' cannot work"),
+        ([*LRS, "--choose", "acc", "--seeds", "3", "--choose-seeds", "2-4"], "--choose-seeds = '2-4' cannot work"),
+        ([*LRS, "--choose", "acc", "--seeds", "3", "--choose-seeds", "2-4"], "nothing is tested, unlike 2\n"),
+        ([*LRS, "--choose", "acc", "--choose-seeds", "x"], "--choose-seeds = 'x' cannot work"),
+        ([*LRS, "--choose-seeds", "4"], "--choose-seeds = '4' cannot work; valid: --choose FIGURE beside it"),
     ],
 )
 def test_bad_options_are_named_before_anything_runs(

@@ -156,11 +156,12 @@ def _columns(text: str) -> list[str]:
     return columns
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, notes: Sequence[str] = ()) -> int:
     """Run the command line.
 
     Args:
         arguments: without the program's name and ``compare``; None takes ``sys.argv``'s after these.
+        notes: lines that every table has as notes.
 
     Returns:
         Exit status: 0 if anything was compared, else 2. What was left out is named on standard error.
@@ -187,7 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not readings:
             _say("error", "there is no finished run to compare")
             return 2
-        compared = with_baselines(compare(readings, keys), options.baseline)
+        comparisons = [replace(one, notes=[*notes, *one.notes]) for one in compare(readings, keys)]
+        compared = with_baselines(comparisons, options.baseline)
         check_columns(options.columns, [comparison for comparison, _ in compared])
         for k, table in enumerate(tables := text_tables(compared)):
             print_table(table.terminal(caption(tables) if k == len(tables) - 1 else ""))

@@ -100,7 +100,7 @@ class Comparison:
     Attributes:
         title: what problem is solved.
         rows: the rows, in order of appearance.
-        notes: a line for each thing that makes rows less comparable than they look.
+        notes: a line for each thing that makes rows less comparable than they look, or that the caller says of them.
     """
 
     title: str
