@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cfl.callbacks.accuracy_targets import AccuracyTargets, rounds_in_words
 from cfl.callbacks.privacy_budget import UNITS, PrivacyBudget
-from cfl.callbacks.run_figures import known_tasks
+from cfl.callbacks.run_figures import figures_by_owner, known_tasks
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.reporting.compare.matrix_table import matrix_table
@@ -28,6 +28,7 @@ def print_figures(federation: Federation, targets: AccuracyTargets, privacy: Pri
     for line in (
         *_how_far(federation, targets, privacy),
         *_of_matrices(federation),
+        *_of_owners(federation),
         *rounds_in_words(targets.rounds(federation.curve), federation.round),
         *_epsilons(federation, privacy),
         _costs(federation),
@@ -67,6 +68,13 @@ def _of_matrices(federation: Federation) -> list[str]:
         f"{name:<{width}} {'undefined' if value is None else rounded(value, 3).rjust(9)}   {formula}"
         for name, value, formula in shown
     ]
+
+
+def _of_owners(federation: Federation) -> Iterator[str]:
+    found = figures_by_owner(federation)
+    numbers = [rounded(value, 3) for value in found.values() if value is not None]
+    if numbers and len(numbers) == len(found):
+        yield "ACC of clients on their own test samples: mean {}, deviation {}, lowest {}".format(*numbers)
 
 
 def _epsilons(federation: Federation, privacy: PrivacyBudget) -> list[str]:

@@ -103,9 +103,46 @@ def run_figures(
     if federation.own:
         figures |= matrix_rows.own_figures(federation, after)
         figures["measures"] = {name: matrix.better for name, matrix in federation.own.items()}
+    figures |= figures_by_owner(federation)
     if channel.integers is not None:
         figures["integer_sums"] = channel.integers.summary()
     return figures
+
+
+def figures_by_owner(federation: Federation) -> dict[str, float | None]:
+    """Figures of clients' models on their own test samples, ``acc_worst_client_by_owner`` and others, in percent.
+
+    They are those of a run with a matrix per client, but each client is tested on the samples that it owns. Empty if
+    the data do not say whose test samples are.
+    """
+    if federation.by_owner is None:
+        return {}
+    found = matrix_rows.figures(federation, federation.by_owner)
+    return {f"{key}_by_owner": found.get(key) for key in ("acc", "acc_std_clients", "acc_worst_client")}
+
+
+def rows_by_owner(federation: Federation) -> list[dict[str, Any]]:
+    """Accuracy of each client's model on its own test samples: a row per evaluation, task and client with samples.
+
+    A client has the global model unless models are personal. Tasks are numbered as in the matrices. Empty if the data
+    do not say whose test samples are.
+    """
+    if federation.by_owner is None:
+        return []
+    accuracies, counts = federation.by_owner.compute(), federation.by_owner.counts[:, :-1].cpu()
+    named = {task.train.client_names for task in federation.data.tasks if task.train.clients is not None}
+    names = named.pop() if len(named) == 1 else ()
+    return [
+        {
+            "after_task": after,
+            "task": task,
+            "client": client,
+            "name": names[client] if names else client,
+            "samples": int(counts[client, after, task]),
+            "accuracy": float(accuracies[client, after, task]),
+        }
+        for after, task, client in counts.permute(1, 2, 0).nonzero().tolist()
+    ]
 
 
 def figures_by_default(federation: Federation) -> dict[str, Any]:

@@ -24,7 +24,14 @@ from cfl.callbacks.local_evaluation import LocalModels
 from cfl.callbacks.printed_figures import print_figures
 from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.callbacks.rounds_table import RoundsTable
-from cfl.callbacks.run_figures import figures_by_default, known_tasks, methods_figures, round_figures, run_figures
+from cfl.callbacks.run_figures import (
+    figures_by_default,
+    known_tasks,
+    methods_figures,
+    round_figures,
+    rows_by_owner,
+    run_figures,
+)
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.report import save_partition_figure, write_partition_csv
 from cfl.federation.federation import Federation
@@ -48,6 +55,7 @@ from cfl.runtime.run_files import (
     PRIVACY,
     ROUNDS,
     SUMMARY,
+    TESTS_BY_OWNER,
     WANDB_ID,
     matrix_file,
 )
@@ -67,7 +75,8 @@ class RunRecord(Callback):
 
     It writes ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
     ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, ``privacy.csv`` if a method adds noise
-    (:class:`cfl.callbacks.privacy_budget.PrivacyBudget`), and after the last round
+    (:class:`cfl.callbacks.privacy_budget.PrivacyBudget`), ``tests_by_owner.csv`` if the data say whose test samples are
+    (:func:`cfl.callbacks.run_figures.rows_by_owner`), and after the last round
     ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends, the learning curve
     ``accuracy_rounds.png``. ``SHA256SUMS``, checksums of these files, and then ``summary.json`` are written last, after
     the last checkpoint. Accuracies and forgetting are in percent. Density runs have ``nll_matrix.csv`` and so on
@@ -265,7 +274,7 @@ class RunRecord(Callback):
         return self._last_row
 
     def _write_tables(self, federation: Federation) -> None:
-        """Write the matrices, the methods' tables and ``privacy.csv``."""
+        """Write the matrices, the methods' tables, ``privacy.csv`` and ``tests_by_owner.csv``."""
         measure, own = federation.measure.name, {matrix.key: matrix for matrix in federation.own.values()}
         of_tests = {measure: federation.measured, **own}
         files = {matrix_file(name): matrix for name, matrix in of_tests.items()}
@@ -282,7 +291,8 @@ class RunRecord(Callback):
                     file = matrix_file(name, f"_{client:03d}")
                     write_matrix_csv(self.folder / CLIENTS / file, values, initial)
         tables = {f"{name}.csv": report_of(name, method).rows for name, method in federation.methods.items()}
-        for file, rows in {**tables, PRIVACY: self.privacy.rows(federation)}.items():
+        tables |= {PRIVACY: self.privacy.rows(federation), TESTS_BY_OWNER: rows_by_owner(federation)}
+        for file, rows in tables.items():
             if rows:
                 write_whole(self.folder / file, csv_of(rows))
 

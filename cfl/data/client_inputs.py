@@ -94,6 +94,11 @@ class ClientInputs(ClientDataAssignment):
         return found
 
     @cached_property
+    def tests_by_owner(self) -> bool:
+        """Whether the data say which of the run's clients own the samples that figures are computed on."""
+        return self.partition.by_owner and any(task.test.clients is not None for task in self.evaluated)
+
+    @cached_property
     def same_tests(self) -> list[int]:
         """For each of the stream's tasks, the first one whose test inputs are the same, in the same order."""
         if self.eval_shuffle:  # every task has an order of its own
@@ -156,9 +161,11 @@ class ClientInputs(ClientDataAssignment):
         return replace(batch, gather=partial(self.gather, batch.task, moment=moment), handles=handles)
 
     def evaluation_batch(self, batch: EvaluationBatch, device: torch.device) -> EvaluationBatch:
-        """``batch`` with ``x`` and ``y`` on ``device``."""
-        x, y = self.inputs.of_test_set(batch.task, slice(batch.start, batch.stop), device, self.eval_shuffle)
-        return replace(batch, x=x, y=y)
+        """``batch`` with ``x``, ``y`` and ``owners`` on ``device``."""
+        samples = batch.task, slice(batch.start, batch.stop), device, self.eval_shuffle
+        x, y = self.inputs.of_test_set(*samples)
+        owners = self.inputs.owners_of_test_set(*samples) if self.tests_by_owner else None
+        return replace(batch, x=x, y=y, owners=owners)
 
     def client_batches(
         self, task: TaskRef, client: int, batch_size: int, device: torch.device

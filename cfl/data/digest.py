@@ -15,7 +15,8 @@ from cfl.runtime.tensor_digest import DIGITS, tensor_sha256, tensors_digest
 def data_digests(tasks: Sequence[Task], owners: bool = False, times: bool = False) -> dict[str, str]:
     """Digests of all tasks' ``train`` and ``test`` samples as returned by streams, labels included.
 
-    ``owners`` adds a digest of the training samples' ``clients``, and ``times`` one of their ``seconds``.
+    ``owners`` adds a digest of the training samples' ``clients``, and of the test samples' if these are known;
+    ``times`` adds one of the training samples' ``seconds``.
 
     Images are digested as decoded and scaled, which may differ between versions of the libraries. The order of samples
     matters, because partitions deal indices. Transforms of stored images are not included: they follow from the
@@ -29,6 +30,8 @@ def data_digests(tasks: Sequence[Task], owners: bool = False, times: bool = Fals
     }
     if owners:
         found["clients"] = tensors_digest(task.train.clients for task in tasks if task.train.clients is not None)
+        if tested := [task.test.clients for task in tasks if task.test.clients is not None]:
+            found["test clients"] = tensors_digest(tested)
     if times:
         found["seconds"] = tensors_digest(task.train.seconds for task in tasks if task.train.seconds is not None)
     return found

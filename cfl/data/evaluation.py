@@ -19,6 +19,7 @@ class EvaluationBatch:
         stop: one past the last sample.
         x: ``[B, C, H, W]`` network input, filled in on the device.
         y: ``[B]`` int64 output index, filled in on the device.
+        owners: ``[B]`` int64, the client that owns each sample, filled in on the device; None if the data do not say.
     """
 
     task: int
@@ -26,6 +27,7 @@ class EvaluationBatch:
     stop: int
     x: Tensor | None = None
     y: Tensor | None = None
+    owners: Tensor | None = None
 
     def to(self, device: torch.device | str) -> EvaluationBatch:
         """Return the batch itself: its samples are sliced from tensors that are already on the device."""

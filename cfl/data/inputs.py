@@ -164,8 +164,16 @@ class Inputs:
             shuffled: whether the test set is in a random order, keyed by (seed, task), instead of the stored one.
         """
         data = self._resident(self._tasks[task].test, device)
-        rows: Tensor | slice = self._test_order(task, device)[part] if shuffled else part
+        rows = self._test_rows(task, part, device, shuffled)
         return self._tasks[task].transform(data.images[rows]), data.labels[rows] + self._offsets[task]
+
+    def owners_of_test_set(self, task: int, part: slice, device: torch.device, shuffled: bool) -> Tensor | None:
+        """``[n]`` int64, the client that owns each sample; None if the data do not say. See :meth:`of_test_set`."""
+        clients = self._resident(self._tasks[task].test, device).clients
+        return None if clients is None else clients[self._test_rows(task, part, device, shuffled)]
+
+    def _test_rows(self, task: int, part: slice, device: torch.device, shuffled: bool) -> Tensor | slice:
+        return self._test_order(task, device)[part] if shuffled else part
 
     def _test_order(self, task: int, device: torch.device) -> Tensor:
         if (task, device) not in self._test_orders:
@@ -177,7 +185,8 @@ class Inputs:
         """The set's tensors on ``device``, moved once."""
         key = (id(images), device)
         if key not in self._on_device:
-            self._on_device[key] = ImageSet(images.images.to(device), images.labels.to(device))
+            clients = None if images.clients is None else images.clients.to(device)
+            self._on_device[key] = ImageSet(images.images.to(device), images.labels.to(device), clients)
         return self._on_device[key]
 
     def _training_set(self, task: int, device: torch.device) -> ImageSet:

@@ -12,7 +12,8 @@ _USUAL_CHANNELS = 4
 
 
 def to_warn_of(data: ClientDataAssignment, input_shape: tuple[int, int, int]) -> list[str]:
-    """Return warnings about idle clients, unreached tasks, ignored owners of samples and swapped axes of images.
+    """Return warnings about idle clients, unreached tasks, owners of samples that are ignored or do not take part, and
+    swapped axes of images.
 
     Idle clients may be intended, to leave their samples out. Unreached tasks are evaluated, but not trained. Owners of
     samples are ignored by all partitions except ``Natural``. Axes are probably swapped if images have many channels.
@@ -38,6 +39,9 @@ def to_warn_of(data: ClientDataAssignment, input_shape: tuple[int, int, int]) ->
     if any(of is not None and len(of.unique()) > 1 for of in owners):
         dealt = f"data.partition = {type(data.partition).__name__} deals samples otherwise"
         found.append(f"the data say whose each sample is, and {dealt}; Natural gives every client its own")
+    tested = (task.test.clients for task in data.tasks if data.partition.by_owner)
+    if any(of is not None and bool(((of < 0) | (of >= data.num_clients)).any()) for of in tested):
+        found.append("some test samples are of clients without training samples; no accuracy of a client counts them")
     channels, height, width = input_shape
     if channels > _USUAL_CHANNELS >= min(height, width):
         read = f"images are read as {channels} channels of {height} x {width} pixels"

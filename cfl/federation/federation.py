@@ -32,6 +32,8 @@ from cfl.runtime.errors import ConfigError
 
 FORMAT = 2
 """Format of a federation in checkpoints; increased whenever older files can no longer be read."""
+BY_OWNER = "accuracy_by_owner"
+"""Key of :attr:`Federation.by_owner` in checkpoints."""
 OF_ALL = frozenset({MODEL_TOPIC, BUFFER_TOPIC, UPDATE})
 """Topics that do not belong to a method. Methods use their own names as topics, so these names are taken."""
 
@@ -62,6 +64,8 @@ class Federation:
         measured: the matrix of this measure under the run's scenario; one matrix per client if models are personal.
         own: name -> matrix of a user's measure.
         known: the matrix of this measure with the task of each test sample known; None if the run has no such matrix.
+        by_owner: accuracies of the model that each client has, on the test samples that it owns; None before an
+            evaluation, where the data do not say whose test samples are, and in runs that do not classify.
         optimizer: an optimizer with the options of the clients' optimizers; None if nothing is trained.
         repeated_tests: tensors of test batches that methods keep from one evaluation to the next.
         engine: the engine that computes local steps and the trial's measurements, for the summary; None before an
@@ -111,6 +115,7 @@ class Federation:
                 raise ConfigError(own_key(name), type(metric).__name__, valid)
             self.own[name] = OwnMatrix(name, metric, targets == "classes", data.num_tasks, owners)
             self.own[name].try_out(data.num_outputs, None if allowed is None else allowed[0])
+        self.by_owner: AccuracyMatrix | None = None
 
     @property
     def accuracy(self) -> AccuracyMatrix:
@@ -122,8 +127,13 @@ class Federation:
     @property
     def matrices(self) -> list[TaskMatrix]:
         """All matrices that an evaluation fills."""
-        every = (self.measured, self.known, *self.own.values(), *self.methods.identified)
+        every = (self.measured, self.known, self.by_owner, *self.own.values(), *self.methods.identified)
         return [matrix for matrix in every if matrix is not None]
+
+    def measure_by_owner(self) -> None:
+        """Make :attr:`by_owner` if the data say whose test samples are. Reads files."""
+        if self.by_owner is None and self.measure.is_accuracy and self.data.tests_by_owner:
+            self.by_owner = AccuracyMatrix(self.data.num_tasks, self.data.num_clients)
 
     @property
     def measures_clients(self) -> bool:
@@ -213,6 +223,7 @@ class Federation:
             self.measure.name: self.measured.state_dict(),
             **({} if self.known is None else {self._known_key: self.known.state_dict()}),
             **{own_key(name): [own.definition, own.state_dict()] for name, own in self.own.items()},
+            **({} if self.by_owner is None else {BY_OWNER: self.by_owner.state_dict()}),
             "initial": {name: tensor.clone() for name, tensor in self.model.initial.items()},
             "fixed_weights": self.network.fixed_digest,
         }
@@ -253,4 +264,7 @@ class Federation:
                     valid = f"{definition}, as in the checkpoint; another measure needs another name"
                     raise ConfigError(key, own.definition, valid)
                 own.load_state_dict(values)
+        if BY_OWNER in state:  # a checkpoint is restored without files, which measure_by_owner would read
+            self.by_owner = AccuracyMatrix(self.data.num_tasks, self.data.num_clients)
+            self.by_owner.load_state_dict(state[BY_OWNER])
         self.model.initial = dict(state["initial"])

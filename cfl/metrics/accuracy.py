@@ -40,8 +40,28 @@ class AccuracyMatrix(TaskMatrix):
 
         ``allowed`` ``[O]`` are the outputs to choose among.
         """
-        scores = outputs if allowed is None else outputs.masked_fill(~moved(allowed, outputs.device), -torch.inf)
-        self.update(row, task, scores.argmax(1).eq(y).sum(), len(y), client)
+        self.update(row, task, _correct(outputs, y, allowed).sum(), len(y), client)
+
+    def add_by_owner(
+        self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, owners: Tensor
+    ) -> None:
+        """As :meth:`add`, each sample to the matrix of the client that owns it.
+
+        Args:
+            row: as for :meth:`add`, and so are ``task``, ``outputs``, ``y`` and ``allowed``.
+            task: the task of the test samples.
+            outputs: ``[B, O]``.
+            y: ``[B]``.
+            allowed: ``[O]`` bool, or None for all.
+            owners: ``[B]`` int64; samples of others than the clients 0 .. C-1 are not counted.
+        """
+        _, line, _ = self._place(row, task, 0)
+        if outputs.device != self.sums.device:
+            self.to(outputs.device)
+        clients = len(self.sums)
+        counted, own = (owners >= 0) & (owners < clients), owners.clamp(0, clients - 1)
+        self.sums[:, line, task].index_add_(0, own, (_correct(outputs, y, allowed) & counted).long())
+        self.counts[:, line, task].index_add_(0, own, counted.long())
 
     def update(self, row: int, task: int, correct: Tensor | int, total: int, client: int | None = None) -> None:
         """Add the answers of one batch or one whole test set.
@@ -94,3 +114,9 @@ class AccuracyMatrix(TaskMatrix):
             "acc_worst_client": defined.min().item() if known else None,
             **super()._of_clients(defined),
         }
+
+
+def _correct(outputs: Tensor, y: Tensor, allowed: Tensor | None) -> Tensor:
+    """``[B]`` bool, whether the largest of the outputs ``[B, O]`` that are ``allowed`` ``[O]`` is that of the class."""
+    scores = outputs if allowed is None else outputs.masked_fill(~moved(allowed, outputs.device), -torch.inf)
+    return scores.argmax(1).eq(y)

@@ -22,12 +22,13 @@ from cfl.runtime.run_files import (
     ROUNDS,
     SAMPLES,
     SUMMARY,
+    TESTS_BY_OWNER,
     WANDB_ID,
     matrix_file,
 )
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
-TABLES = {Path(file).stem for file in (ROUNDS, PARTITION, PRIVACY)} | {
+TABLES = {Path(file).stem for file in (ROUNDS, PARTITION, PRIVACY, TESTS_BY_OWNER)} | {
     Path(matrix_file(measure.name, variant)).stem for measure in MEASURES for variant in {"", measure.known}
 }
 """Names of a run's tables, which no method may have, because its own table would overwrite them."""

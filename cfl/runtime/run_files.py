@@ -28,6 +28,8 @@ CHECKSUMS = "SHA256SUMS"
 """SHA-256 of a finished run's files."""
 WANDB_ID = "wandb-id.txt"
 """Id of the run at wandb."""
+TESTS_BY_OWNER = "tests_by_owner.csv"
+"""Accuracy of each client's model on its own test samples."""
 CLIENTS = "clients"
 """Folder with a table per client."""
 

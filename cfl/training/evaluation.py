@@ -52,6 +52,7 @@ class Scoring:
         """
         self._same_tests.clear()  # of another model
         self._in_parts = None  # untrained, a network may answer every sample alike
+        self.federation.measure_by_owner()
         self._rows = matrix_rows.due(self.federation, everyone or untrained)
         if untrained:
             self._rows = dict.fromkeys(self._rows, -1) if self.federation.round == 0 else {}
@@ -167,6 +168,11 @@ class Scoring:
         for matrix, mask in matrices:
             allowed = None if mask is None else mask[batch.task]
             matrix.add(row, task, scores, cast(Tensor, batch.y), allowed, client)
+        if federation.by_owner is not None and (owners := batch.owners) is not None:
+            mask = outputs.test_after(row)
+            allowed = None if mask is None else mask[batch.task]
+            owners = owners if client is None else owners.where(owners == client, -1)
+            federation.by_owner.add_by_owner(row, task, scores, cast(Tensor, batch.y), allowed, owners)
         for shares in federation.methods.identified:
             found = moved(outputs.own[batch.task], scores.device)[scores.argmax(1)]
             shares.update(row, task, found.sum(), len(scores), client)

@@ -62,7 +62,7 @@ def test_a_table_holds_what_the_same_arrays_do(separator: str, encoding: str, tm
     for part, kept in of_part.items():
         arrays[f"{part}_features"] = np.array([[line[1], line[4]] for line in kept])
         arrays[f"{part}_labels"] = np.array([["2", "9", "10"].index(line[3]) for line in kept])
-    arrays["train_clients"] = np.array([line[2] for line in of_part["train"]])
+        arrays[f"{part}_clients"] = np.array([line[2] for line in kept])
     np.savez(tmp_path / "same.npz", **arrays)
     same = Features(str(tmp_path / "same.npz"))
     assert (found.shape, found.num_classes, found.name) == ((1, 1, 2), 3, "visits")
@@ -70,8 +70,9 @@ def test_a_table_holds_what_the_same_arrays_do(separator: str, encoding: str, tm
     for ours, theirs in zip(found.load(tmp_path), same.load(tmp_path), strict=True):
         assert torch.equal(ours.images, theirs.images)
         assert torch.equal(ours.labels, theirs.labels)
-        assert (ours.clients is None) == (theirs.clients is None)
-        assert ours.clients is None or torch.equal(ours.clients, theirs.clients)
+        assert ours.clients is not None
+        assert theirs.clients is not None
+        assert torch.equal(ours.clients, theirs.clients)
     assert found.moments(tmp_path) == same.moments(tmp_path)
     (tmp_path / "visits.csv").write_text("what was read is known\n")
     assert "age, dose" in found.reads

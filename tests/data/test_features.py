@@ -96,6 +96,7 @@ def test_a_network_for_vectors_learns_them(stream: Any, tmp_path: Path) -> None:
         ({"train_features": np.full((80, 5), np.nan)}, "it holds NaN or infinity"),
         ({"test_features": np.full((40, 5), 1e300)}, "it holds numbers that float32 cannot"),
         ({"train_clients": np.zeros(3, dtype=np.int64)}, r"train_clients are int64 \[3\], not 80 integers or names"),
+        ({"test_clients": np.zeros(3)}, r"test_clients are float64 \[3\], not 40 integers or names"),
     ],
 )
 def test_what_a_file_may_not_hold(other: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -115,6 +115,9 @@ def test_folders_within_those_of_classes_are_clients(tmp_path: Path) -> None:
     data = tiny_data(Permuted(ImageFolder(str(tmp_path), [1, 4, 4]), 2), partition=Natural(), num_clients=3)
     for client, place in enumerate((1, 2, 0)):  # u12, u3, u7
         assert numbers(data, 0, client) == {number for number in range(24) if number // 2 % 3 == place}
+        test = data.tasks[1].test
+        assert test.clients is not None
+        assert {*(test.images[test.clients == client, 0, 0, 0] - 100).tolist()} == numbers(data, 0, client)
     stray = Image.new("L", (4, 4), 50)
     stray.save(tmp_path / "train" / "a" / "of-nobody.png")
     with pytest.raises(ConfigError, match=r"data\.partition = 'Natural' .*do not tell whose"):

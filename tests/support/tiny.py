@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
+from cfl.data.sources import Synthetic
 from cfl.data.streams import Stream
+from cfl.data.types import ImageSet
 from cfl.engines import EngineOptions, products
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
@@ -38,6 +41,7 @@ __all__ = [
     "UNEQUAL",
     "ConvNet",
     "NetworkFactory",
+    "Owned",
     "Poison",
     "PoolNet",
     "Rounds",
@@ -99,6 +103,19 @@ class StridedNet(Network):
     def features(self, x: Tensor) -> Tensor:
         x = self.dropout(torch.relu(self.conv2(torch.relu(self.conv1(x)))))
         return torch.relu(self.fc(x.flatten(1)))
+
+
+class Owned(Synthetic):
+    """A source whose training samples, and test samples if ``tests``, belong to five clients of unequal sizes."""
+
+    def __init__(self, tests: bool = True) -> None:
+        super().__init__(4, [1, 4, 4], 80, 60, noise=60.0)
+        self.tests = tests
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        train, test = super().read(root)
+        owners = [torch.arange(len(part)) ** 2 % 97 % 5 for part in (train, test)]
+        return replace(train, clients=owners[0]), replace(test, clients=owners[1]) if self.tests else test
 
 
 class SaveAfter(Callback):

@@ -22,6 +22,7 @@ from support.tiny import (
     MOMENTUM,
     UNBALANCED,
     ConvNet,
+    Owned,
     double,
     dropping,
     fit,
@@ -39,7 +40,7 @@ from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.participation import Holders, Joining
-from cfl.data.partitions import IID, Dirichlet
+from cfl.data.partitions import IID, Dirichlet, Natural
 from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import Permuted
@@ -294,6 +295,18 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
             "scenario": "density",
             "schedule": {"clients_per_round": 3},
         },
+        {},
+    ),
+    "tests by owner": (
+        mlp,
+        dict,
+        {"stream": Permuted(Owned(), 2), "partition": Natural(), "eval_batch_size": 7, "eval_shuffle": True},
+        {},
+    ),
+    "tests by owner of personal models": (
+        mlp,
+        lambda: {"own": PersonalLayers(["head.*"])},
+        {"stream": Permuted(Owned(), 2), "partition": Natural(), "eval_batch_size": 7},
         {},
     ),
     "clipped": (mlp, lambda: {"counts": Counts()}, {"schedule": {"clients_per_round": 1}}, {}),

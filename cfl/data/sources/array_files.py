@@ -18,7 +18,7 @@ from cfl.data.types import ImageSet
 from cfl.runtime.errors import DataFilesMissing
 
 _PARTS = ("train", "test")
-CLIENTS, NAMES = "train_clients", "class_names"
+CLIENTS, NAMES = {part: f"{part}_clients" for part in _PARTS}, "class_names"
 """Names of optional arrays of a file."""
 
 
@@ -138,7 +138,7 @@ def count_classes(path: Path, train: NDArray[np.int64], test: NDArray[np.int64],
 
 
 def read_arrays(path: Path, layout: Layout, convert: Callable[[NDArray[Any]], Tensor]) -> tuple[ImageSet, ImageSet]:
-    """Training and test set of a file, with the training samples' clients if it has ``train_clients``.
+    """Training and test set of a file, with their samples' clients if it has ``train_clients`` and ``test_clients``.
 
     Args:
         path: the file.
@@ -153,20 +153,25 @@ def read_arrays(path: Path, layout: Layout, convert: Callable[[NDArray[Any]], Te
             _claims(file, layout)
             checked = checked_numbers if layout.numbers else checked_labels
             labels = {part: checked(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS}
-            owned = CLIENTS in file.keys
-            clients, names = _client_numbers(file.read(CLIENTS), len(labels["train"])) if owned else (None, ())
+            owners = [
+                _client_numbers(file.read(key), key, len(labels[part])) if key in file.keys else (None, ())
+                for part, key in CLIENTS.items()
+            ]
             samples = [convert(file.read(f"{part}_{layout.kind}")) for part in _PARTS]
     except ValueError as error:
         raise _damaged(path, error, layout) from error
-    train, test = (torch.from_numpy(labels[part]) for part in _PARTS)
-    return ImageSet(samples[0], train, clients, client_names=names), ImageSet(samples[1], test)
+    train, test = (
+        ImageSet(of_part, torch.from_numpy(labels[part]), clients, client_names=names)
+        for part, of_part, (clients, names) in zip(_PARTS, samples, owners, strict=True)
+    )
+    return train, test
 
 
-def _client_numbers(stored: NDArray[Any], samples: int) -> tuple[Tensor, tuple[Any, ...]]:
+def _client_numbers(stored: NDArray[Any], key: str, samples: int) -> tuple[Tensor, tuple[Any, ...]]:
     """See :func:`numbered`."""
     if stored.shape != (samples,) or stored.dtype.kind not in "iuUS":
         found = f"{stored.dtype} {list(stored.shape)}"
-        raise ValueError(f"{CLIENTS} are {found}, not {samples} integers or names, one for each training sample")
+        raise ValueError(f"{key} are {found}, not {samples} integers or names, one for each sample")
     return numbered(stored)
 
 

@@ -189,7 +189,8 @@ class Arrays(NpzSource):
     The file holds ``train_images`` and ``test_images``, uint8 ``[N, H, W]`` or ``[N, H, W, C]``, and
     ``train_labels`` and ``test_labels``, integers ``[N]`` from 0, or with ``numbers`` numbers ``[N]`` or ``[N, D]``. It
     may hold ``class_names``, texts ``[num_classes]``, and ``train_clients``, names or integers ``[N]``, for the
-    partition ``Natural``. ``shape`` and ``num_classes`` that are not given are read from the file when first used.
+    partition ``Natural``, with ``test_clients`` also for the accuracy at each client. ``shape`` and ``num_classes``
+    that are not given are read from the file when first used.
 
     Args:
         path: of the file, relative to the data root or absolute.

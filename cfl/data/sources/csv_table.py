@@ -64,7 +64,8 @@ class CsvTable(Features):
         path: of the file, relative to the data root or absolute.
         label: the column with the class, any text; with ``numbers`` the number to predict. Classes are sorted as
             numbers where all are whole numbers, else as texts.
-        client: the column with the client that owns a row, any text, for the partition ``Natural``; null: none.
+        client: the column with the client that owns a row, any text, for the partition ``Natural`` and accuracies per
+            client; null: none.
         part: the column that tells ``train`` from ``test``; null: ``test_share`` of the rows are drawn for tests.
         task: the column with the task of a row, any text, for the stream ``NaturalTasks``; null: none. Tasks are sorted
             as classes are.
@@ -205,18 +206,15 @@ class CsvTable(Features):
         train, test = self._split(labels, texts.get("part"))
         if not self.layout.numbers and (lacking := set(range(len(names))) - set(labels[train].tolist())):
             raise ValueError(f"no training row has the class {names[min(lacking)]!r}")
-        clients, client_names = None, ()
-        if "client" in texts:
-            clients, client_names = numbered(np.array(texts["client"])[train])
         tasks, task_names = _classes(texts["task"]) if "task" in texts else (None, ())
         found = []
         for rows_of in (train, test):
             index = torch.from_numpy(rows_of)
             own = None if tasks is None else tasks[index]
-            found.append(_Part(rows.numbers[rows_of], labels[index], tasks=own))
+            clients, names_of = numbered(np.array(texts["client"])[rows_of]) if "client" in texts else (None, ())
+            found.append(_Part(rows.numbers[rows_of], labels[index], clients, names_of, own))
         outputs = (self._columns_of["label"],) if self.layout.numbers else names
-        first = found[0]._replace(clients=clients, client_names=client_names)
-        return _Table(_Names(rows.columns, outputs, task_names), first, found[1])
+        return _Table(_Names(rows.columns, outputs, task_names), *found)
 
     def _split(self, labels: Tensor, parts: Sequence[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Training and test rows, ascending."""

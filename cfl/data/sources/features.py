@@ -44,7 +44,8 @@ class Features(NpzSource):
 
     The file holds ``train_features`` and ``test_features``, floating-point ``[N, D]``, and ``train_labels`` and
     ``test_labels``, integers ``[N]`` from 0, or with ``numbers`` numbers ``[N]`` or ``[N, D]``. It may hold
-    ``class_names`` and ``train_clients`` as for ``Arrays``. Networks get ``[N, 1, 1, D]``, which ``MLP`` takes.
+    ``class_names``, ``train_clients`` and ``test_clients`` as for ``Arrays``. Networks get ``[N, 1, 1, D]``, which
+    ``MLP`` takes.
 
     Args:
         path: of the file, relative to the data root or absolute.

@@ -96,7 +96,8 @@ def _clients(folder: Path, samples: list[tuple[Path, int]]) -> tuple[Tensor | No
 class ImageFolder(StandardSource):
     """Image files in ``<path>/train/<class>/`` and ``<path>/test/<class>/``; classes are numbered by name.
 
-    With ``<path>/train/<class>/<client>/`` the partition ``Natural`` deals every client its own images.
+    With ``<path>/train/<class>/<client>/`` the partition ``Natural`` deals every client its own images; with
+    ``<path>/test/<class>/<client>/`` a run also tells the accuracy at each client.
 
     Args:
         path: of the folder, relative to the data root or absolute.

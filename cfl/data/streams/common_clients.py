@@ -1,4 +1,4 @@
-"""Numbers the clients of several data sets alike."""
+"""Numbers the clients of several data sets, and of their training and test samples, alike."""
 
 from __future__ import annotations
 
@@ -8,28 +8,36 @@ from typing import Any
 
 import torch
 
-from cfl.data.types import Task
+from cfl.data.types import ImageSet, Task
 
 
 def with_common_clients(tasks: Sequence[Task]) -> list[Task]:
     """The tasks with one number for each client, by the order of the clients' names in all data sets together.
 
-    Data sets number their own clients. A client that is missing in one of them would otherwise have another number
-    there. Tasks stay as they are where a data set has numbers of clients without names.
+    Training and test sets number their own clients. A client that is missing in one of them would otherwise have
+    another number there. The names are those of clients with training samples: test samples of others get the client
+    -1. Training sets stay as they are where a data set has numbers of clients without names.
     """
     owned = [task.train for task in tasks if task.train.clients is not None]
-    if not all(train.client_names for train in owned):
-        return list(tasks)
     different = {name for train in owned for name in train.client_names}
     whole = all(isinstance(name, int) for name in different)
     names: tuple[Any, ...] = tuple(sorted(different) if whole else sorted({*map(str, different)}))
-    places = {name: place for place, name in enumerate(names)}
-    return [_renumbered(task, names, places, whole) for task in tasks]
+    common = all(train.client_names for train in owned)
+    renumbered: dict[int, ImageSet] = {}  # tasks that share samples share them afterwards, too
 
+    def of(samples: ImageSet, names: tuple[Any, ...]) -> ImageSet:
+        if samples.clients is None or samples.client_names in ((), names):
+            return samples
+        if id(samples) not in renumbered:
+            places = {str(name): place for place, name in enumerate(names)}
+            own = torch.tensor([places.get(str(name), -1) for name in samples.client_names])
+            renumbered[id(samples)] = replace(samples, clients=own[samples.clients], client_names=names)
+        return renumbered[id(samples)]
 
-def _renumbered(task: Task, names: tuple[Any, ...], places: dict[Any, int], whole: bool) -> Task:
-    train = task.train
-    if train.clients is None or train.client_names == names:
-        return task
-    own = torch.tensor([places[name if whole else str(name)] for name in train.client_names])
-    return replace(task, train=replace(train, clients=own[train.clients], client_names=names))
+    found = []
+    for task in tasks:
+        known = names if common else task.train.client_names
+        train, test = of(task.train, known), of(task.test, known)
+        same = train is task.train and test is task.test
+        found.append(task if same else replace(task, train=train, test=test))
+    return found

@@ -42,6 +42,13 @@ class Accuracy(Measure):
         Figure("bwt", "BWT", "backward transfer in points, the negative of FGT", "higher", signed=True),
         Figure("fwt", "FWT", "forward transfer: points known of a task before it is learned", "higher", signed=True),
         Figure("acc_worst_client", "worst client %", "the lowest ACC of any client", "higher", printed=False),
+        Figure(
+            "acc_worst_client_by_owner",
+            "worst client, own tests %",
+            "the same on each client's own test samples",
+            "higher",
+            printed=False,
+        ),
     )
     of_papers = ("acc", "fgt", "bwt")
     known = "_task_il"
