@@ -120,9 +120,11 @@ def replacing(path: Path, needed: int | None = None, sync: bool = False) -> Iter
 def is_stream(path: Path) -> bool:
     """Whether a path is a device, a pipe or a link below ``/dev``, which a file must not replace.
 
-    Pipes in other folders are replaced: in the folder of a foreign run they would be waited for without end.
+    Pipes in other folders are replaced: in the folder of a foreign run they would be waited for without end. One of
+    these folders is ``/dev/shm``, which is in memory.
     """
-    if path.absolute().parts[:2] != ("/", "dev") or not path.exists() or path.is_dir():
+    parts = path.absolute().parts
+    if parts[:2] != ("/", "dev") or parts[2:3] == ("shm",) or not path.exists() or path.is_dir():
         return False
     return path.is_symlink() or not path.is_file()
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -78,6 +79,22 @@ def test_the_page_of_all_tables_is_written_in_one_step(tmp_path: Path, monkeypat
     with FullDisk():
         assert main(["reproducibility", "--out", str(path)]) == 2
     assert path.read_text() == "afterwards"
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a folder in memory that Linux has")
+def test_files_in_memory_are_files() -> None:
+    """A link in a run folder there is replaced, and its target left as it was."""
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        target, link, pipe = (Path(folder, name) for name in ("target", "link", "pipe"))
+        target.write_text("as it was")
+        link.symlink_to(target)
+        os.mkfifo(pipe)
+        for path in (link, pipe):
+            write_whole(path, "1")
+            write_whole(path, "2")
+            assert path.is_file()
+            assert path.read_text() == "2"
+        assert target.read_text() == "as it was"
 
 
 def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
