@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torchmetrics import Metric
 from cfl.metrics.base import Better, own_key
 from cfl.metrics.collected import CollectedMatrix, Place
 from cfl.metrics.transfer import average_accuracy, transfers
+from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.errors import ConfigError, told_of
 
 _TRIED = (41, 26)  # samples in two batches; without a common divisor, as shares of both would often be equal
@@ -48,7 +49,7 @@ class OwnMatrix(CollectedMatrix):
         super().__init__(num_tasks, num_clients)
         self.key, self._of_classes = own_key(name), of_classes
         self._path = f"{type(metric).__module__}.{type(metric).__qualname__}"
-        own = vars(metric).keys() - vars(self).keys()  # without what every Metric has
+        own = vars(metric).keys() - _of_every_metric()
         options = {key: value for key, value in vars(metric).items() if key in own and _is_option(metric, key, value)}
         self.definition = f"{self._path}({', '.join(f'{key}={options[key]!r}' for key in sorted(options))})"
         if metric.higher_is_better is None:
@@ -67,7 +68,8 @@ class OwnMatrix(CollectedMatrix):
         place = self._place(row, task, client)
         if place not in self._seen:
             self._seen[place] = [self._copy()]
-        self._seen[place][0].update(scores, y)
+        with self._named():
+            self._seen[place][0].update(scores, y)
 
     def try_out(self, num_outputs: int, allowed: Tensor | None) -> None:
         """Refuse a metric that fails, gives no single number, or depends on how samples are divided into batches.
@@ -101,6 +103,10 @@ class OwnMatrix(CollectedMatrix):
             valid = f"a metric whose states (add_state, with dist_reduce_fx) add up over batches; {found}"
             raise ConfigError(self.key, self._path, valid)
 
+    def _named(self) -> ErrorContext:
+        """Names the metric in its errors, which may be of test sets that :meth:`try_out` could not know."""
+        return ErrorContext(lambda: f"{self.key} ({self._path}) failed")
+
     def _copy(self) -> Metric:
         copy: Metric = self._template[0].clone()
         copy.distributed_available_fn = _never  # add_up has collected from all processes already
@@ -115,7 +121,9 @@ class OwnMatrix(CollectedMatrix):
         return outputs.log_softmax(1), y
 
     def _set(self, place: Place, found: Sequence[Metric]) -> None:
-        if math.isfinite(value := value_of(found)):
+        with self._named():
+            value = value_of(found)
+        if math.isfinite(value):
             self.sums[place], self.counts[place] = value, 1
 
     def _figures(self, a: Tensor, t: int) -> dict[str, Tensor]:
@@ -146,6 +154,13 @@ def _is_option(metric: Metric, name: str, value: object) -> bool:
     """Whether an attribute is no state and has a value that is written alike in every process."""
     values = value if isinstance(value, list | tuple) else [value]
     return name[0] != "_" and name not in metric._defaults and all(isinstance(one, _SIMPLE) for one in values)
+
+
+def _of_every_metric() -> Set[str]:
+    """Names of the attributes that torchmetrics gives every metric."""
+    bare = object.__new__(OwnMatrix)
+    Metric.__init__(bare)
+    return vars(bare).keys()
 
 
 def _never() -> bool:

@@ -316,6 +316,39 @@ def test_options_tell_metrics_apart() -> None:
     assert OwnMatrix("x", my_measures.BalancedAccuracy(), True, 2).definition == "my_measures.BalancedAccuracy()"
 
 
+def test_options_with_the_names_of_a_matrixs_attributes_tell_metrics_apart() -> None:
+    class Named(Batches):
+        def __init__(self, num_tasks: int, key: str) -> None:
+            super().__init__()
+            self.num_tasks, self.key, self.better = num_tasks, key, 0.5
+
+    assert OwnMatrix("x", Named(7, "a"), True, 2).definition.endswith("Named(better=0.5, key='a', num_tasks=7)")
+
+
+@pytest.mark.parametrize("kind", ["update", "compute"])
+def test_a_metric_that_fails_on_a_test_set_is_named(kind: str) -> None:
+    class Picky(MeanAbsoluteError):
+        def update(self, predicted: Tensor, y: Tensor) -> None:
+            if kind == "update" and len(y) < 10:
+                raise ValueError("too few")
+            super().update(predicted, y)
+
+        def compute(self) -> Tensor:
+            if self.total < 10:
+                raise ValueError("too few")
+            return super().compute()
+
+    matrix = OwnMatrix("picky", Picky(), False, 1)
+    matrix.try_out(1, None)
+
+    def evaluate() -> None:
+        matrix.add(0, 0, torch.zeros(2, 1), torch.zeros(2, 1), None)
+        matrix.add_up(0)
+
+    with pytest.raises(RuntimeError, match=r"measures\.picky \(test_own\..*Picky\) failed: ValueError: too few"):
+        evaluate()
+
+
 def test_scores_are_logarithms_of_probabilities() -> None:
     seen: list[Tensor] = []
 
