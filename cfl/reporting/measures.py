@@ -51,9 +51,6 @@ _OF_MEASURES = tuple(figure for measure in MEASURES for figure in measure.column
 FIGURES = (*_OF_MEASURES, *_COST)
 """All figures, in the order of the columns. Tables leave out a figure that no run has."""
 
-PRINTED = tuple(figure for figure in FIGURES if figure.printed)
-"""The columns of the printed tables; pages and CSV files have all."""
-
 
 def figures_with(own: Mapping[str, Better]) -> tuple[Figure, ...]:
     """Return :data:`FIGURES` and those of a user's measures.

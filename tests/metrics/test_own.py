@@ -164,7 +164,10 @@ def test_a_comparison_needs_no_class(
     capsys.readouterr()
     assert compare([str(runs), "--out", str(tmp_path / "out"), "--columns", "acc,measures.error"]) == 0
     assert "my_measures" not in sys.modules
-    assert {"top2", "error FGT"} <= {*re.findall(r"[┃ ](top2|error FGT) ", capsys.readouterr().out)}
+    printed = capsys.readouterr().out
+    assert {"top2", "error FGT"} <= {*re.findall(r"[┃ ](top2|error FGT) ", printed)}
+    for text in (printed, (tmp_path / "out" / "comparison.md").read_text()):
+        assert "top2: mean top2 over all tasks at the end; top2 FGT: how much worse tasks" in " ".join(text.split())
     rows = tiny_cli.rows(tmp_path / "out" / "means.csv")
     errors = {row["row"]: row for row in rows if row["figure"] == "measures.error"}
     first, second = sorted(errors.values(), key=lambda row: float(row["mean"]))

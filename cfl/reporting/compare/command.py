@@ -67,7 +67,7 @@ def write_report(
         names = write_pictures(folder, comparisons, pictures)
     texts = {
         "report.html": page_of(compared, left_out, warnings),
-        "comparison.md": markdown_report(tables, left_out, warnings, names),
+        "comparison.md": markdown_report(tables, comparisons, left_out, warnings, names),
         "comparison.tex": latex_report(compared, columns),
     }
     for name, text in texts.items():
@@ -190,9 +190,9 @@ def main(arguments: Sequence[str] | None = None, notes: Sequence[str] = ()) -> i
             return 2
         comparisons = [replace(one, notes=[*notes, *one.notes]) for one in compare(readings, keys)]
         compared = with_baselines(comparisons, options.baseline)
-        check_columns(options.columns, [comparison for comparison, _ in compared])
+        check_columns(options.columns, comparisons)
         for k, table in enumerate(tables := text_tables(compared)):
-            print_table(table.terminal(caption(tables) if k == len(tables) - 1 else ""))
+            print_table(table.terminal(caption(tables, comparisons) if k == len(tables) - 1 else ""))
         if out is not None:
             write_report(out, compared, left_out, warnings, options.pictures, options.columns)
             print(out / "report.html")

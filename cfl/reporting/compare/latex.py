@@ -10,7 +10,7 @@ from itertools import pairwise
 from cfl.metrics.measure import MEASURES, measure_of
 from cfl.reporting.compare.groups import ON_VALIDATION, on_validation
 from cfl.reporting.compare.latex_layout import HEADING, SIZE, SMALL, Column, Layout, layouts, parts_of
-from cfl.reporting.compare.rows import Compared, Comparison, Row
+from cfl.reporting.compare.rows import Compared, Comparison, Row, own_measures
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, paired_difference
 from cfl.reporting.compare.tables import (
     MISSING,
@@ -60,9 +60,8 @@ def valid_columns(comparisons: Iterable[Comparison]) -> list[str]:
     """Return the keys of all columns that at least one of the tables can have."""
     comparisons = list(comparisons)
     figures = {figure.key for comparison in comparisons for figure in figures_of(comparison)}
-    own = {name: better for comparison in comparisons for name, better in comparison.own.items()}
     aims = sorted({name for comparison in comparisons for name in targets(comparison)}, key=float)
-    keys = [figure.key for figure in figures_with(own) if figure.key in figures]
+    keys = [figure.key for figure in figures_with(own_measures(comparisons)) if figure.key in figures]
     return [*keys, *(f"{_ROUNDS_TO}{name}" for name in aims), _SEEDS, _RANK]
 
 

@@ -14,7 +14,7 @@ from cfl.data.report import evenly
 from cfl.metrics.measure import ACCURACY, MEASURES
 from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import LeftOut, Reading
-from cfl.reporting.compare.rows import Compared, Comparison, Row, figure_of, styles_of
+from cfl.reporting.compare.rows import Compared, Comparison, Row, figure_of, own_measures, styles_of
 from cfl.reporting.compare.settings import differing, shown
 from cfl.reporting.compare.statistics import LEVEL, Spread
 from cfl.reporting.compare.tables import figures_of, numbers_of
@@ -50,7 +50,7 @@ def page_data(
     rows = [row for comparison, _ in comparisons for row in comparison.rows]
     labels = list(dict.fromkeys(row.label for row in rows))
     styles = styles_of(comparison for comparison, _ in comparisons)
-    own = {name: better for comparison, _ in comparisons for name, better in comparison.own.items()}
+    own = own_measures(comparison for comparison, _ in comparisons)
     measures = [measure for measure in matrices_with(own) if any(row.matrices(measure.key) for row in rows)]
     place = {label: k for k, label in enumerate(labels)}
     count = max(1, len(rows))

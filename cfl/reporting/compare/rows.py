@@ -107,11 +107,6 @@ class Comparison:
     rows: Sequence[Row]
     notes: Sequence[str]
 
-    @property
-    def own(self) -> dict[str, Better]:
-        """Name of each of the users' measures of any run -> which values are better."""
-        return {name: better for row in self.rows for one in row.readings for name, better in one.run.own.items()}
-
     def baseline(self, name: str | None) -> Row | None:
         """The row against which differences are taken.
 
@@ -159,6 +154,12 @@ Compared = Sequence[tuple[Comparison, Row | None]]
 def styles_of(comparisons: Iterable[Comparison]) -> dict[str, LineStyle]:
     """Return label -> style, the same in all tables and pictures."""
     return line_styles({row.label: row.method for comparison in comparisons for row in comparison.rows})
+
+
+def own_measures(comparisons: Iterable[Comparison]) -> dict[str, Better]:
+    """Name of each of the users' measures of any run -> which values are better."""
+    readings = [reading for comparison in comparisons for row in comparison.rows for reading in row.readings]
+    return {name: better for reading in readings for name, better in reading.run.own.items()}
 
 
 def figure_of(reading: Reading, key: str) -> float | None:

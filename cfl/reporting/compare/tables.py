@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cfl.reporting.compare.rows import Comparison, Row
+from cfl.reporting.compare.rows import Comparison, Row, own_measures
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, mean_ranks, paired_difference
-from cfl.reporting.measures import PRINTED, Figure, figures_with
+from cfl.reporting.measures import Figure, figures_with
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import TextTable
 
 MISSING = "-"
 
 
-def caption(tables: Sequence[TextTable] | None = None) -> str:
-    """Return a caption that explains the columns of the tables; None explains all possible columns."""
+def caption(tables: Sequence[TextTable] | None = None, comparisons: Sequence[Comparison] = ()) -> str:
+    """Return a caption that explains the columns of the tables of comparisons; None explains all possible columns."""
     shown = None if tables is None else {heading for table in tables for heading in table.headings}
-    figures = [figure for figure in PRINTED if shown is None or figure.heading in shown]
+    printed = [figure for figure in figures_with(own_measures(comparisons)) if figure.printed]
+    figures = [figure for figure in printed if shown is None or figure.heading in shown]
     said = "; ".join(f"{figure.heading}: {figure.meaning}" for figure in figures)
     return f"Mean over seeds, ± sample standard deviation. {said}."
 
@@ -56,7 +57,8 @@ def numbers_of(comparison: Comparison, baseline: Row | None = None) -> list[Numb
 
 def figures_of(comparison: Comparison) -> list[Figure]:
     """Return the figures that at least one row of a table has."""
-    return [figure for figure in figures_with(comparison.own) if any(row.figure(figure) for row in comparison.rows)]
+    figures = figures_with(own_measures([comparison]))
+    return [figure for figure in figures if any(row.figure(figure) for row in comparison.rows)]
 
 
 def printed_figures_of(comparison: Comparison) -> list[Figure]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cfl.reporting.compare.reading import LeftOut
-from cfl.reporting.compare.rows import Compared, Comparison, figure_of
+from cfl.reporting.compare.rows import Compared, Comparison, figure_of, own_measures
 from cfl.reporting.compare.tables import caption, difference_text, mean_text, numbers_of, targets
 from cfl.reporting.csv_file import csv_text
 from cfl.reporting.measures import figures_with
@@ -19,13 +19,17 @@ from cfl.runtime.printable import in_markdown
 
 
 def markdown_report(
-    tables: Sequence[TextTable], left_out: Sequence[LeftOut], warnings: Sequence[str], pictures: Sequence[str] = ()
+    tables: Sequence[TextTable],
+    comparisons: Sequence[Comparison],
+    left_out: Sequence[LeftOut],
+    warnings: Sequence[str],
+    pictures: Sequence[str] = (),
 ) -> str:
     """Return a report of all tables, their caption, what was not compared, and links to picture files."""
     parts = [
         "# Comparison of runs\n",
         *("\n".join(table.markdown()) + "\n" for table in tables),
-        caption(tables) + "\n",
+        caption(tables, comparisons) + "\n",
     ]
     told = [*(f"{one.folder}: {one.reason}" for one in left_out), *warnings]
     if told:
@@ -40,8 +44,7 @@ def markdown_report(
 def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Write a line per run with every figure unrounded, bytes as bytes; an empty cell is an undefined value."""
     aims = sorted({name for comparison in comparisons for name in targets(comparison)}, key=float)
-    own = {name: better for comparison in comparisons for name, better in comparison.own.items()}
-    extra = [figure.key for figure in figures_with(own) if figure.key not in SUMMARY_KEYS]
+    extra = [figure.key for figure in figures_with(own_measures(comparisons)) if figure.key not in SUMMARY_KEYS]
     keys = [*SUMMARY_KEYS, *extra]
     rows = []
     for comparison in comparisons:

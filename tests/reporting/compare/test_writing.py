@@ -143,11 +143,11 @@ def test_markdown_has_the_cells_and_escapes_bars(table: Comparison) -> None:
 
 def test_the_report_names_what_is_not_compared(table: Comparison) -> None:
     left = [LeftOut(Path("runs/x"), "not finished: 3 rounds done, no task yet", unfinished=True)]
-    report = markdown_report([means_table(table)], left, ["a broken part"], ["accuracy_curve.png"])
+    report = markdown_report([means_table(table)], [table], left, ["a broken part"], ["accuracy_curve.png"])
     assert "- runs/x: not finished: 3 rounds done" in report
     assert "- a broken part" in report
     assert "![accuracy curve](accuracy_curve.png)" in report
-    assert "Not compared" not in markdown_report([means_table(table)], [], [])
+    assert "Not compared" not in markdown_report([means_table(table)], [table], [], [])
 
 
 @pytest.mark.parametrize("length", [5, 60, 300])
