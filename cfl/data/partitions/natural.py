@@ -15,8 +15,7 @@ class Natural(Partition):
     """Each client holds the samples that the data set says are its own; nothing is drawn.
 
     ``data.num_clients`` has to be the number of clients in the data. They are numbered from 0, in the order of their
-    names or numbers. Samples of clients that do not take part in a task are not used in it. With several data sets,
-    client k of each is the same client.
+    names or numbers in all data sets together. Samples of clients that do not take part in a task are not used in it.
     """
 
     name = "natural"
