@@ -200,9 +200,9 @@ class FederatedCLI(LightningCLI):
         settings = self._settings
         with (
             keys_as_typed(self.settled.methods),
+            naming_what_cannot_be_made(self._plain),
             naming_what_fails(settings.trainer),
             data_root_given(settings.data.root),
-            naming_what_cannot_be_made(self._plain),
         ):
             super().instantiate_classes()
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from cfl.cli.class_entries import class_entries
 from cfl.cli.linked_defaults import NAMED
-from cfl.cli.reasons import causes, debugging, reason_for_user
+from cfl.cli.reasons import causes, debugging, disk_error, reason_for_user
 from cfl.cli.refusals import without_type
 from cfl.methods import Method
-from cfl.runtime.class_paths import PACKAGE
+from cfl.runtime.class_paths import PACKAGE, named_class
 from cfl.runtime.errors import ConfigError
 
 
@@ -30,11 +30,10 @@ def check_untyped(config: Mapping[str, Any]) -> None:
     """
     for key, entry in class_entries(config):
         path, options = entry["class_path"], entry.get("init_args") or {}
-        module, _, name = path.rpartition(".")
-        for one in _parameters(getattr(sys.modules.get(module), name, None)):
+        for one in _parameters(named_class(path)):
             bare = one.annotation is one.empty and one.default is one.empty
             if bare and one.name in options and options[one.name] is None:
-                raise ConfigError(key, path, without_type(name, one.name))
+                raise ConfigError(key, path, without_type(path.rpartition(".")[2], one.name))
 
 
 def check_options(config: Mapping[str, Any]) -> None:
@@ -50,12 +49,12 @@ def check_options(config: Mapping[str, Any]) -> None:
     """
     for key, entry in class_entries(config):
         path = entry["class_path"]
-        module, _, name = path.rpartition(".")
-        taken = [one.kind for one in _parameters(getattr(sys.modules.get(module), name, None))]
+        found = named_class(path)
+        taken = [one.kind for one in _parameters(found)]
         for option, value in (entry.get("dict_kwargs") or {}).items():
             if path.startswith(f"{PACKAGE}.") or inspect.Parameter.VAR_KEYWORD not in taken:
-                raise ConfigError(f"{key}.{option}", value, f"unset: it is no option of {name}")
-        if getattr(sys.modules.get(module), name, None) is Method:
+                raise ConfigError(f"{key}.{option}", value, f"unset: it is no option of {path.rpartition('.')[2]}")
+        if found is Method:
             raise ConfigError(key, "Method", f"{NAMED['methods']}; the base class does nothing")
 
 
@@ -67,23 +66,31 @@ def naming_what_cannot_be_made(config: Mapping[str, Any]) -> Iterator[None]:
         config: a configuration's plain values, whose classes have been imported.
 
     Raises:
-        ConfigError: building a class failed. The error names the key of a class in the file that raised it.
+        ConfigError: building a class failed. The error names the key of a class in the file that raised it, or that
+            called what raised it if the class is not of this package.
     """
     try:
         yield
     except Exception as error:
         *_, first = causes(error)
         frames = traceback.extract_tb(first.__traceback__)
-        if reason_for_user(error) or debugging() or not frames:
+        if reason_for_user(error) or disk_error(error) or debugging() or not frames:
             raise
-        place = Path(frames[-1].filename)
-        for key, entry in class_entries(config):
-            path = entry["class_path"]
-            file = getattr(sys.modules.get(path.rpartition(".")[0]), "__file__", None)
-            if file and Path(file) == place:
-                what = f"{type(first).__name__}: {first} ({place.name}, line {frames[-1].lineno})"
-                raise ConfigError(key, path, f"options with which it can be made; {what}") from error
+        entries = [(key, entry["class_path"], _file_of(entry["class_path"])) for key, entry in class_entries(config)]
+        for frame in reversed(frames):
+            for key, path, file in entries:
+                may_call = frame is frames[-1] or not path.startswith(f"{PACKAGE}.")
+                if file == Path(frame.filename) and may_call:
+                    what = f"{type(first).__name__}: {first} ({file.name}, line {frame.lineno})"
+                    raise ConfigError(key, path, f"options with which it can be made; {what}") from error
         raise
+
+
+def _file_of(path: str) -> Path | None:
+    """The file of an imported class."""
+    module = sys.modules.get(getattr(named_class(path), "__module__", ""))
+    file = getattr(module, "__file__", None)
+    return Path(file) if file else None
 
 
 def _parameters(kind: object) -> list[inspect.Parameter]:

@@ -145,7 +145,8 @@ def _with_name(refused: Refusal, section: str, given: Sequence[Given]) -> str:
         names = [name for name in names if said.get(f"{name}.{above}".strip("."), "").endswith(needing)]
     else:
         values = {name: value_of(f"{section}.{name}.{option}", given).value for name in classes}
-        names = [name for name, of in classes.items() if of == refused.owner and values[name] is not None]
+        names = [name for name, of in classes.items() if of == refused.owner]
+        names = [name for name in names if values[name] is not None] or names
         names = [name for name in names if str(values[name]) in refused.text] or names
     return ".".join(filter(None, (section, names[0] if names else "<name>", option)))
 

@@ -195,13 +195,21 @@ def test_an_option_without_type_default_and_value_is_refused(
         assert fit(tmp_path / "run", f"--{key}=untyped_here.{kind}", f"--{key}.width=3") == 0
 
 
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [("raise KeyError(share)", "KeyError: 2.0"), ("torch.zeros(-1)", "RuntimeError: zeros: Dimension")],
+)
 def test_an_error_of_an_own_class_while_it_is_made_names_its_key(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    step: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also an error that a function of another package raises."""
     code = (
-        "from cfl.methods import Method\n\nclass Mine(Method):\n    def __init__(self, share: float = 2.0) -> None:\n"
+        "import torch\nfrom cfl.methods import Method\n\n"
+        "class Mine(Method):\n    def __init__(self, share: float = 2.0) -> None:\n"
     )
-    own_module("raises_here", f"{code}        raise KeyError(share)\n", tmp_path, monkeypatch)
+    own_module("raises_here", f"{code}        {step}\n", tmp_path, monkeypatch)
     assert fit(tmp_path / "run", "--methods.mine=raises_here.Mine") == 2
-    why = "options with which it can be made; KeyError: 2.0 (raises_here.py, line 5)"
-    assert f"error: methods.mine = 'raises_here.Mine' cannot work; valid: {why}" in capfd.readouterr().err
+    why = f"options with which it can be made; {said}"
+    told = capfd.readouterr().err
+    assert f"error: methods.mine = 'raises_here.Mine' cannot work; valid: {why}" in told
+    assert "(raises_here.py, line 6)" in told

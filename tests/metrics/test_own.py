@@ -268,6 +268,11 @@ def test_metrics_that_cannot_work_are_refused(kind: type[Metric], said: str) -> 
         (("--measures.a b", "my_measures.Top"), "measures.a b = 'a b' cannot work; valid: a name of at most 100"),
         (("--measures.x", "my_measures.Top"), "selected index k out of range (my_measures.py, line "),
         ((*TOP2, "--federated.measures", "{}"), "federated.measures = "),
+        (("--measures", '{"x": {"class_path": "my_measures.Top", "init_args": {"k": null}}}'), "measures.x.k = None "),
+        (
+            ("--measures.x", "torchmetrics.Accuracy", "--measures.x.task", "multiclass"),
+            "measures.x = 'torchmetrics.Accuracy' cannot work; valid: options with which it can be made; ValueError: ",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(
