@@ -244,8 +244,7 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         _ = self.digests  # computed before the first checkpoint, whose time is measured
         if self.measure.targets == "inputs":
             require_binary(self.tasks)
-        if self.scenario in ("domain", "regression"):
-            self._given.check_shared_outputs(self.root)
+        self._given.check_numbers(self.root, shared_outputs=self.scenario in ("domain", "regression"))
         if self.exposure in OWN_PACE:
             _ = self._portions
         epochs = self.schedule.local_epochs

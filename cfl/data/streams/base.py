@@ -96,11 +96,12 @@ class Stream(Named, ABC):
             return [source.names(root)] * self.num_tasks
         return [tuple(map(str, range(classes))) for classes in self.classes_per_task]
 
-    def check_shared_outputs(self, root: Path) -> None:
-        """Refuse data sets that number the same classes or features differently; called where tasks share outputs.
+    def check_numbers(self, root: Path, shared_outputs: bool) -> None:
+        """Refuse data sets that number the same features, or where tasks share outputs the same classes, differently.
 
         Args:
             root: folder with the data sets' files.
+            shared_outputs: whether tasks share outputs.
 
         Raises:
             ConfigError: ``data.stream.sources``.

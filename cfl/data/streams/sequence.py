@@ -49,10 +49,14 @@ class Sequence(Stream):
         """See :meth:`Stream.class_names`; each name begins with that of its data set."""
         return [tuple(f"{source.name} {name}" for name in source.names(root)) for source in self.sources]
 
-    def check_shared_outputs(self, root: Path) -> None:
-        """See :meth:`Stream.check_shared_outputs`."""
-        _check_same_numbers("class", self.sources, [source.names(root) for source in self.sources])
-        _check_same_numbers("column", self.sources, [source.columns(root) for source in self.sources])
+    def check_numbers(self, root: Path, shared_outputs: bool) -> None:
+        """See :meth:`Stream.check_numbers`. Tables with some common columns are refused where tasks share outputs."""
+        if shared_outputs:
+            valid = "data sets that number them alike, or data.scenario: task, where tasks share no outputs"
+            _check_same_numbers("class", self.sources, [source.names(root) for source in self.sources], valid)
+        columns = [source.columns(root) for source in self.sources]
+        valid = "tables with their columns in one order"
+        _check_same_numbers("column", self.sources, columns, valid, all_common=not shared_outputs)
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; nothing here is drawn at random."""
@@ -100,15 +104,19 @@ def _check_boxes(sources: list[Source]) -> None:
             raise ConfigError("data.stream.sources", given, valid)
 
 
-def _check_same_numbers(what: str, sources: list[Source], names: list[tuple[str, ...]]) -> None:
-    """Refuse two data sets that share names, but do not have the same name for each number that both have."""
+def _check_same_numbers(
+    what: str, sources: list[Source], names: list[tuple[str, ...]], valid: str, all_common: bool = False
+) -> None:
+    """Refuse two data sets with common names, but not the same name for each number that both have.
+
+    With ``all_common`` only if they have the same names.
+    """
     known = list(zip((source.name for source in sources), names, strict=True))
     for (first, own), (second, others) in combinations(known, 2):
         unlike = [number for number, pair in enumerate(zip(own, others, strict=False)) if len({*pair}) > 1]
-        if unlike and {*own} & {*others}:
+        if unlike and ({*own} == {*others} if all_common else {*own} & {*others}):
             number = unlike[0]
             found = f"{what} {number} is {own[number]!r} in {first} and {others[number]!r} in {second}"
-            valid = "data sets that number them alike, or data.scenario: task, where tasks share no outputs"
             raise ConfigError("data.stream.sources", found, valid)
 
 
