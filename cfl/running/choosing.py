@@ -13,7 +13,7 @@ from cfl.reporting.compare.groups import ON_VALIDATION
 from cfl.reporting.compare.reading import read
 from cfl.reporting.compare.rows import figure_of
 from cfl.running.finished import Finished, Results
-from cfl.running.grid import Values, named
+from cfl.running.grid import Values, named, setting
 from cfl.running.jobs import Wanted
 from cfl.running.resolving import Resolver
 from cfl.running.selection import at_an_end, best_of, candidates_table, mean_of, scores_of
@@ -77,7 +77,7 @@ class Choice:
         self._compared = {
             test.name: test._replace(
                 name=f"{test.name} {ON_VALIDATION}",
-                arguments=(*test.arguments, "--data.evaluate_on=validation"),
+                arguments=(*test.arguments, setting("data.evaluate_on", "validation")),
                 above=out / _FOLDER,
             )
             for settings in methods.values()
@@ -87,10 +87,10 @@ class Choice:
 
     def _figure(self, key: str, settings: Settings) -> Figure:
         """The figure of a method's runs, after a check of their data."""
-        for setting in (setting for values in settings for setting, _ in values):
-            if setting.startswith("data."):
+        for option in (option for values in settings for option, _ in values):
+            if option.startswith("data."):
                 valid = "values of one problem with --choose; a sweep for each problem"
-                raise ConfigError("--set", setting, valid)
+                raise ConfigError("--set", option, valid)
         data = self._resolver.config(next(iter(settings.values())).arguments)["data"]
         if data["evaluate_on"] != "test":
             valid = "test with --choose, which itself sets validation for the runs that choose"
