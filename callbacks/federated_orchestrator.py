@@ -250,7 +250,7 @@ class FederatedOrchestrator(Callback):
         evaluated = federation.schedule.row_is_whole(plan)
         figures = federation.measured.summary(after=plan.task) if evaluated else {}
         federation.curve.append(figures.get(federation.measure.figure))
-        figures |= matrix_rows.own_figures(federation, plan.task) if evaluated and federation.own else {}
+        figures |= matrix_rows.own_figures(federation, plan.task) if evaluated and federation.own_measures else {}
         self._tell(trainer, work.mean_loss, figures)
         federation.seconds += time.perf_counter() - self._started
         met = any(targets.end_the_run(federation.curve) for targets in callbacks_of(trainer, AccuracyTargets))

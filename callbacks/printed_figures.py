@@ -60,7 +60,7 @@ def _of_matrices(federation: Federation) -> list[str]:
         for key, formula in federation.measure.formulas.items()
     ]
     own = matrix_rows.own_figures(federation, matrix_rows.last_whole(federation))
-    for name, matrix in federation.own.items() if own else ():
+    for name, matrix in federation.own_measures.items() if own else ():
         for figure in figures_of_own(name, matrix.better):
             shown.append((figure.key, own[figure.key], f"{figure.meaning} ({figure.better} is better)"))
     width = max(len(name) for name, _, _ in shown)

@@ -100,9 +100,9 @@ def run_figures(
     }
     for suffix, matrix in known_tasks(federation).items():
         figures |= {f"{key}{suffix}": value for key, value in matrix_rows.figures(federation, matrix).items()}
-    if federation.own:
+    if federation.own_measures:
         figures |= matrix_rows.own_figures(federation, after)
-        figures["measures"] = {name: matrix.better for name, matrix in federation.own.items()}
+        figures["measures"] = {name: matrix.better for name, matrix in federation.own_measures.items()}
     figures |= figures_by_owner(federation)
     if channel.integers is not None:
         figures["integer_sums"] = channel.integers.summary()

@@ -275,7 +275,7 @@ class RunRecord(Callback):
 
     def _write_tables(self, federation: Federation) -> None:
         """Write the matrices, the methods' tables, ``privacy.csv`` and ``tests_by_owner.csv``."""
-        measure, own = federation.measure.name, {matrix.key: matrix for matrix in federation.own.values()}
+        measure, own = federation.measure.name, {matrix.key: matrix for matrix in federation.own_measures.values()}
         of_tests = {measure: federation.measured, **own}
         files = {matrix_file(name): matrix for name, matrix in of_tests.items()}
         files |= {matrix_file(measure, suffix): matrix for suffix, matrix in known_tasks(federation).items()}
@@ -341,7 +341,7 @@ class RunRecord(Callback):
             self._draw(client)
         text = json.dumps(_finite(self._summary(federation, device)), indent=2, allow_nan=False) + "\n"
         tables = [self.folder / f"{name}.csv" for name in (*TABLES, *federation.methods)]
-        for name in (federation.measure.name, *(matrix.key for matrix in federation.own.values())):
+        for name in (federation.measure.name, *(matrix.key for matrix in federation.own_measures.values())):
             tables += [self.folder / matrix_file(name), *(self.folder / CLIENTS).glob(matrix_file(name, "_*"))]
         tables.append(self.folder / CONFIG)
         names = [str(table.relative_to(self.folder)) for table in tables if table.is_file()]

@@ -6,10 +6,8 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jsonargparse._parameter_resolvers import get_signature_parameters
-
 from cfl.cli.given import Given
-from cfl.runtime.class_paths import named_class
+from cfl.runtime.class_paths import named_class, own_parameter
 from cfl.runtime.errors import shown
 
 KEYS = ("data.stream", "data.partition", "data.participation", "model.network")
@@ -28,8 +26,7 @@ def kept_options(every: Sequence[Given], key: str, path: str, options: Mapping[s
         options: its options.
     """
     found, used = named_class(path), _last_part(path)
-    # With those that a class passes on to its base class.
-    parameters = {} if found is None else {one.name: one for one in get_signature_parameters(found, "__init__")}
+    kinds = () if found is None else found.__mro__  # a class may pass options on to its base class
     named = {one.file: _last_part(one.value) for one in every if one.key == key}  # within a file, in any order
     current, setters = "", dict[str, tuple[str, str | None]]()
     for one in every:
@@ -39,7 +36,8 @@ def kept_options(every: Sequence[Given], key: str, path: str, options: Mapping[s
         elif name != one.key and "." not in name:
             setters[name] = (named.get(one.file, current), one.file)
     for name, (whose, file) in setters.items():
-        own = parameters[name].default if name in parameters else inspect.Parameter.empty
+        parameters = (own_parameter(kind, name) for kind in kinds)
+        own = next((one.default for one in parameters if one is not None), inspect.Parameter.empty)
         if file is None or whose == used or own is inspect.Parameter.empty:
             continue
         value, own = (list(one) if isinstance(one, tuple) else one for one in (options.get(name), own))

@@ -62,7 +62,7 @@ class Federation:
         stopped: whether the run ended before its last round, because it reached its targets or its privacy budget.
         measure: what is measured after each task; it follows from the scenario.
         measured: the matrix of this measure under the run's scenario; one matrix per client if models are personal.
-        own: name -> matrix of a user's measure.
+        own_measures: name -> matrix of a user's measure.
         known: the matrix of this measure with the task of each test sample known; None if the run has no such matrix.
         by_owner: accuracies of the model that each client has, on the test samples that it owns; None before an
             evaluation, where the data do not say whose test samples are, and in runs that do not classify.
@@ -108,13 +108,13 @@ class Federation:
         has_known = self.measure.has_known(data.scenario, model.has_personal_models and methods.tells_tasks_apart)
         self.known: TaskMatrix | None = empty() if has_known else None
         targets, allowed = self.measure.targets, data.outputs.test_after(0)
-        self.own: dict[str, OwnMatrix] = {}
+        self.own_measures: dict[str, OwnMatrix] = {}
         for name, metric in (own_measures or {}).items():
             if targets not in ("classes", "numbers"):
                 valid = f"none where runs measure {self.measure.words}"
                 raise ConfigError(own_key(name), type(metric).__name__, valid)
-            self.own[name] = OwnMatrix(name, metric, targets == "classes", data.num_tasks, owners)
-            self.own[name].try_out(data.num_outputs, None if allowed is None else allowed[0])
+            self.own_measures[name] = OwnMatrix(name, metric, targets == "classes", data.num_tasks, owners)
+            self.own_measures[name].try_out(data.num_outputs, None if allowed is None else allowed[0])
         self.by_owner: AccuracyMatrix | None = None
 
     @property
@@ -127,7 +127,7 @@ class Federation:
     @property
     def matrices(self) -> list[TaskMatrix]:
         """All matrices that an evaluation fills."""
-        every = (self.measured, self.known, self.by_owner, *self.own.values(), *self.methods.identified)
+        every = (self.measured, self.known, self.by_owner, *self.own_measures.values(), *self.methods.identified)
         return [matrix for matrix in every if matrix is not None]
 
     def measure_by_owner(self) -> None:
@@ -222,7 +222,7 @@ class Federation:
             "methods": self.methods.state_dict(),
             self.measure.name: self.measured.state_dict(),
             **({} if self.known is None else {self._known_key: self.known.state_dict()}),
-            **{own_key(name): [own.definition, own.state_dict()] for name, own in self.own.items()},
+            **{own_key(name): [own.definition, own.state_dict()] for name, own in self.own_measures.items()},
             **({} if self.by_owner is None else {BY_OWNER: self.by_owner.state_dict()}),
             "initial": {name: tensor.clone() for name, tensor in self.model.initial.items()},
             "fixed_weights": self.network.fixed_digest,
@@ -257,7 +257,7 @@ class Federation:
         self.measured.load_state_dict(state[self.measure.name])
         if self.known is not None:
             self.known.load_state_dict(state[self._known_key])
-        for name, own in self.own.items():
+        for name, own in self.own_measures.items():
             if (key := own_key(name)) in state:  # otherwise it has been added since
                 definition, values = state[key]
                 if definition != own.definition:

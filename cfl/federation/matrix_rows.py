@@ -53,7 +53,7 @@ def own_figures(federation: Federation, after: int | None) -> dict[str, float | 
         federation: has their matrices.
         after: the row t, 0 .. T-1; None after no task: all figures are then left out.
     """
-    matrices = [] if after is None else federation.own.values()
+    matrices = [] if after is None else federation.own_measures.values()
     return {key: value for matrix in matrices for key, value in matrix.summary(after).items()}
 
 

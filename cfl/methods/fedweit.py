@@ -133,7 +133,7 @@ class FedWeIT(APD):
         return True
 
     def setup(self, context: Context) -> None:
-        """Set up as for APD; all clients will receive the whole initial base."""
+        """Set up as for APD; the first round's base is sent whole."""
         super().setup(context)
         if self.communicating < 1 and (context.client_clocks or context.channel.loses_messages):
             valid = "1 with schedule.clock_spread or schedule.client_dropout"
@@ -162,6 +162,13 @@ class FedWeIT(APD):
         generator = numpy_generator(self.context.seed, "clients that communicate", plan.round)
         chosen = generator.choice(plan.clients, self._number_of_senders(len(plan.clients)), replace=False)
         return tuple(np.sort(chosen).tolist())
+
+    def _communicate(self, cohort: Cohort) -> list[bool]:
+        """For each of the cohort's clients, whether it receives the base and sends in its round."""
+        if self.communicating == 1:
+            return [True] * len(cohort.clients)
+        senders = self._senders(self.context.plan(cohort.round))
+        return [client in senders for client in cohort.clients]
 
     # Clients start.
 
@@ -206,13 +213,12 @@ class FedWeIT(APD):
         """Replace units of clients' bases by those that the server sends."""
         if not self.send_base:
             return
-        senders = self._senders(self.context.plan(cohort.round))
-        receives = [client in senders for client in cohort.clients]
+        receives = self._communicate(cohort)
+        receivers = moved(torch.tensor(receives), self._layers[0].weight.device)
         for layer in self._layers:
             base = cohort.parameters[layer.base]
             sent = per_unit(self._sent[layer.name].to(base.device), layer.weight)
-            received = sent & moved(torch.tensor(receives), base.device).view(-1, *[1] * layer.weight.ndim)
-            base.copy_(torch.where(received, layer.weight, base))
+            base.copy_(torch.where(sent & receivers.view(-1, *[1] * layer.weight.ndim), layer.weight, base))
         self._down("base", self._base_bytes(self._sent), sum(receives))
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
@@ -265,9 +271,8 @@ class FedWeIT(APD):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Let clients send units of their bases."""
         super().finish_clients(cohort, positions)
-        plan = self.context.plan(cohort.round)
-        senders = self._senders(plan)
-        positions = [position for position in positions if cohort.clients[position] in senders]
+        sends, plan = self._communicate(cohort), self.context.plan(cohort.round)
+        positions = [position for position in positions if sends[position]]
         if not self.send_base or not positions:
             return
         channel = self.context.channel
@@ -282,7 +287,7 @@ class FedWeIT(APD):
                 base = base * per_unit(torch.sigmoid(trained[layer.mask]), base)
             message[layer.base] = torch.where(per_unit(sent, base), base, torch.zeros_like(base))
             message[f"units of {layer.name}"] = sent.to(base.dtype)
-        channel.ask(senders)
+        channel.ask(self._senders(plan))
         for row, client in enumerate(clients):  # one by one: their messages may differ in size
             own = {name: values[row : row + 1] for name, values in message.items()}
             size = self._base_bytes({name: sent[row] for name, sent in chosen.items()})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cfl.runtime.class_paths import PACKAGE, named_class
+from cfl.runtime.class_paths import PACKAGE, named_class, own_parameter
 
 DECIDES_RESULTS = ("seed_everything", "model", "data", "methods", "schedule", "federated")
 TRAINER_DECIDES = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
@@ -234,8 +234,7 @@ def _default(owner: type, option: str) -> dict[str, Any]:
         before = vars(base).get("before_options", {})
         if option in before:
             return {option: before[option]}
-        own = vars(base).get("__init__")
-        parameter = inspect.signature(own).parameters.get(option) if inspect.isfunction(own) else None
+        parameter = own_parameter(base, option)
         if parameter is None:
             continue
         if parameter.default is inspect.Parameter.empty:

@@ -103,7 +103,7 @@ class Run:
             Then ``rounds`` is a result and not a setting.
         begun: number of tasks for which at least one round was run.
         measure: name of the :class:`cfl.metrics.measure.Measure` whose values the matrix holds.
-        own: name of each of a user's measures -> which values are better, ``higher`` or ``lower``.
+        own_measures: name of each of a user's measures -> which values are better, ``higher`` or ``lower``.
         progress: bytes sent and seconds passed after each round, as in :func:`read_rounds`; empty like ``curve``.
         others: the remaining entries of ``summary.json``, unchecked.
     """
@@ -135,7 +135,7 @@ class Run:
     stopped_early: bool = False
     begun: int = 0
     measure: str = "accuracy"
-    own: Mapping[str, Better] = field(default_factory=dict)
+    own_measures: Mapping[str, Better] = field(default_factory=dict)
     progress: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -299,7 +299,7 @@ def read_run(folder: Path) -> Run:
         "rounds_to_accuracy": targets,
         "stopped_early": stopped,
         "measure": name,
-        "own": own,
+        "own_measures": own,
     }
     return Run(folder=folder, matrix=matrix, initial=initial, means=means, progress=progress, others=others, **values)
 

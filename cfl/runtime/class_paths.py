@@ -33,6 +33,12 @@ def named_class(path: str) -> type | None:
     return None
 
 
+def own_parameter(kind: type, option: str) -> inspect.Parameter | None:
+    """The parameter of the ``__init__`` that a class itself defines, without those of its base classes."""
+    own = vars(kind).get("__init__")
+    return inspect.signature(own).parameters.get(option) if inspect.isfunction(own) else None
+
+
 def named_subclasses(base: type) -> list[type]:
     """The direct and indirect subclasses that a configuration can name: public, not abstract, and not nested."""
     found: list[type] = []

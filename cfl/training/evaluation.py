@@ -162,7 +162,7 @@ class Scoring:
     def _count(self, scores: Tensor, batch: EvaluationBatch, client: int | None, task: int) -> None:
         federation, outputs, row = self.federation, self.federation.data.outputs, self._rows[client]
         tested = outputs.test_after(row)
-        matrices = [(matrix, tested) for matrix in (federation.measured, *federation.own.values())]
+        matrices = [(matrix, tested) for matrix in (federation.measured, *federation.own_measures.values())]
         if federation.known is not None and federation.measure.tells_tasks:
             matrices.append((federation.known, outputs.own))
         for matrix, mask in matrices:

@@ -164,7 +164,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     if config:
         check_seed(run, config["seed_everything"])
     matrices = {run.measure: run.matrix.numpy()}
-    for measure in matrices_with(run.own):
+    for measure in matrices_with(run.own_measures):
         if measure.key != run.measure:
             matrix = part(folder / measure.file, _read_matrix, f"its {measure.name} is not compared", optional=True)
             matrices |= {} if matrix is None else {measure.key: matrix}

@@ -159,7 +159,7 @@ def styles_of(comparisons: Iterable[Comparison]) -> dict[str, LineStyle]:
 def own_measures(comparisons: Iterable[Comparison]) -> dict[str, Better]:
     """Name of each of the users' measures of any run -> which values are better."""
     readings = [reading for comparison in comparisons for row in comparison.rows for reading in row.readings]
-    return {name: better for reading in readings for name, better in reading.run.own.items()}
+    return {name: better for reading in readings for name, better in reading.run.own_measures.items()}
 
 
 def figure_of(reading: Reading, key: str) -> float | None:
