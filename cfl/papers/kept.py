@@ -14,7 +14,7 @@ from cfl.papers.definition import Paper
 from cfl.papers.results import Result, read_result
 from cfl.reporting.attention import Attention
 from cfl.reporting.csv_file import RunFolderError
-from cfl.running.missing_data import MISSING, MissingData
+from cfl.running.missing_data import MISSING, MissingData, needs_of
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import SUMMARY, folders_below
@@ -57,6 +57,7 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
     target.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     left_out: list[str] = []
+    present: set[str] = set()
     for place, _, names in folders_below(runs / paper.name):
         if SUMMARY not in names:
             continue
@@ -74,9 +75,12 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
         where = place.relative_to(runs / paper.name)
         written.append(target / f"{'-'.join(where.parts)}.json")
         write_whole(written[-1], as_text(result, name["scale"]))
-    if (runs / MISSING).is_file():
+        present.update(needs_of(result.experiment))
+    missing = runs / MISSING if (runs / MISSING).is_file() else target / MISSING
+    if missing.is_file():
         texts = _texts(paper)
-        known = {name: said for name, said in MissingData(runs / MISSING).known.items() if name in texts}
+        listed = MissingData(missing).known.items()
+        known = {name: said for name, said in listed if name in texts and name not in present}
         (target / MISSING).unlink(missing_ok=True)
         MissingData(target / MISSING).add(known)
         written += [target / MISSING] if known else []

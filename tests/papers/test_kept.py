@@ -112,6 +112,9 @@ def test_data_that_are_there_by_now_are_not_kept_as_missing(tmp_path: Path) -> N
     (tmp_path / "runs" / "missing-data.json").unlink()  # without a list, the kept one stays
     keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
     assert kept.exists()
+    kept.write_text('{"CIFAR10": "no", "MNIST": "no"}')  # a finished run that is kept has read MNIST
+    keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
+    assert json.loads(kept.read_text()) == {"CIFAR10": "no"}
     (tmp_path / "runs" / "missing-data.json").write_text("{}")
     assert kept not in keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept").written
     assert not kept.exists()
