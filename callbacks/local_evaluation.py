@@ -26,8 +26,8 @@ class LocalModels(Callback):
 
     In the last round of each task, a client's score after local training is the mean of ``-log p(x)`` in nats over the
     test samples of the task, under the client's own masks. ``nll_of_clients`` in the run's summary is the mean over the
-    clients of the last round, for the last task; the averaged model's score is ``new_nll``. The paper does not say on
-    which samples its clients are scored; here all clients are scored on the same samples. Clients that
+    clients of that round, for the last task that has ended; the averaged model's score is ``new_nll``. The paper does
+    not say on which samples its clients are scored; here all clients are scored on the same samples. Clients that
     ``federated.on_bad_update: skip`` leaves out of the average are left out here, too.
 
     Scoring takes a pass over the task's test samples per client and task, and changes no result. The
@@ -95,15 +95,19 @@ class LocalModels(Callback):
     def _leave_out(self, federation: Federation) -> None:
         """Drop scores of clients that dropped out of the round or trained to NaN.
 
-        These clients are known only after all messages of the round."""
+        These clients are known only after all messages of the round. A task that ends without any score is remembered,
+        so that no earlier task's scores pass for its own."""
         number = federation.round - 1
-        ended = _ended(federation.schedule.round(number))
+        plan = federation.schedule.round(number)
+        ended = _ended(plan)
+        for task in {part.task for part in plan.parts if part.last_of_task}:
+            self.scores.setdefault(task, {})
         skipped = {owner for round, _, owner in federation.channel.skipped if round == number}
         for owner in skipped.union(federation.channel.lost(number)).intersection(ended):
             self.scores.get(ended[owner], {}).pop(owner, None)
 
     def summary(self) -> dict[str, float | None]:
-        """``nll_of_clients``, which is None if every client was left out; empty before a task has ended."""
+        """``nll_of_clients``, which is None if no client counts in the last round; empty before a task has ended."""
         if not self.scores:
             return {}
         last = self.scores[max(self.scores)]

@@ -171,6 +171,17 @@ def test_without_a_client_that_counts_there_is_no_score() -> None:
     assert local.summary() == {"nll_of_clients": None}
 
 
+def test_a_task_whose_last_round_has_no_client_has_no_score() -> None:
+    """With Poisson sampling a round may be empty. The earlier task's score is not shown as the last task's."""
+    poisson = {"sampling": "poisson", "clients_per_round": 0.3}
+    several = (data_of(schedule=poisson, seed=seed) for seed in range(100))
+    data = next(data for data in several if data.rounds.round(1).clients and not data.rounds.round(3).clients)
+    local = LocalModels(True)
+    run(data, local)
+    assert set(local.scores[0]) == {*data.rounds.round(1).clients}
+    assert local.summary() == {"nll_of_clients": None}
+
+
 def test_classifiers_have_no_likelihood() -> None:
     data = tiny_data()
     with pytest.raises(ConfigError, match=r"local_models\.evaluate"):
