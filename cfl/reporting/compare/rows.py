@@ -178,7 +178,7 @@ def figure_of(reading: Reading, key: str) -> float | None:
         return float(last[-1]) if len(last) else None
     if value is None and (found := _transfers(reading.run).get(key)) is not None:
         return found
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def lacks_tasks(run: Run) -> bool:

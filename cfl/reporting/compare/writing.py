@@ -44,8 +44,8 @@ def markdown_report(
 def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Write a line per run with every figure unrounded, bytes as bytes; an empty cell is an undefined value."""
     aims = sorted({name for comparison in comparisons for name in targets(comparison)}, key=float)
-    extra = [figure.key for figure in figures_with(own_measures(comparisons)) if figure.key not in SUMMARY_KEYS]
-    keys = [*SUMMARY_KEYS, *extra]
+    figures = [figure.key for figure in figures_with(own_measures(comparisons))]
+    keys = dict.fromkeys([*SUMMARY_KEYS, *figures])
     rows = []
     for comparison in comparisons:
         for row in comparison.rows:
@@ -53,7 +53,7 @@ def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
                 run = reading.run
                 values: dict[str, Any] = {"table": comparison.title, "row": row.label}
                 values |= {key: getattr(run, key) for key in SUMMARY_KEYS}
-                values |= {key: figure_of(reading, key) for key in extra}
+                values |= {key: figure_of(reading, key) for key in figures}  # some runs stopped before
                 values |= {f"rounds_to_{name}": run.rounds_to(name) for name in aims}
                 rows.append(values | {"folder": run.folder})
     header = ["table", "row", *keys, *(f"rounds_to_{name}" for name in aims), "folder"]

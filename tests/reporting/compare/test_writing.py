@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,18 @@ def test_the_csv_of_runs_is_exact(tmp_path: Path) -> None:
     assert float(rows[0]["acc"]) == 100 / 3
     assert [row["rounds_to_9"] for row in rows] == ["2", ""]
     assert [row["row"] for row in rows] == ["FOT", "ER"]
+
+
+def test_the_csv_of_runs_has_no_figures_over_all_tasks_of_a_run_that_stopped_before(tmp_path: Path) -> None:
+    """As in the tables: its mean is over fewer tasks than the others'."""
+    stopped, whole = readings(tmp_path, {"stopped_early": True}, {"seed": 1})
+    stopped = replace(stopped, run=replace(stopped.run, begun=2))
+    write_runs_csv(tmp_path / "runs.csv", compare([stopped, whole]))
+    part, all_of_it = tiny_cli.rows(tmp_path / "runs.csv")
+    over_tasks = ("acc", "fgt", "fgt_max", "bwt", "fwt")
+    assert [part[key] for key in over_tasks] == [""] * 5
+    assert [float(all_of_it[key]) for key in over_tasks] == [getattr(whole.run, key) for key in over_tasks]
+    assert part["uplink_bytes"] == str(stopped.run.uplink_bytes)
 
 
 def test_the_csv_of_means_and_differences_are_scipys(table: Comparison, tmp_path: Path) -> None:
