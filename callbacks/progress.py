@@ -15,6 +15,7 @@ from rich.text import Text
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.schedule import RoundPlan
+from cfl.federation.federation import Federation
 from cfl.reporting.rounding import rounded
 from cfl.runtime.option_checks import check_numbers
 from cfl.training.access import client_of, federation_of
@@ -101,7 +102,6 @@ class RoundProgress(Callback):
         self._live: _LiveLine | None = None
         self._shown_at = self._started = self._evaluation_shown_at = 0.0
         self._first_round = self._total = self._rounds = self._done = self._clients = 0
-        self._acc: float | None = None
         self._plan: RoundPlan | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,7 +110,7 @@ class RoundProgress(Callback):
             return
         self._started = self._shown_at = time.perf_counter()
         federation = federation_of(pl_module)
-        self._first_round, self._total = federation.round, federation.schedule.num_rounds
+        self._first_round, self._total = federation.round, _num_rounds(federation)
         # isatty too, because with FORCE_COLOR rich takes a file for a terminal.
         if self.console.file.isatty() and self.console.is_terminal and not self.console.is_dumb_terminal:
             self._live = _LiveLine(console=self.console, auto_refresh=False, transient=True)
@@ -140,8 +140,6 @@ class RoundProgress(Callback):
             return
         self._rounds, self._done = plan.round + 1, len(plan.clients)
         self._clients = self._done
-        if federation.schedule.row_is_whole(plan):
-            self._acc = federation.curve[-1]
         pause = self.live_seconds if self._live is not None else self.plain_seconds
         keep = plan.last_of_task or federation.finished
         if keep or time.perf_counter() - self._shown_at >= pause:
@@ -187,9 +185,11 @@ class RoundProgress(Callback):
         left = "-"
         if run:
             per_round = (time.perf_counter() - self._started) / run
-            rounds_left = 0 if federation.stopped else federation.schedule.num_rounds - self._rounds_done()
+            self._total = _num_rounds(federation)
+            rounds_left = 0 if federation.stopped else self._total - self._rounds_done()
             left = clock(per_round * rounds_left)
-        acc = "-" if self._acc is None else rounded(self._acc, federation.measure.columns[0].decimals)  # as in tables
+        known = next((acc for acc in reversed(federation.curve) if acc is not None), None)
+        acc = "-" if known is None else rounded(known, federation.measure.columns[0].decimals)  # as in tables
         return {
             "task": f"task {plan.task}/{federation.data.num_tasks - 1}",
             "round": f"round {plan.round_in_task}/{rounds - 1}",
@@ -232,3 +232,9 @@ class RoundProgress(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Remove the live line before the error is printed."""
         self.on_train_end(trainer, pl_module)
+
+
+def _num_rounds(federation: Federation) -> int:
+    """The number of rounds of a run, or the number that its privacy budget allows."""
+    schedule = federation.schedule
+    return schedule.num_rounds if schedule.ends_after is None else schedule.ends_after

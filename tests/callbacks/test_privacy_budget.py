@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import yaml
 from support import tiny_cli
 from support.tiny import fit, tiny_client, tiny_data
 
-from cfl.callbacks import privacy_budget
+from cfl.callbacks import FederatedOrchestrator, privacy_budget
 from cfl.callbacks.privacy_budget import UNITS, PrivacyBudget, not_covered, reaches_back
 from cfl.methods import DER, EWC, FOT, DPFedAvg, FedProx, Method, PersonalLayers
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
@@ -55,6 +56,23 @@ def after(folder: Path, rounds: int) -> float:
     """Return epsilon after the first ``rounds`` rounds of a run with all clients in each round."""
     releases = tiny_cli.checkpoint(folder)["federation"]["channel"]["ledger"]["releases"]
     return Accountant(1e-5, "rdp").epsilon(Spent(sum(noise[0] ** -2 for _, _, _, noise, _, _ in releases[:rounds])))
+
+
+def test_the_time_left_is_that_of_the_rounds_that_the_budget_allows(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The clock is simulated: a round takes 40 s, and the budget is enough for five of six rounds."""
+    now, start = [0.0], FederatedOrchestrator.on_train_epoch_start
+
+    def slow_start(*arguments: Any) -> None:
+        now[0] += 40.0
+        start(*arguments)
+
+    monkeypatch.setattr("cfl.callbacks.progress.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(FederatedOrchestrator, "on_train_epoch_start", slow_start)
+    options = *NOISY, *budget(after(whole, 5) * 1.001), "--progress.plain_seconds", "0"
+    assert tiny_cli.fit(tmp_path, *options) == 0
+    assert re.findall(r"  left (\S+)", capsys.readouterr().out) == ["2:40", "2:00", "1:20", "0:40", "0:00"]
 
 
 def test_a_run_says_what_its_sums_cost(whole: Path) -> None:

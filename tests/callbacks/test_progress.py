@@ -85,6 +85,16 @@ def test_time_left_is_rounds_left_times_mean_time_of_a_round(
     ]
 
 
+def test_a_resumed_run_shows_the_last_acc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounds after a resume show the ACC from before it until the next evaluation."""
+    with tiny_cli.die_at("training", 2, signal.SIGTERM):
+        assert tiny_cli.fit(tmp_path, "--progress.plain_seconds", "0", "--schedule.evaluate_every", "2") == 143
+    assert tiny_cli.run("fit", "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
+    lines = progress_lines(capsys.readouterr().out)
+    assert [fields[:4:2] for fields in lines[2:4]] == [("0", "2"), ("1", "0")]
+    assert lines[3][-2] == lines[2][-2] == f"{float(tiny_cli.rows(tmp_path / 'rounds.csv')[2]['acc']):.2f}"
+
+
 def test_a_long_evaluation_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
