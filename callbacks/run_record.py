@@ -76,15 +76,15 @@ class RunRecord(Callback):
     It writes ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
     ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, ``privacy.csv`` if a method adds noise
     (:class:`cfl.callbacks.privacy_budget.PrivacyBudget`), ``tests_by_owner.csv`` if the data say whose test samples are
-    (:func:`cfl.callbacks.run_figures.rows_by_owner`), and after the last round
-    ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends, the learning curve
-    ``accuracy_rounds.png``. ``SHA256SUMS``, checksums of these files, and then ``summary.json`` are written last, after
+    (:func:`cfl.callbacks.run_figures.rows_by_owner`), and after the last round ``accuracy_matrix.png``,
+    ``accuracy_curve.png`` and, if there were evaluations between task ends, the learning curve ``accuracy_rounds.png``.
+    ``SHA256SUMS``, checksums of tables, configuration and summary, and then ``summary.json`` are written last, after
     the last checkpoint. Accuracies and forgetting are in percent. Density runs have ``nll_matrix.csv`` and so on
     instead, in nats. Matrices with the task of test samples known are in ``accuracy_matrix_task_il.csv`` or
     ``nll_matrix_task_aware.csv``. For densities of images, ``samples.png`` shows images drawn from the density
     (:func:`cfl.training.density_samples.draw_images`), also after ``cfl validate``; for detectors, test images with the
-    boxes that they find (:func:`cfl.training.found_boxes.draw_boxes`). With several processes the first
-    writes and prints.
+    boxes that they find (:func:`cfl.training.found_boxes.draw_boxes`). With several processes the first writes and
+    prints.
 
     Args:
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.

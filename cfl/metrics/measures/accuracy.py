@@ -45,7 +45,7 @@ class Accuracy(Measure):
         Figure(
             "acc_worst_client_by_owner",
             "worst client, own tests %",
-            "the same on each client's own test samples",
+            "the lowest ACC of any client on its own test samples",
             "higher",
             printed=False,
         ),
