@@ -59,7 +59,7 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     tables, comparisons = text_tables(compared), [comparison for comparison, _ in compared]
     for old in [path for path in folder.iterdir() if _PICTURE.fullmatch(path.name)]:
-        old.unlink()
+        old.unlink(missing_ok=True)  # another comparison in the folder may have removed it
     names: Sequence[str] = ()
     if pictures:
         from cfl.reporting.compare.pictures import write_pictures  # matplotlib is slow to import

@@ -70,6 +70,23 @@ def test_pictures_are_drawn_where_asked_for(runs: Path) -> None:
     assert {path.name for path in out.iterdir()} == set(FILES), "of one with pictures"
 
 
+def test_another_comparison_in_the_folder_may_remove_a_former_picture(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sweeps may end in one folder at once."""
+    out, unlink = runs.parent / "out", Path.unlink
+    out.mkdir()
+    (out / "accuracy_curve.png").write_bytes(b"of a former comparison")
+
+    def second(path: Path, missing_ok: bool = False) -> None:
+        os.unlink(path)  # by the other process
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", second)
+    assert main([str(runs), "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == set(FILES)
+
+
 def test_pictures_have_the_formats_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = runs.parent / "out"
     assert main([str(runs), "--out", str(out), "--pictures", "pdf,svg"]) == 0
