@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from cfl.data.sources.root import data_root, data_root_given
 from cfl.reporting.experiment import class_of, with_renamed_options
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.file_lock import lock
 
 MISSING = "missing-data.json"
 """Name of the file in which missing data are remembered."""
@@ -119,7 +119,7 @@ class MissingData:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.path.parent, os.O_RDONLY)  # locked instead of a lock file, which would remain
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            lock(folder, wait=True)
             before = self._read()
             self.known = change(dict(before))
             if self.known != before:

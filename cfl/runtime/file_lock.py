@@ -8,14 +8,18 @@ import os
 from pathlib import Path
 
 
-def lock(descriptor: int) -> bool | None:
-    """Lock an open file for this process, without waiting.
+def lock(descriptor: int, wait: bool = False) -> bool | None:
+    """Lock an open file or folder for this process.
+
+    Args:
+        descriptor: of the file.
+        wait: wait while another process holds the lock.
 
     Returns:
         True if it is locked now, False if another process holds the lock, None on file systems without locks.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
         return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
     return True
