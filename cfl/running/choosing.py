@@ -87,11 +87,12 @@ class Choice:
 
     def _figure(self, key: str, settings: Settings) -> Figure:
         """The figure of a method's runs, after a check of their data."""
-        for option in (option for values in settings for option, _ in values):
-            if option.startswith("data."):
-                valid = "values of one problem with --choose; a sweep for each problem"
-                raise ConfigError("--set", option, valid)
-        data = self._resolver.config(next(iter(settings.values())).arguments)["data"]
+        first, *others = settings
+        data = self._resolver.config(settings[first].arguments)["data"]
+        for values in others:
+            if self._resolver.config(settings[values].arguments)["data"] != data:
+                option = next(pair[0] for pair, before in zip(values, first, strict=True) if pair != before)
+                raise ConfigError("--set", option, "values of one problem with --choose; a sweep for each problem")
         if data["evaluate_on"] != "test":
             valid = "test with --choose, which itself sets validation for the runs that choose"
             raise ConfigError("data.evaluate_on", data["evaluate_on"], valid)
@@ -131,9 +132,7 @@ class Choice:
                 said = f"nothing is chosen: {'no combination has a value' if run else 'runs that choose are lacking'}"
                 found.lacking.append(f"{name}: {said}")
             else:
-                tried: dict[str, dict[str, None]] = {}
-                for key, value in (pair for values in settings for pair in values):
-                    tried.setdefault(key, {})[str(value)] = None
+                tried = {key: dict.fromkeys(str(dict(values)[key]) for values in settings) for key, _ in best}
                 among = "; ".join(named(((key, ", ".join(values)),)) for key, values in tried.items())
                 end = named(at_an_end(best, settings))
                 beyond = f"; {end} is at an end of what was tried, a better value may lie beyond" if end else ""

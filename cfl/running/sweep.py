@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -41,6 +41,8 @@ _OF_THE_SWEEP = {
     "print_config": "cfl fit --print_config, or --dry-run",
 }
 """Options of ``cfl fit`` that a sweep sets for each run -> what to use instead."""
+_PREFIX = 100
+"""Bytes of a run folder's name in front of seed and hash; file systems allow 255 for all of it."""
 
 
 def run(
@@ -59,56 +61,83 @@ def run(
         ConfigError, NotUnderstood: an option or a value is refused, before anything is run.
         RunFolderError: a finished run by which ``--choose`` chooses is damaged.
     """
-    console, out, resolver = Console(highlight=False, markup=False, soft_wrap=True), options.out, Resolver()
+    out, resolver = options.out, Resolver()
     if is_run(out) or (out.exists() and not out.is_dir()):
         raise ConfigError("--out", str(out), "a folder of the sweep's own, which is made where there is none")
     methods = wanted(words, ",".join(options.methods) if options.methods else None, _grid(options.set), out, resolver)
-    every = [one for settings in methods.values() for one in settings.values()]
+    tests = [one for settings in methods.values() for one in settings.values()]
     choice = Choice(options.choose, choosing, methods, out, resolver) if options.choose is not None else None
-    results = read_results(out, read_finished)
-    for reason in results.left_out:
-        print(on_one_line(f"left out: {reason}"), file=sys.stderr)
-    runner = Runner(options.jobs, MissingData(out / MISSING), launcher.start)
-    if not options.dry_run:
-        require_folder("--out", out)
-
-    def make(lacks: Lacking[Finished], counted: str) -> list[Outcome]:
-        """Make the runs that are lacking, or print their commands."""
-        for job in lacks.jobs if options.dry_run else ():
-            console.print(job.shown)
-        console.print(counted if options.dry_run else f"{out}: {counted}")
-        return [] if options.dry_run else runner.run(lacks.jobs)
-
+    making = _Making(out, options.dry_run, resolver, Runner(options.jobs, MissingData(out / MISSING), launcher.start))
     without: list[str] = []
     notes: list[str] = []
     if choice is not None:
-        lacks = lacking(choice.wanted, choosing, resolver, results)
-        outcomes = make(lacks, f"{lacks.counted} {ON_VALIDATION}")
-        results = read_results(out, read_finished)
-        after = lacking(choice.wanted, choosing, resolver, results)
-        chosen = choice.chosen(results)
-        every, notes = chosen.tests, chosen.notes
-        without = _without([one for one in outcomes if not one.diverged], after) + chosen.lacking
+        made = making.make(choice.wanted, choosing, f" {ON_VALIDATION}")
+        chosen = choice.chosen(making.results)
+        tests, notes = chosen.tests, chosen.notes
+        without = _without([one for one in made.outcomes if not one.diverged], made.after) + chosen.lacking
         if not options.dry_run:
             write_whole(out / FILE, chosen.report)
-    lacks = lacking(every, seeds, resolver, results)
-    outcomes = make(lacks, lacks.counted)
+    made = making.make(tests, seeds)
     if options.dry_run:
-        for line in without:
-            console.print(line)
+        _say(without)
         return 0
-    if runner.interrupted_by is not None:
-        console.print("interrupted; the same command goes on")
-        return 128 + runner.interrupted_by
-    after = lacking(every, seeds, resolver, read_results(out, read_finished))
-    folders = [str(found.folder) for found in after.finished]
+    if (signal := making.runner.interrupted_by) is not None:
+        _say(["interrupted; the same command goes on"])
+        return 128 + signal
+    folders = [str(found.folder) for found in made.after.finished]
     drawn = ["--pictures", ",".join(options.pictures)] if options.pictures else []
     status = comparing.main([*folders, "--out", str(out), *drawn], notes) if folders else 1
-    without += _without(outcomes, after)
-    without += [f"{name}: diverged; remove {folder} to run again" for name, folder in lacks.diverged]
-    for line in without:
-        console.print(f"no result of {line}")
+    without += _without(made.outcomes, made.after)
+    without += [f"{name}: diverged; remove {folder} to run again" for name, folder in made.before.diverged]
+    _say(f"no result of {line}" for line in without)
     return 1 if without else status
+
+
+class _Made(NamedTuple):
+    """What was lacking of some experiments, the outcomes of the runs made, and what is lacking now."""
+
+    before: Lacking[Finished]
+    outcomes: list[Outcome]
+    after: Lacking[Finished]
+
+
+class _Making:
+    """Makes the runs of a sweep, or only prints their commands.
+
+    Args:
+        out: the sweep's folder.
+        dry_run: whether commands are only printed.
+        resolver: resolves configurations.
+        runner: makes the runs.
+
+    Attributes:
+        results: the finished and diverged runs in the folder.
+    """
+
+    def __init__(self, out: Path, dry_run: bool, resolver: Resolver, runner: Runner) -> None:
+        self.out, self.dry_run, self.resolver, self.runner = out, dry_run, resolver, runner
+        self.results = read_results(out, read_finished)
+        for reason in self.results.left_out:
+            print(on_one_line(f"left out: {reason}"), file=sys.stderr)
+        if not dry_run:
+            require_folder("--out", out)
+
+    def make(self, experiments: Sequence[Wanted], seeds: Sequence[int], said: str = "") -> _Made:
+        """Make the runs that experiments lack; ``said`` ends the line with their number."""
+        before = lacking(experiments, seeds, self.resolver, self.results)
+        if self.dry_run:
+            _say([*(job.shown for job in before.jobs), f"{before.counted}{said}"])
+            return _Made(before, [], before)
+        _say([f"{self.out}: {before.counted}{said}"])
+        outcomes = self.runner.run(before.jobs)
+        self.results = read_results(self.out, read_finished)
+        return _Made(before, outcomes, lacking(experiments, seeds, self.resolver, self.results))
+
+
+def _say(lines: Iterable[str]) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for line in lines:
+        console.print(line)
 
 
 def _without(outcomes: Sequence[Outcome], after: Lacking[Finished]) -> list[str]:
@@ -173,7 +202,7 @@ def wanted(
 
 def _wanted(method: str, arguments: Sequence[str], values: Values, out: Path) -> Wanted:
     described = ", ".join(part for part in (method, named(values)) if part) or "run"
-    prefix = re.sub(r"[^\w.+-]+", "-", described).strip("-")[:100]
+    prefix = re.sub(r"[^\w.+-]+", "-", described).strip("-").encode()[:_PREFIX].decode(errors="ignore")
     return Wanted(described, [*arguments, *(setting(key, value) for key, value in values)], out, prefix)
 
 

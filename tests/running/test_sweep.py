@@ -16,9 +16,10 @@ from support.when import when
 from cfl.__main__ import main
 from cfl.running import command
 from cfl.running.grid import combinations, seeds_in, values_in
-from cfl.running.jobs import Job
+from cfl.running.jobs import Job, run_name
 from cfl.running.launcher import Launcher
 from cfl.running.runner import Outcome, Runner, rounds_done
+from cfl.running.sweep import wanted
 from cfl.runtime.errors import ConfigError
 
 TINY = ("--config", str(tiny_cli.TINY))
@@ -191,6 +192,8 @@ def test_what_cfl_fit_refuses_is_refused_once_in_the_same_words(
         ([LRS[0], LRS[1], "--choose", "acc"], "data.validation = 0.0 cannot work; valid: above 0 with --choose"),
         ([*LRS, "--choose", "acc", "--data.evaluate_on=validation"], "data.evaluate_on = 'validation' cannot work"),
         ([*LRS, "--choose", "acc", "--set", "data.num_clients=2,4"], "--set = 'data.num_clients' cannot work"),
+        ([*LRS, "--choose", "acc", "--set", "data={num_clients: 2},{num_clients: 4}"], "--set = 'data' cannot work"),
+        ([*LRS, "--choose", "acc", "--set", "config=iid.yaml,shards.yaml"], "--set = 'config' cannot work; valid: val"),
         ([*LRS, "--choose", "acc", "--seeds", "3", "--choose-seeds", "2-4"], "--choose-seeds = '2-4' cannot work"),
         ([*LRS, "--choose", "acc", "--seeds", "3", "--choose-seeds", "2-4"], "nothing is tested, unlike 2\n"),
         ([*LRS, "--choose", "acc", "--choose-seeds", "x"], "--choose-seeds = 'x' cannot work"),
@@ -198,14 +201,29 @@ def test_what_cfl_fit_refuses_is_refused_once_in_the_same_words(
     ],
 )
 def test_bad_options_are_named_before_anything_runs(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("IID", "Shards"):
+        Path(f"{name.lower()}.yaml").write_text(f"data: {{partition: {name}}}\n")
     assert swept(tmp_path, *TINY, *options) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_method_of_a_long_name_has_run_folders_that_can_be_made(tmp_path: Path) -> None:
+    """File systems count bytes, and a letter of other scripts may have several."""
+    file = tmp_path / f"{'方法' * 40}.yaml"
+    file.write_text("methods: {}\n")
+    (one,) = wanted(TINY, str(file), {"model.optimizer.lr": ["0.1"]}, tmp_path, resolver())[file.stem].values()
+    (one.above / run_name(one.prefix, {"seed_everything": 2**32 - 1})).mkdir()
 
 
 @pytest.mark.parametrize("words", [[], ["--jobs", "2", "--dry-run"]])
