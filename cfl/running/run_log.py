@@ -11,10 +11,7 @@ LOG = "log.txt"
 LAST_LINES = 6
 """Lines of a failed run's log that are repeated."""
 
-_DIVERGED = re.compile(
-    r"trained to NaN or infinity|every client was skipped|has NaN or infinity|"
-    r"(log-likelihood|squared error) of (nan|-?inf)"
-)
+_DIVERGED = re.compile("(trained to|has|diverged to) NaN or infinity|every client was skipped")
 """Matches the last messages of a run that was ended by NaN or infinity."""
 
 

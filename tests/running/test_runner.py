@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import math
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from support import tiny_cli
 from support.paper_tables import every_table, fot, point, resolver, write_run
 from support.when import when
 
+from cfl.metrics.detection import DetectionMatrix
+from cfl.metrics.likelihood import NLLMatrix
+from cfl.metrics.regression import ErrorMatrix
 from cfl.papers.cells import each_recipe
 from cfl.papers.results import read_result
 from cfl.running.jobs import Job
 from cfl.running.launcher import Launcher
 from cfl.running.missing_data import MissingData, needs_of
+from cfl.running.run_log import has_diverged
 from cfl.running.runner import Runner, Start, exit_status, rounds_done
 from cfl.runtime.cpu_cores import usable_cores
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import BadUpdate, ConfigError
 
 TINY_DATA = {
     "class_path": "cfl.data.streams.Permuted",
@@ -376,6 +383,18 @@ def test_two_that_remember_missing_data_do_not_undo_each_other(tmp_path: Path) -
     assert [entry.name for entry in tmp_path.iterdir()] == ["missing.json"]
 
 
+def test_a_finished_run_is_finished_on_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", none)
+    reads = {"data": {"stream": {"init_args": {"source": {"class_path": "cfl.data.sources.USPS"}}}}}
+    used, _ = runner(tmp_path)
+    assert [(one.state, one.reason) for one in used.run([job(tmp_path / "a", FINISH, reads)])] == [("finished", "")]
+
+
 def add_some(path: Path, k: int) -> None:
     memory = MissingData(path)
     for i in range(20):
@@ -435,6 +454,21 @@ def test_a_run_that_diverges_is_told_from_one_that_fails(tmp_path: Path, launche
     wild = real(tmp_path / "wild", ["--model.optimizer.init_args.lr=1e30", "--trainer.accelerator=cpu"])
     outcomes = used.run([wild, job(tmp_path / "a", "sys.exit('no such file')")])
     assert [(o.state, o.diverged) for o in outcomes] == [("failed", True), ("failed", False)]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        lambda: DetectionMatrix(1).update(0, 0, torch.full((2, 1, 6), math.nan), torch.zeros(2, 1, 5)),
+        lambda: ErrorMatrix(1).update(0, 0, torch.full((2, 1), math.inf), torch.zeros(2, 1)),
+        lambda: NLLMatrix(1).update(0, 0, math.nan, 2),
+    ],
+)
+def test_a_run_whose_tests_show_that_it_diverged_is_told_too(test: Callable[[], None], tmp_path: Path) -> None:
+    with pytest.raises(BadUpdate) as raised:
+        test()
+    (tmp_path / "log.txt").write_text(f"error: {raised.value}\n")
+    assert has_diverged(tmp_path)
 
 
 @pytest.mark.parametrize(
