@@ -17,6 +17,7 @@ from cfl.federation import matrix_rows
 from cfl.federation.federated_model import MODEL_TOPIC
 from cfl.federation.federation import Federation
 from cfl.models.density import densities_differ
+from cfl.reporting.compare.groups import ON_VALIDATION
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import method_name
 from cfl.reporting.run_folder import read_summary
@@ -64,6 +65,7 @@ def write_card(
         whole += ", over all clients, each with its own model: not of this model alone"
     elif choice.task is not None:
         whole += ", over all tasks, each with its own model: not of this model alone"
+    unit = federation.measure.unit + f" {ON_VALIDATION}" * (data.evaluate_on == "validation")
     with model.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     sections = [
@@ -72,7 +74,7 @@ def write_card(
         f"SHA-256 of `{model.name}`: `{digest}` (`sha256sum {model.name}`).",
         _input(data),
         _output(answer, choice, federation),
-        _figures_section(f"{whole}; {federation.measure.words} in {federation.measure.unit}", summary),
+        _figures_section(f"{whole}; {federation.measure.words} in {unit}", summary),
         f"## Configuration\n\n{fenced(config, 'yaml')}",
     ]
     if answer.frozen:

@@ -589,6 +589,16 @@ def test_the_card_of_an_unfinished_run_says_which_outputs_have_been_trained(
     assert said in path.read_text()
 
 
+@pytest.mark.parametrize(("samples", "said"), [("test", "%)\n"), ("validation", "% on validation samples)\n")])
+def test_the_card_says_if_its_figures_are_of_validation_samples(samples: str, said: str, tmp_path: Path) -> None:
+    from cfl.export.card import write_card
+
+    client, path = trained(validation=0.2, evaluate_on=samples), tmp_path / "card.md"
+    answer, federation = answer_of(client, Choice()), client.require_federation()
+    write_card(path, model_in(tmp_path), answer, Choice(), federation, "", tmp_path)
+    assert f"(of the whole run; accuracy in {said}" in path.read_text()
+
+
 def test_the_card_of_a_common_model_with_a_clients_own_statistics_says_whose_figures_it_has(tmp_path: Path) -> None:
     from cfl.export.card import write_card
 
