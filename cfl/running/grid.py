@@ -28,13 +28,17 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[Values]:
 
 
 def named(values: Values) -> str:
-    """``threshold 0.95`` for ``methods.gpm.threshold``."""
-    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in values)
+    """``threshold 0.95`` for ``methods.gpm.threshold``; values as on the command line."""
+    return ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in values)
 
 
 def setting(key: str, value: Any) -> str:
     """``--key=value`` for the command line."""
-    return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+    return f"--{key}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def values_in(text: str) -> list[str]:

@@ -92,6 +92,17 @@ def test_candidates_may_be_compared_on_validation_samples(tmp_path: Path) -> Non
     assert "(highest acc on validation samples, scale short, 1 seed): 70.00" in note
 
 
+def test_values_that_are_no_numbers_are_named_as_on_the_command_line(tmp_path: Path) -> None:
+    """YAML's null, true and lists, in the names of runs and in the line for the method's configuration."""
+    grid = {"methods.fot.layers": [None, ["fc1", "fc2"]], "methods.fot.threshold": [0.9]}
+    sweep = read_sweep(sweep_file(tmp_path, seeds=1, grid=grid))
+    jobs = SweepState(sweep, resolver(), Results([])).jobs(tmp_path)
+    assert [job.name for job in jobs] == [
+        "sweep layers null, threshold 0.9 seed 0",
+        'sweep layers ["fc1", "fc2"], threshold 0.9 seed 0',
+    ]
+
+
 def test_lowest_of_another_figure(tmp_path: Path) -> None:
     sweep = read_sweep(sweep_file(tmp_path, seeds=1, select={"value": "fgt", "best": "lowest"}))
     for job, fgt in zip(SweepState(sweep, resolver(), Results([])).jobs(tmp_path), (3.0, 1.0, 2.0), strict=True):
