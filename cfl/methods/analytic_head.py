@@ -191,12 +191,13 @@ class AnalyticHead(Method):
     # Evaluation and reports.
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        """Scores ``x^T W``; minus infinity for classes of which no client had samples so far."""
+        """Scores ``x^T W``; classes of which no client had samples so far come last."""
         if self.weight is None or self.class_sums is None:
             return None
         self.weight, self.class_sums = self.weight.to(x.device), self.class_sums.to(x.device)
         features = self._mapped(self.context.once_per_test(self.name, lambda: self._features(model, x)))
-        return (features @ self.weight.T).masked_fill(~self.class_sums.any(1), -torch.inf)
+        scores = features @ self.weight.T
+        return torch.where(self.class_sums.any(1), scores, scores.amin(1, keepdim=True) - 1)
 
     def report(self) -> Report:
         """Number of features, and the bytes of G, C and W, which the server keeps."""
