@@ -207,7 +207,8 @@ class Method:
 
     @property
     def moves_model_after_round(self) -> bool:
-        """Whether :meth:`end_round` changes the global model again, after all ``transform_step`` (CFeD, FedCIL)."""
+        """Whether :meth:`end_round` changes the global model again, after all ``transform_step`` (CFeD, FedCIL). If not
+        declared, such a change is refused."""
         return False
 
     def client_storage(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -80,6 +80,7 @@ class Composition(MethodComposition):
         self._factors: dict[Any, Factors] = {}
         self._multiplied: Method | None = None
         self._having: dict[type, dict[str, Any]] = {}
+        self._tensors: Callable[[], dict[str, Tensor]] = dict  # the global model's, from setup on
         for finder in self.with_capability(BoundaryFinder).values():
             for method in self.with_capability(FoundTasks).values():
                 method.follow_found_tasks(finder)
@@ -183,14 +184,20 @@ class Composition(MethodComposition):
         """Set every method up with its own context; a task-free method gets one without tasks.
 
         Raises:
-            ConfigError: a method's ``setup`` has not called that of its base class, or refuses a setting.
+            ConfigError: a method's ``setup`` has not called that of its base class, adds tensors to the network, or
+                refuses a setting.
         """
+        self._tensors = federation.model.state_tensors
+        there = set(self._tensors())
         for name, method in self.items():
             context = Context(federation)
             context.channel = cast(Channel, OwnTopics(federation.channel, f"methods.{name}"))
             method.setup(task_free_context(context) if method.task_free else context)
             if not hasattr(method, "context"):
                 raise ConfigError(f"methods.{name}", type(method).__name__, "a setup that calls super().setup(context)")
+            if added := sorted(set(self._tensors()) - there):  # nobody would send or keep them
+                what = f"{type(method).__name__}.setup adding {', '.join(added)}"
+                raise ConfigError(f"methods.{name}", what, "an extend_network that adds them")
             declared_state.check(method)
 
     def keeps_local(self, name: str) -> bool:
@@ -231,10 +238,20 @@ class Composition(MethodComposition):
             method.begin_task(plan)
 
     def end_round(self, plan: RoundPlan) -> None:
-        """Call the methods after the server has updated the global model, unless no client joined the round."""
+        """Call the methods after the server has updated the global model, unless no client joined the round.
+
+        Raises:
+            TypeError: a method changes the global model and does not declare it.
+        """
         self._pulls, self._factors, self._multiplied = {}, {}, None
         for method in self.values() if plan.clients else ():
+            silent = type(method).end_round is Method.end_round or method.moves_model_after_round
+            tensors = [] if silent else list(self._tensors().values())
+            before = [tensor._version for tensor in tensors]
             method.end_round(task_free_plan(plan) if method.task_free else plan)
+            if [tensor._version for tensor in tensors] != before:
+                what = f"{method.key}.end_round changes the global model"
+                raise TypeError(f"{what}; its class has to say moves_model_after_round = True")
         for finder in self.with_capability(BoundaryFinder).values() if plan.clients else ():
             if finder.rounds_of_ended is not None:
                 for method in self.with_capability(FoundTasks).values():
@@ -458,6 +475,8 @@ class Composition(MethodComposition):
                     raise TypeError(f"{method.key}.classify gives {type(found).__name__}, not scores {wanted}")
                 if list(found.shape) != wanted:
                     raise ValueError(f"{method.key}.classify gives scores of shape {list(found.shape)}, not {wanted}")
+                if not bool(found.isfinite().all()):  # -inf would tie with outputs that tests leave out
+                    raise ValueError(f"{method.key}.classify gives scores that are NaN or infinite")
                 return found
         return None
 

@@ -20,7 +20,7 @@ from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
-from cfl.methods import AGEM, FedAGEM, Method
+from cfl.methods import AGEM, FOT, FedAGEM, Method
 from cfl.methods import capabilities as all_capabilities
 from cfl.methods.base import Report, report_of
 from cfl.methods.capabilities import has, leaves_other_gradients
@@ -421,6 +421,10 @@ def without_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             "model_for gives .* as torch.float64, not as torch.float32",
         ),
         ({"classify": lambda self, task, model, x: [0.0]}, r"classify gives list, not scores \[40, 4\]"),
+        (
+            {"classify": lambda self, task, model, x: torch.tensor([0, 0, 0, -torch.inf]).expand(len(x), 4)},
+            r"classify gives scores that are NaN or infinite",
+        ),
         ({"releases": lambda self, plan: {"update": 1.0}}, "releases gives no mapping of topics to Noise"),
     ],
 )
@@ -464,6 +468,43 @@ def test_updates_of_another_kind_are_refused(bounded: Any, mean: Any, said: str)
 class Forgetful(Method):
     def setup(self, context: Context) -> None:
         pass
+
+
+def test_a_setup_that_adds_parameters_is_refused() -> None:
+    """They would neither be sent nor kept, as they are when ``extend_network`` adds them."""
+
+    class Late(Method):
+        def setup(self, context: Context) -> None:
+            super().setup(context)
+            context.network.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+
+    class InTime(Method):
+        def extend_network(self, network: torch.nn.Module) -> None:
+            network.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+
+    data = tiny_data()
+    with pytest.raises(ConfigError, match=r"methods\.mine = 'Late\.setup adding scale' .* an extend_network"):
+        fit(tiny_client(data, methods={"mine": Late()}), data)
+    assert "scale" in fit(tiny_client(data, methods={"mine": InTime()}), data).model.shared_parameters
+
+
+def test_a_method_that_moves_the_model_after_a_round_declares_it() -> None:
+    """FOT, whose guarantee it would undo, then refuses it."""
+
+    class Silent(Method):
+        @torch.no_grad()
+        def end_round(self, plan: RoundPlan) -> None:
+            self.context.state_tensors()["head.bias"].mul_(0.5)
+
+    class Said(Silent):
+        moves_model_after_round = True
+
+    data = tiny_data()
+    fit(tiny_client(data, methods={"mine": Said()}), data)
+    with pytest.raises(RuntimeError, match=r"methods\.mine\.end_round changes the global model; its class"):
+        fit(tiny_client(data, methods={"mine": Silent()}), data)
+    with pytest.raises(ConfigError, match="fot"):
+        fit(tiny_client(data, methods={"fot": FOT(), "mine": Said()}), data)
 
 
 def test_a_setup_without_that_of_the_base_class_is_refused() -> None:
