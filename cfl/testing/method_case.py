@@ -70,8 +70,8 @@ class Run:
 class MethodCase:
     """A method and the settings of its test runs.
 
-    The runs have two tasks and five clients, three of them in each round. By default tasks are domain-incremental if
-    the method allows that, else task- or class-incremental, else of densities.
+    The runs have one to three tasks and five clients, three of them in each round. By default tasks are
+    domain-incremental if the method allows that, else task- or class-incremental, else of densities.
 
     Attributes:
         make: makes the method, a fresh one with every call, with options under which it has an effect.
@@ -96,7 +96,7 @@ class MethodCase:
         rough_tolerance: the same in float32.
         device_tolerance: the same in float64 on a GPU and on the CPU, because their kernels add up in different
             orders.
-        least_change: smallest change of a weight of the global model that counts as an effect of the method.
+        least_change: smallest change of a weight that counts as an effect of the method.
     """
 
     make: Callable[[], Method]

@@ -66,7 +66,10 @@ def resumed_equals_straight(case: MethodCase) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         stops = (1, case.rounds, case.rounds + 1)
-        straight = _resumable(case, [SaveRounds(stops, Path(folder))])
+        try:
+            straight = _resumable(case, [SaveRounds(stops, Path(folder))])
+        except Exception as error:
+            raise AssertionError(f"resuming: {case.who} fails in a run of three tasks: {told(error)}") from error
         for stop in sorted(set(stops)):
             where = f"after {stop} of {3 * case.rounds} rounds"
             try:
@@ -102,8 +105,13 @@ def state_is_complete(case: MethodCase) -> None:
 
 
 def changes_something(case: MethodCase) -> None:
-    """After two tasks the model differs from that of federated averaging."""
-    by = distance(case.run().models[-1], case.run("fedavg").models[-1])
+    """After two tasks the global model, or the one of a client, differs from that of federated averaging."""
+    tried, plain = case.run(), case.run("fedavg")
+    by = distance(tried.models[-1], plain.models[-1])
+    if tried.federation.model.has_personal_models:
+        clients = range(tried.federation.data.num_clients)
+        ours, theirs = ([run.federation.model_of(client, 0) for client in clients] for run in (tried, plain))
+        by = max(by, *(distance(one, other) for one, other in zip(ours, theirs, strict=True)))
     if not by > case.least_change:
         raise AssertionError(
             f"effect: {case.who} ends where federated averaging ends, up to {by:.3g} in any weight; with options under "

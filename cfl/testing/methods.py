@@ -24,7 +24,8 @@ def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), proc
     - ``engines``: ``vmap`` and ``workers`` agree;
     - ``resuming``: a run resumed from a checkpoint ends bit for bit like an uninterrupted one;
     - ``state``: a new method that loads ``state_dict`` has the same state and report;
-    - ``effect``: the model differs from that of federated averaging;
+    - ``effect``: the global model, or a client's own, differs from that of federated averaging; to be skipped for a
+      method that changes only how tests are scored;
     - ``reduction``: with the options of ``reduces_to_fedavg`` it is federated averaging, bit for bit;
     - ``first task``: it is federated averaging in the first task, or not, as ``fedavg_in_first_task`` says;
     - ``missing tasks``: it works if clients lack samples of a task;

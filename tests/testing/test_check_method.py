@@ -19,6 +19,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.methods import FedProx, Method
 from cfl.methods.base import Report
+from cfl.methods.context import Context
 from cfl.metrics.measures.detection import Detection
 from cfl.runtime.errors import ConfigError
 from cfl.testing import PROPERTIES, check_method
@@ -306,6 +307,15 @@ class FailsWhereAllTasksAreOne(Decays):
             raise RuntimeError("no end")
 
 
+class CountsTwoTasks(Method):
+    """Has an option that must be the number of tasks."""
+
+    def setup(self, context: Context) -> None:
+        super().setup(context)
+        if context.num_tasks > 2:
+            raise ConfigError(f"{self.key}.tasks", 2, f"at least {context.num_tasks}")
+
+
 class PullsTooMuch(Method):
     """Gives an anchor of another shape, which would be broadcast over the weights."""
 
@@ -330,6 +340,7 @@ WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
         {},
         r"^resuming: the state_dict of SavesAnObject must hold tensors and plain values al",
     ),
+    ("resuming", CountsTwoTasks, {}, r"^resuming: CountsTwoTasks fails in a run of three tasks: methods\.tried\.tasks"),
     ("state", ForgetsItsTable, {}, r"^state: ForgetsItsTable restores other rows of its report than it saved: "),
     ("effect", DoesNothing, {}, r"^effect: DoesNothing ends where federated averaging ends, up to 0 in any weight"),
     (
@@ -387,6 +398,28 @@ WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
 def test_a_wrong_method_is_caught(name: str, kind: type[Method], needs: dict[str, Any], sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_method(kind, skip=[other for other in PROPERTIES if other != name], **needs)
+
+
+class HasOwnModels(Method):
+    """Tests clients by models of their own, and leaves the global one as federated averaging does."""
+
+    def __init__(self, by: float = 1.0) -> None:
+        self.by = by
+
+    def extend_network(self, network: torch.nn.Module) -> None:
+        network.register_parameter("own", torch.nn.Parameter(torch.zeros(1)))
+
+    def keeps_local(self, name: str) -> bool:
+        return name == "own"
+
+    def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"head.bias": model["head.bias"] + self.by}
+
+
+def test_models_that_clients_keep_to_themselves_are_an_effect() -> None:
+    PROPERTIES["effect"](MethodCase(HasOwnModels))
+    with pytest.raises(AssertionError, match=r"^effect: HasOwnModels ends where federated averaging ends, up to 0 in"):
+        PROPERTIES["effect"](MethodCase(partial(HasOwnModels, 0.0)))
 
 
 class PullsBack(Method):
