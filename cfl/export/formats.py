@@ -173,7 +173,10 @@ def _program(name: str, answer: Answer, input_shape: tuple[int, int, int]) -> Ex
         except Exception as error:
             failure = failure or error
     assert failure is not None
-    raise ConfigError("--out", name, f"*.safetensors: no graph of this network ({_last(failure)})") from failure
+    valid = "*.safetensors: no graph of this network"
+    if names := ", ".join(type(method).__name__ for method in answer.classifiers):  # safetensors cannot hold it either
+        valid = f"a network and a classify of {names} of which torch.export finds a graph"
+    raise ConfigError("--out", name, f"{valid} ({_last(failure)})") from failure
 
 
 class _SpeltDistances(TorchFunctionMode):

@@ -241,7 +241,7 @@ class Channel:
             if seen & senders:
                 raise RuntimeError(
                     f"topic {topic!r}: client {min(seen & senders)} sent from two processes; extra rounds go over "
-                    "federation.own_clients(...)"
+                    "context.extra_round(...) or context.own_clients(...)"
                 )
             seen |= senders
         everyones = set().union(*(came for _, _, came, _ in known))

@@ -242,6 +242,16 @@ def test_tensors_alone_are_no_nearest_class_means(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_scores_that_branch_on_values_are_not_sent_to_a_format_that_refuses_them(tmp_path: Path) -> None:
+    class Branches(Method):
+        def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
+            return x.flatten(1)[:, : self.context.num_outputs] if bool((model["head.bias"] != 7).any()) else None
+
+    client = trained(methods={"mine": Branches()})
+    with pytest.raises(ConfigError, match=r"m\.pt2.*valid: a network and a classify of Branches of which"):
+        exported(client, tmp_path / "m.pt2")
+
+
 def test_personal_layers_need_a_client(tmp_path: Path) -> None:
     client = trained(methods={"local": PersonalLayers(["head.*"])})
     with pytest.raises(ConfigError, match=r"^client = None .*0\.\.3.*head"):
