@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 
 class NetworkExtension(Protocol):
-    """Adds parameters to the network directly after it was created (APD)."""
+    """Adds parameters to the network directly after it was created, before ``setup`` (APD)."""
 
     def extend_network(self, network: nn.Module) -> None:
-        """Add the parameters. Torch's generator is seeded for this call; numbers drawn from it affect nothing else."""
+        """Add the parameters. Torch's generator is seeded for this call; numbers drawn from it affect nothing else.
+
+        Parameters of the network that require no gradient afterwards are neither trained nor sent."""
 
 
 class PersonalParameters(Protocol):
@@ -74,7 +76,9 @@ class Predictor(Protocol):
     """
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        """Scores ``[B, O]``, or None to use the network's logits; the first method that returns scores counts.
+        """Finite scores ``[B, O]``, or None to use the network's logits; the first method that returns scores counts.
+
+        For ``cfl export``, nothing in it may branch on values of tensors.
 
         Args:
             task: the images' task, for methods that may use it.
@@ -216,9 +220,9 @@ class FrozenParameters(Protocol):
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
         """Names of the frozen parameters for the cohort that has just started.
 
-        The optimizer gets no gradient of them, so that weight decay and momentum do not move them either. If all
-        parameters are frozen, no local step is computed. Running statistics then do not change, replay buffers get no
-        samples, and there is no training loss.
+        They are sent, and counted, all the same. The optimizer gets no gradient of them, so that weight decay and
+        momentum do not move them either. If all parameters are frozen, no local step is computed. Running statistics
+        then do not change, replay buffers get no samples, and there is no training loss.
         """
 
 

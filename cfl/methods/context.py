@@ -186,7 +186,7 @@ class Context:
 
     @property
     def outputs(self) -> OutputMap:
-        """Maps the tasks' classes to the network's outputs."""
+        """Maps the tasks' classes to the network's outputs: ``outputs.own`` is ``[T, O]`` bool, those of each task."""
         return self._data.outputs
 
     def train_own_outputs(self) -> None:
