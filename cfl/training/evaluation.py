@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import torch
 from torch import Tensor
 from torch.func import functional_call
 
@@ -105,17 +106,29 @@ class Scoring:
                 self._count(scores, batch, owner, task)
 
     def _score_personal(self, batch: EvaluationBatch, learners: Sequence[tuple[int | None, int]]) -> None:
-        """Score the personal models of this process's share of the clients."""
+        """Score the personal models of this process's share of the clients.
+
+        A model that equals the last one is not run again: clients that have not trained yet have equal models."""
         federation = self.federation
+        last: dict[str, Tensor] = {}
+        scores: Tensor
+
+        def of_client(client: int, task: int | None) -> Tensor:
+            nonlocal last, scores
+            model = federation.model_for(batch.task, federation.model_of(client, task))
+            by_client = densities_differ(federation.network)
+            if by_client or not last or not all(torch.equal(last[name], values) for name, values in model.items()):
+                last, scores = model, self.answers(batch, model, is_network=False, whose=(client,))
+            return scores
+
         for owner, task in learners[distributed.rank() :: distributed.count()]:
             client = cast(int, owner)
             told = task if federation.measure.tells_tasks else None
-            model = federation.model_for(batch.task, federation.model_of(client, told))
-            self._count(self.answers(batch, model, is_network=False, whose=(client,)), batch, client, task)
+            self._count(of_client(client, told), batch, client, task)
             if federation.known is not None and not federation.measure.tells_tasks:
-                model = federation.model_for(batch.task, federation.model_of(client, task))
-                scores = self.answers(batch, model, is_network=False, whose=(client,))
-                federation.known.add(self._rows[client], task, scores, cast(Tensor, batch.y), None, client)
+                federation.known.add(
+                    self._rows[client], task, of_client(client, task), cast(Tensor, batch.y), None, client
+                )
 
     def answers(
         self, batch: EvaluationBatch, model: dict[str, Tensor], is_network: bool, whose: Sequence[int] = (0,)

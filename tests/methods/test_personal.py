@@ -24,6 +24,7 @@ from support.tiny import (
     sgd,
     split,
     tiny_client,
+    tiny_data,
     weights,
 )
 from torch import Tensor
@@ -84,6 +85,38 @@ def test_all_layers_personal_is_every_client_on_its_own(optimizer: Any) -> None:
         for name, value in (kept or {}).items():
             torch.testing.assert_close(value, alone[c].state_dict()[name], rtol=0, atol=1e-10)
             assert not torch.equal(value, initial[name])
+
+
+def test_clients_that_have_not_trained_are_tested_by_one_pass() -> None:
+    """Of a large federation most clients have not trained yet, so that their models are equal."""
+    data = tiny_data(
+        permuted(2, train=120, test=40), num_clients=40, schedule={"rounds_per_task": 1, "clients_per_round": 3}
+    )
+    client = personal_client(data, ["*"])
+    passes, of_evaluations = 0, []
+
+    def count(module: Any, inputs: Any) -> None:
+        nonlocal passes
+        passes += not module.training
+
+    class Evaluations(Callback):
+        def on_validation_end(self, trainer: Trainer, pl_module: Client) -> None:
+            nonlocal passes
+            of_evaluations.append(passes)
+            passes = 0
+
+    client.network.register_forward_pre_hook(count)
+    federation = fit(client, data, callbacks=[Evaluations()])
+    rounds = [set(data.rounds.round(number).clients) for number in range(2)]
+    assert of_evaluations[0] == 2, "before training, one pass over each of two test sets"
+    for passed, trained in zip(of_evaluations[1:], [rounds[0], rounds[0] | rounds[1]], strict=True):
+        assert 2 * (len(trained) + 1) <= passed <= 2 * (2 * len(trained) + 1)
+    for c in range(40):
+        own = {**federation.server.parameters, **(federation.clients.get("model", c) or {})}
+        for t, task in enumerate(data.tasks):
+            logits = functional_call(client.network, own, (task.transform(task.test.images),))
+            right = 100 * float((logits.argmax(1) == task.test.labels).double().mean())
+            assert federation.accuracy.compute()[c, -1, t].item() == pytest.approx(right)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
