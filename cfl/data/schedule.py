@@ -317,7 +317,9 @@ class BoundSchedule:
         """The clients, sampled or not, whose current task ends with a round."""
         if self._own_ends is None:
             return self.members[plan.task].tolist() if plan.last_of_task else []
-        return [client for client in self.members[0].tolist() if plan.round + 1 in self._own_ends[client]]
+        members = self.members[0]
+        due: list[int] = members[(self._own_ends[members] == plan.round + 1).any(1)].tolist()
+        return due
 
     def _end(self, task: int, client: int | None = None) -> int:
         """The round after a task's last one; 0 of task -1."""

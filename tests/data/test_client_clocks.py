@@ -137,6 +137,25 @@ def test_a_round_samples_from_those_who_still_learn() -> None:
     assert [len(half.round(n).clients) for n in range(half.num_rounds)] == [max(1, round(0.5 * n)) for n in learning]
 
 
+def test_whose_task_ends_is_asked_of_all_clients_at_once() -> None:
+    """It is asked several times in a round, of all clients of the federation."""
+    looks = 0
+
+    class Counted(np.ndarray):
+        def __getitem__(self, place: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().__getitem__(place)
+
+    schedule = Schedule(rounds_per_task=6, clients_per_round=4, clock_spread=SPREAD).bind([np.arange(500)] * 3, 0)
+    assert schedule._own_ends is not None
+    schedule._own_ends = schedule._own_ends.view(Counted)
+    plan = schedule.round(5)
+    looks = 0
+    assert schedule.evaluates_after(plan)
+    assert looks < 10
+
+
 def test_without_spread_nothing_is_as_if_clocks_agreed() -> None:
     """Client clocks that all agree give the same rounds as a schedule without client clocks."""
     plain = Schedule(rounds_per_task=[3, 4, 2], clients_per_round=4).bind(EVERYONE, 0)
