@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -339,8 +339,7 @@ class ClientDataAssignment:
         """Client -> samples that it trains on in a round: the round's own, or those of all rounds so far."""
         if self.exposure == "streaming":
             return self._portions[round]
-        so_far = self._portions[: round + 1]
-        return {client: np.concatenate([of[client] for of in so_far]) for client in so_far[0]}
+        return _SoFar(self._portions[: round + 1])
 
     # Rounds.
 
@@ -353,6 +352,22 @@ class ClientDataAssignment:
     @abstractmethod
     def num_rounds(self) -> int:
         """Communication rounds over all tasks."""
+
+
+class _SoFar(Mapping[int, np.ndarray]):
+    """Client -> its samples of several rounds, put together for the clients that are asked for."""
+
+    def __init__(self, rounds: Sequence[Mapping[int, np.ndarray]]) -> None:
+        self._rounds = rounds
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        return np.concatenate([of_round[client] for of_round in self._rounds])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rounds[0])
+
+    def __len__(self) -> int:
+        return len(self._rounds[0])
 
 
 def _only(held: Mapping[int, np.ndarray], clients: np.ndarray) -> Mapping[int, np.ndarray]:

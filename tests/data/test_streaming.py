@@ -75,6 +75,18 @@ def test_rounds_without_a_batch_are_refused_where_batches_have_to_be_whole() -> 
         sizes("streaming-cumulative", 7)
 
 
+def test_only_the_samples_of_a_rounds_own_clients_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_data(permuted(2, train=200), exposure="streaming-cumulative", num_clients=50, partition=IID())
+    data.setup("fit")
+    concatenate, calls = np.concatenate, []
+    monkeypatch.setattr("numpy.concatenate", lambda *given, **more: calls.append(1) or concatenate(*given, **more))
+    held = data.trained_in(data.rounds.round(1))
+    parts = [data._portions[round][7].tolist() for round in range(2)]
+    assert held[7].tolist() == [*parts[0], *parts[1]]
+    assert len(calls) < 5
+    assert len(held) == 50
+
+
 def test_rounds_that_cannot_be_filled_are_refused() -> None:
     held = [{0: np.arange(10), 1: np.arange(10, 16)}]
     with pytest.raises(ConfigError, match=r"data\.portion = 3\.0 .*at most 2: client 1 has 6 seconds in all for 3"):
