@@ -195,8 +195,10 @@ def _colours() -> Any:
 def _draw_panel(ax: Axes, grid: np.ndarray, norm: Any, dot: float | None) -> None:
     """Draw ``grid`` as dots, the largest ``dot`` points wide, or as coloured cells if ``dot`` is None."""
     classes, num_clients = grid.shape
-    for client in np.flatnonzero(np.isnan(grid).all(axis=0)):
-        ax.axvspan(client - 0.5, client + 0.5, facecolor="0.93", edgecolor="0.75", hatch="//////", linewidth=0)
+    absent = np.flatnonzero(np.isnan(grid).all(axis=0))
+    for side_by_side in np.split(absent, np.flatnonzero(np.diff(absent) > 1) + 1) if len(absent) else ():
+        ends = side_by_side[0] - 0.5, side_by_side[-1] + 0.5
+        ax.axvspan(*ends, facecolor="0.93", edgecolor="0.75", hatch="//////", linewidth=0)
     if dot is None:
         cells = np.where(grid > 0, grid, np.nan)
         ax.imshow(cells, cmap=_colours(), norm=norm, aspect="auto", interpolation="nearest", zorder=2)

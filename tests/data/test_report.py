@@ -91,7 +91,8 @@ def test_dots_show_every_count_on_one_scale(dealt: tuple[list[Task], Indices]) -
         for place, n in counts.items():
             assert area[place] == pytest.approx(max(full * n / largest, 2.0))
     assert len(panels[0].patches) == 0
-    assert sorted(round(p.get_x() + 0.5) for p in panels[1].patches) == [0, 3, 4]  # the absent clients
+    hatched = [(p.get_x() + 0.5, p.get_x() + p.get_width() - 0.5) for p in panels[1].patches]
+    assert hatched == [(0, 0), (3, 4)]  # the absent clients, the first and the last of each stretch
 
 
 def test_large_partitions_become_cells_and_say_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
