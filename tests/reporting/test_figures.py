@@ -83,11 +83,24 @@ def test_tasks_not_learned_yet_are_lighter_and_hatched() -> None:
     figure = accuracy_heatmap(a, "run")
     hatches = [collection for collection in figure.axes[0].collections if collection.get_hatch()]
     boxes = [path.get_extents() for collection in hatches for path in collection.get_paths()]
-    hatched = {(round(box.y0 + 0.5), round(box.x0 + 0.5)) for box in boxes}
+    hatched = {(round(box.y0 + 0.5), i) for box in boxes for i in range(round(box.x0 + 0.5), round(box.x1 + 0.5))}
     assert hatched == {(0, 1), (0, 2), (1, 2)}
     for accuracy in (0.0, 20.0, 50.0, 80.0):
         seen, unseen = cell_colours(accuracy)[0], cell_colours(accuracy, seen=False)[0]
         assert relative_luminance(unseen) > relative_luminance(seen) + 0.05
+
+
+def test_a_picture_of_many_tasks_has_few_parts_and_no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells that are looked up, or hatched, one by one take seconds with a hundred tasks."""
+    monkeypatch.setattr("cfl.reporting.figures.heatmaps.cell_colours", lambda *_: pytest.fail("a cell by itself"))
+    a = matrix(60)
+    a[0, 10] = NAN
+    cells, hatches = accuracy_heatmap(a, "run").axes[0].collections
+    assert len(hatches.get_paths()) == 60  # a row each but the last; the first has a gap
+    assert len(cells.get_edgecolor()) == 0
+    shades = np.asarray(cells.get_array())
+    assert shades[0, 10, 3] == 0
+    assert shades[30, 20, :3] == pytest.approx(colormaps["cividis"](a[30, 20].item() / 100)[:3])
 
 
 def test_numbers_are_readable_on_every_colour() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from textwrap import fill
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ from cfl.reporting.figures.base import COLUMN_WIDTH, NUMBERS_UP_TO, PAGE_WIDTH, 
 from cfl.reporting.rounding import rounded
 
 _LIGHTER = 0.4  # share of the colour that cells of tasks not yet learned keep; the rest is white
+_BORDERS_UP_TO = 20  # tasks; between smaller cells, borders would take as much room as the colours
 _UNSEEN_HATCH: dict[str, Any] = {
     "facecolor": "none",
     "edgecolor": "#7f7f7f",
@@ -57,13 +59,17 @@ def cell_colours(value: float, seen: bool = True, scale: ScalarMappable | None =
         scale: as :func:`colour_scale` gives it.
     """
     scale = colour_scale(ACCURACY) if scale is None else scale
-    red, green, blue, _ = scale.to_rgba(value)  # type: ignore[arg-type]
-    share = 1.0 if seen else _LIGHTER
-    rgb = (red * share + 1.0 - share, green * share + 1.0 - share, blue * share + 1.0 - share)
+    rgb = _shades(scale, np.array([value]), np.array([seen]))[0].tolist()
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     # WCAG 2 contrast is (lighter + 0.05) / (darker + 0.05): black is the better one above sqrt(1.05 * 0.05) - 0.05.
     return to_hex(rgb), "#000000" if luminance > 0.179 else "#ffffff"
+
+
+def _shades(scale: ScalarMappable, values: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Background colours ``[..., 3]`` of cells with ``values [...]``, lighter where not ``seen [...]``."""
+    share = np.where(seen, 1.0, _LIGHTER)[..., None]
+    return scale.to_rgba(values)[..., :3] * share + 1.0 - share
 
 
 def cell_decimals(measure: Measure, matrices: Iterable[Tensor]) -> int:
@@ -141,21 +147,21 @@ def _draw_heatmap(
 ) -> None:
     tasks = len(matrix)
     size = 7 if tasks <= 6 else 6
-    cells: list[Rectangle] = []
-    colours: list[str] = []
+    evaluated, seen = ~np.isnan(matrix.numpy()), np.tri(tasks, dtype=bool)
+    shades = np.dstack([_shades(scale, np.nan_to_num(matrix.numpy()), seen), evaluated])
+    borders = tasks <= _BORDERS_UP_TO
+    line: dict[str, Any] = {"edgecolors": "white", "linewidth": 0.8, "antialiased": True} if borders else {}
+    axes.pcolormesh(np.arange(tasks + 1) - 0.5, np.arange(tasks + 1) - 0.5, shades, **line)
     unseen: list[Rectangle] = []
-    for t, row in enumerate(matrix.tolist()):
-        for i, accuracy in enumerate(row):
-            if math.isnan(accuracy):
-                continue
-            background, ink = cell_colours(accuracy, i <= t, scale)
-            cells.append(Rectangle((i - 0.5, t - 0.5), 1, 1))
-            colours.append(background)
-            if i > t:
-                unseen.append(cells[-1])
-            if tasks <= NUMBERS_UP_TO:
-                axes.text(i, t, rounded(accuracy, decimals), ha="center", va="center", color=ink, fontsize=size)
-    axes.add_collection(PatchCollection(cells, facecolor=colours, edgecolor="white", linewidth=0.8))
+    for t, row in enumerate(evaluated & ~seen):
+        here = np.flatnonzero(row)  # one hatch for neighbours: thousands of them take seconds to draw
+        for run in np.split(here, np.flatnonzero(np.diff(here) > 1) + 1) if len(here) else ():
+            unseen.append(Rectangle((run[0] - 0.5, t - 0.5), len(run), 1))
+    if tasks <= NUMBERS_UP_TO:
+        for t, i in zip(*np.nonzero(evaluated), strict=True):
+            value = matrix[t, i].item()
+            _, ink = cell_colours(value, i <= t, scale)
+            axes.text(i, t, rounded(value, decimals), ha="center", va="center", color=ink, fontsize=size)
     axes.add_collection(PatchCollection(unseen, **_UNSEEN_HATCH))
     axes.set(xlim=(-0.5, tasks - 0.5), ylim=(tasks - 0.5, -0.5), aspect="equal", ylabel="after learning task")
     axes.set_title(title, parse_math=False)
