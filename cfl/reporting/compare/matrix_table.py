@@ -9,14 +9,19 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from cfl.data.report import evenly
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.rounding import rounded
+
+MOST_TASKS = 20
+"""Most tasks in the table: as many as fit into the width of printed tables."""
 
 
 def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[float] | None = None) -> Table:
     """Return an accuracy matrix for the terminal, with cells coloured by accuracy and ACC in the last column.
 
+    Of more than :data:`MOST_TASKS` tasks, evenly spaced ones are shown, as rows and as columns; the title says so.
     Cells of tasks not learned yet are lighter; cells that were not evaluated are empty. Accuracies have one decimal,
     with more than ten tasks none; other measures have so many that the largest value has three digits, or two.
 
@@ -36,14 +41,18 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
     exact = cell_decimals(measure, [matrix])
     decimals = exact if tasks <= 10 else exact - 1
     scale = colour_scale(measure, [matrix])
-    table = Table(title=f"{measure.label} on each task", title_justify="left", pad_edge=False, collapse_padding=True)
+    shown = evenly(tasks, MOST_TASKS)
+    title = (
+        f"{measure.label} on each task" if len(shown) == tasks else f"{measure.label} on {len(shown)} of {tasks} tasks"
+    )
+    table = Table(title=title, title_justify="left", pad_edge=False, collapse_padding=True)
     table.add_column("after task", justify="right", no_wrap=True)
-    for i in range(tasks):
+    for i in shown:
         table.add_column(str(i), justify="right", no_wrap=True)
     table.add_column(measure.mean_label, justify="right", no_wrap=True, style="bold")
-    for t, row in enumerate(matrix.tolist()):
+    for t in shown:
         cells = []
-        for i, accuracy in enumerate(row):
+        for i, accuracy in zip(shown, matrix[t, shown].tolist(), strict=True):
             background, ink = cell_colours(accuracy, i <= t, scale) if not math.isnan(accuracy) else ("", "")
             cells.append(Text(rounded(accuracy, decimals), f"{ink} on {background}") if background else Text(""))
         average = average_accuracy(matrix, after=t).item() if means is None else means[t]

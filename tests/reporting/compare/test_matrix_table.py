@@ -6,6 +6,7 @@ import io
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -15,7 +16,7 @@ from cfl.metrics.measure import called
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.matrix_table import matrix_table
 from cfl.reporting.figures import cell_colours
-from cfl.reporting.text_table import print_table
+from cfl.reporting.text_table import TABLE_WIDTH, print_table
 
 NAN = math.nan
 
@@ -44,9 +45,22 @@ def test_the_matrix_table_shows_every_accuracy_and_the_average() -> None:
 
 def test_the_matrix_table_of_many_tasks_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    a = matrix(50)
+    a = matrix(20)
     rows = [cells(line) for line in printed(matrix_table(a)) if line[0] == "│"]
     assert [row[1:-1] for row in rows] == [[f"{x:.0f}" for x in row.tolist()] for row in a]
+
+
+def test_of_very_many_tasks_some_are_shown() -> None:
+    a = matrix(100)
+    lines = printed(matrix_table(a))
+    assert lines[0].strip() == "accuracy (%) on 20 of 100 tasks"
+    assert max(map(len, lines)) <= TABLE_WIDTH
+    rows = [cells(line) for line in lines if line[0] == "│"]
+    shown = [int(row[0]) for row in rows]
+    assert (len(shown), shown[0], shown[-1]) == (20, 0, 99)
+    assert {5, 6} >= {*np.diff(shown).tolist()}
+    assert [row[1:-1] for row in rows] == [[f"{a[t, i].item():.0f}" for i in shown] for t in shown]
+    assert [row[-1] for row in rows] == [f"{a[t, : t + 1].mean().item():.2f}" for t in shown]
 
 
 @pytest.mark.parametrize(("tasks", "decimals"), [(3, 3), (11, 2)])
