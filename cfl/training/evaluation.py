@@ -110,24 +110,23 @@ class Scoring:
 
         A model that equals the last one is not run again: clients that have not trained yet have equal models."""
         federation = self.federation
-        last: dict[str, Tensor] = {}
-        scores: Tensor
+        by_client = densities_differ(federation.network)
+        last: tuple[dict[str, Tensor], Tensor] | None = None
 
-        def of_client(client: int, task: int | None) -> Tensor:
-            nonlocal last, scores
+        def scores_of(client: int, task: int | None) -> Tensor:
+            nonlocal last
             model = federation.model_for(batch.task, federation.model_of(client, task))
-            by_client = densities_differ(federation.network)
-            if by_client or not last or not all(torch.equal(last[name], values) for name, values in model.items()):
-                last, scores = model, self.answers(batch, model, is_network=False, whose=(client,))
-            return scores
+            if last is None or by_client or not all(torch.equal(last[0][name], model[name]) for name in model):
+                last = model, self.answers(batch, model, is_network=False, whose=(client,))
+            return last[1]
 
         for owner, task in learners[distributed.rank() :: distributed.count()]:
             client = cast(int, owner)
             told = task if federation.measure.tells_tasks else None
-            self._count(of_client(client, told), batch, client, task)
+            self._count(scores_of(client, told), batch, client, task)
             if federation.known is not None and not federation.measure.tells_tasks:
                 federation.known.add(
-                    self._rows[client], task, of_client(client, task), cast(Tensor, batch.y), None, client
+                    self._rows[client], task, scores_of(client, task), cast(Tensor, batch.y), None, client
                 )
 
     def answers(

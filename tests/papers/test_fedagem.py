@@ -258,7 +258,13 @@ ON_MNIST: dict[str, dict[str, Any]] = {
     "agem": {"AGEM": {"batch_size": 32}},
     "der": {"DER": {"alpha": 1.0, "beta": 0.0, "batch_size": 32, "over_outputs": "mean"}},
     "gpm": {
-        "GPM": {"threshold": 0.95, "threshold_increment": 0.0, "samples": 300, **GPM, "layers": ["conv1", "conv2", "fc"]},
+        "GPM": {
+            "threshold": 0.95,
+            "threshold_increment": 0.0,
+            "samples": 300,
+            **GPM,
+            "layers": ["conv1", "conv2", "fc"],
+        },
     },
     "l2p": {"L2P": {"strength": 0.1, "mask_logits": True}},
     "fedcurv": {"FedCurv": {**FEDCURV, "on_unstable": "warn"}},
