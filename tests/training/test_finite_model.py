@@ -21,6 +21,8 @@ class InStep(Method):
 
 
 class AtEnd(Method):
+    moves_model_after_round = True
+
     def end_round(self, plan: RoundPlan) -> None:
         if plan.round == 2:
             self.context.state_tensors()["head.bias"][0] = torch.inf
@@ -53,6 +55,8 @@ def test_a_large_model_is_finite() -> None:
     """A finite model is accepted, even if the sum of its float32 values overflows."""
 
     class Large(Method):
+        moves_model_after_round = True
+
         def end_round(self, plan: RoundPlan) -> None:
             if plan.round == data.num_rounds - 1:
                 self.context.state_tensors()["head.weight"].fill_(3e38)
