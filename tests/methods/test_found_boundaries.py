@@ -291,7 +291,7 @@ def test_a_resumed_run_finds_and_learns_the_same(make: Callable[[], Method], aft
 
 
 def ewc() -> dict[str, Method]:
-    return {"ewc": EWC(20.0)}
+    return {"ewc": EWC(10.0)}
 
 
 def fot() -> dict[str, Method]:

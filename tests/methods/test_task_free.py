@@ -224,7 +224,6 @@ SEEN: list[tuple[Callable[[Context], Any], Any]] = [
     (lambda context: context.num_tasks, 2),
     (lambda context: context.accuracy.num_tasks, 2),
     (lambda context: context.client_clocks, False),
-    (lambda context: context.clock_spread, 0),
     (lambda context: len(context.outputs.own), 2),
     (lambda context: context.is_last(1), True),
     (lambda context: context.task_of(0), 0),

@@ -577,6 +577,8 @@ def test_data_that_cannot_be_had_are_an_error_in_all() -> None:
 class Lonely(Method):
     """Moves the global model by the process's rank, so that processes differ."""
 
+    moves_model_after_round = True
+
     def end_round(self, plan: RoundPlan) -> None:
         with torch.no_grad():
             self.context.state_tensors()["head.bias"] += rank()
@@ -584,6 +586,8 @@ class Lonely(Method):
 
 class Mirrored(Method):
     """Changes the sign of a tensor in process 1, which keeps its norm."""
+
+    moves_model_after_round = True
 
     def end_round(self, plan: RoundPlan) -> None:
         with torch.no_grad():
