@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
+from cfl.data.report import stretches
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.reporting.figures.base import COLUMN_WIDTH, NUMBERS_UP_TO, PAGE_WIDTH, PRINT, new_figure, require_square
 from cfl.reporting.rounding import rounded
@@ -154,9 +155,8 @@ def _draw_heatmap(
     axes.pcolormesh(np.arange(tasks + 1) - 0.5, np.arange(tasks + 1) - 0.5, shades, **line)
     unseen: list[Rectangle] = []
     for t, row in enumerate(evaluated & ~seen):
-        here = np.flatnonzero(row)  # one hatch for neighbours: thousands of them take seconds to draw
-        for run in np.split(here, np.flatnonzero(np.diff(here) > 1) + 1) if len(here) else ():
-            unseen.append(Rectangle((run[0] - 0.5, t - 0.5), len(run), 1))
+        for first, last in stretches(np.flatnonzero(row)):
+            unseen.append(Rectangle((first - 0.5, t - 0.5), last - first + 1, 1))
     if tasks <= NUMBERS_UP_TO:
         for t, i in zip(*np.nonzero(evaluated), strict=True):
             value = matrix[t, i].item()
