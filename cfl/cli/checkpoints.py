@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from traceback import FrameSummary, extract_tb
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors import checkpoint_connector
 
 from cfl.callbacks import AccuracyTargets, FederatedOrchestrator, PrivacyBudget
+from cfl.cli.reasons import reason_for_user
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.data.sources.kept import remember
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming
-from cfl.runtime.checkpoint_file import read_checkpoint
+from cfl.runtime.checkpoint_file import read_checkpoint, refusing_what_cfl_does_not_write
 from cfl.runtime.errors import ConfigError
 from cfl.training.client import Client
 
@@ -49,6 +53,11 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
         valid = f"an existing checkpoint file (looked for {path.absolute()}), a run's folder, or last for run.dir's"
         raise ConfigError("ckpt_path", str(path), valid)
     checkpoint = read_checkpoint(path)
+    with refusing_what_cfl_does_not_write(path):
+        return _rounds_of(checkpoint, path, experiment)
+
+
+def _rounds_of(checkpoint: Mapping[str, Any], path: Path, experiment: Mapping[str, Any]) -> int:
     held = checkpoint.get("experiment")
     if not held:
         valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
@@ -62,3 +71,28 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
         valid = f"a checkpoint of this configuration; they differ in {shown}; what may change is {allowed}"
         raise ConfigError("ckpt_path", str(path), valid)
     return int(checkpoint["federation"]["round"])
+
+
+@contextmanager
+def naming_what_cannot_be_restored(path: str | None) -> Iterator[None]:
+    """Within the context, an error while Lightning restores a checkpoint refuses its file.
+
+    Args:
+        path: of the checkpoint; None without one.
+
+    Raises:
+        ConfigError: see :func:`cfl.runtime.checkpoint_file.refusing_what_cfl_does_not_write`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if path is not None and reason_for_user(error) is None and any(map(_restores, extract_tb(error.__traceback__))):
+            with refusing_what_cfl_does_not_write(Path(path)):
+                raise
+        raise
+
+
+def _restores(frame: FrameSummary) -> bool:
+    """Whether a frame is of one of Lightning's functions that restore a checkpoint; others in the file save one."""
+    names = ("restore", "_restore", "resume")
+    return frame.filename == checkpoint_connector.__file__ and frame.name.startswith(names)

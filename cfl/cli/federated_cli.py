@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from cfl.callbacks import OF_SECTIONS, RoundCheckpoint, RunRecord
 from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
-from cfl.cli.checkpoints import check_checkpoint
+from cfl.cli.checkpoints import check_checkpoint, naming_what_cannot_be_restored
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.commands import TRAINING
 from cfl.cli.given import Given, in_content
@@ -209,7 +209,12 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         trainer = self._settings.trainer
         late = {"logger": trainer.logger, "callbacks": trainer.callbacks}  # some fail only in the fit, such as wandb's
-        with keys_as_typed(self.settled.methods), self._saying_how_to_go_on(), naming_what_fails(late):
+        with (
+            keys_as_typed(self.settled.methods),
+            self._saying_how_to_go_on(),
+            naming_what_fails(late),
+            naming_what_cannot_be_restored(self._settings.ckpt_path),
+        ):
             super()._run_subcommand(subcommand)
 
     def _disk_error(self, error: Exception) -> NotWritten | None:

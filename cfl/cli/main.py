@@ -23,7 +23,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.sources.kept import remember
 from cfl.metrics.measures.accuracy import ACCURACY
 from cfl.reporting import folder_lock
-from cfl.runtime.checkpoint_file import read_checkpoint
+from cfl.runtime.checkpoint_file import read_checkpoint, refusing_what_cfl_does_not_write
 from cfl.runtime.command_line import CommandLine, read_command_line
 from cfl.runtime.distributed import cause_elsewhere
 from cfl.runtime.printable import printable
@@ -70,8 +70,9 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
     built_federation(built.trainer, client, "validate")
     path = Path(built.config_init[built.subcommand]["ckpt_path"])  # the file, even if ``last`` was given
     checkpoint = read_checkpoint(path)
-    client.on_load_checkpoint(checkpoint)
-    client.load_state_dict(checkpoint["state_dict"])
+    with refusing_what_cfl_does_not_write(path):
+        client.on_load_checkpoint(checkpoint)
+        client.load_state_dict(checkpoint["state_dict"])
     client.train(False)
     return client, built.settled.config_yaml, path
 

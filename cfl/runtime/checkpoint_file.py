@@ -8,6 +8,7 @@ import io
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from cfl.runtime.atomic_write import OutputFile
 from cfl.runtime.disk import not_written
-from cfl.runtime.errors import ConfigError, reason
+from cfl.runtime.errors import FOR_USERS, ConfigError, reason
+from cfl.runtime.memory import lack_of_memory
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -97,11 +99,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     warning.
 
     Raises:
-        ConfigError: the file is no checkpoint, was changed or damaged, or holds weights that are not finite.
+        ConfigError: the file is no checkpoint, was changed or damaged, or holds weights that are not finite, or a
+            tensor that is not plain or claims more bytes than the file has.
     """
     try:
         carries_digest = _is_as_written(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        _require_plain(checkpoint, path.stat().st_size)
     except Exception as error:  # torch may raise any error for a damaged file
         valid = f"a whole checkpoint written by cfl fit ({why_unread(error)})"
         raise ConfigError("ckpt_path", str(path), valid) from error
@@ -111,10 +115,53 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise ConfigError("ckpt_path", str(path), "a whole checkpoint written by cfl fit (its end is missing)")
     if not carries_digest:
         _log.warning("%s carries no digest, as it was written before there were any: changes would not be seen", path)
-    for name, tensor in _weights(checkpoint):
-        if tensor.is_floating_point() and not all(bool(part.isfinite().all()) for part in tensor.split(_AT_A_TIME)):
-            raise ConfigError("ckpt_path", str(path), f"a checkpoint with finite weights; {name} holds NaN or infinity")
+    with refusing_what_cfl_does_not_write(path):
+        for name, tensor in _weights(checkpoint):
+            if tensor.is_floating_point() and not all(bool(part.isfinite().all()) for part in tensor.split(_AT_A_TIME)):
+                valid = f"a checkpoint with finite weights; {name} holds NaN or infinity"
+                raise ConfigError("ckpt_path", str(path), valid)
     return checkpoint
+
+
+@contextmanager
+def refusing_what_cfl_does_not_write(path: Path) -> Iterator[None]:
+    """Within the context, which should only use what a checkpoint holds, refuse the file instead of any other error.
+
+    Raises:
+        ConfigError: an error that is not for users was raised, because the checkpoint lacks an entry or holds a value
+            of another type or shape.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (*FOR_USERS, OSError)) or lack_of_memory(error):
+            raise
+        valid = f"a checkpoint as cfl fit writes it ({type(error).__name__}: {reason(error)[:300]})"
+        raise ConfigError("ckpt_path", str(path), valid) from error
+
+
+def _require_plain(checkpoint: Any, size: int) -> None:
+    """Refuse tensors that are not strided or quantised, have no values, or repeat few values to more than ``size``.
+
+    Args:
+        checkpoint: what a file holds.
+        size: bytes of the file.
+
+    Raises:
+        ValueError: there is such a tensor.
+    """
+    known: set[int] = set()  # a list may hold itself
+    waiting = [checkpoint]
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, Tensor):
+            if held.layout != torch.strided or held.is_quantized or held.is_nested or held.device.type != "cpu":
+                raise ValueError(f"it holds a tensor of another kind than cfl fit writes, {held.layout} {held.dtype}")
+            if held.nbytes > max(size, _AT_A_TIME):
+                raise ValueError(f"it holds a tensor of {held.nbytes:,} bytes, more than the {size:,} of the file")
+        elif isinstance(held, Mapping | list | tuple | set) and id(held) not in known:
+            known.add(id(held))
+            waiting += held.values() if isinstance(held, Mapping) else held
 
 
 def why_unread(error: Exception) -> str:

@@ -337,6 +337,49 @@ def test_weights_that_are_not_finite_are_refused_by_name(value: float, run_folde
         read_checkpoint(tmp_path / "last.ckpt")
 
 
+_NOT_PLAIN = {
+    "without values": torch.empty(3, device="meta"),
+    "a few bytes that claim 16 TB": torch.zeros(1, 1).expand(2**21, 2**21),
+    "sparse": torch.eye(3).to_sparse(),
+    "a number": 3,
+}
+
+
+@pytest.mark.parametrize("place", ["state_dict", "federation"])
+@pytest.mark.parametrize("name", _NOT_PLAIN)
+def test_tensors_that_no_run_writes_are_refused_before_they_take_time_or_memory(
+    name: str, place: str, tmp_path: Path
+) -> None:
+    held = (
+        {"w": _NOT_PLAIN[name]} if place == "state_dict" else {"clients": {"model": {"rows": {"w": _NOT_PLAIN[name]}}}}
+    )
+    torch.save({"state_dict": {}, "federation": {}, place: held}, tmp_path / "last.ckpt")
+    with pytest.raises(ConfigError, match=r"ckpt_path .* valid: a .*checkpoint .*cfl fit"):
+        read_checkpoint(tmp_path / "last.ckpt")
+
+
+def test_a_checkpoint_may_hold_a_list_that_holds_itself(tmp_path: Path) -> None:
+    held: list[Any] = [torch.ones(2)]
+    held.append(held)
+    torch.save({"state_dict": {}, "federation": {"held": held}}, tmp_path / "last.ckpt")
+    assert torch.equal(read_checkpoint(tmp_path / "last.ckpt")["federation"]["held"][1][0], torch.ones(2))
+
+
+@pytest.mark.parametrize("command", OPENING)
+@pytest.mark.parametrize("place", ["federation server", "federation round", "state_dict network.head.bias"])
+def test_a_checkpoint_whose_parts_are_of_another_kind_is_refused(
+    place: str, command: str, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_folder, run)
+    content = torch.load(run / "last.ckpt", weights_only=True)
+    section, key = place.split()
+    content[section][key] = torch.ones(7) if section == "state_dict" else None
+    write_checkpoint(content, run / "last.ckpt")
+    assert _run(foreign.commands(run)[command]) == 2
+    assert "valid: a checkpoint as cfl fit writes it (" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", OPENING)
 def test_a_checkpoint_that_does_not_say_what_it_is_of_is_refused(
     command: str, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
