@@ -14,7 +14,7 @@ from support.tiny import tiny_data
 
 from cfl.data.participation import Holders
 from cfl.data.partitions import Natural
-from cfl.data.sources import Arrays, ImageFolder
+from cfl.data.sources import Arrays, Binarised, ImageFolder
 from cfl.data.streams import ClassSplit, Permuted, Sequence
 from cfl.runtime.errors import ConfigError
 
@@ -44,6 +44,24 @@ def numbers(data: Any, task: int, client: int) -> set[int]:
     """The numbers of a client's samples in a task, read from their first pixels."""
     of_task = data.tasks[task].train.images
     return set(of_task[torch.from_numpy(data.indices[task][client])][:, 0, 0, 0].tolist())
+
+
+def test_merged_sets_number_their_clients_alike(tmp_path: Path) -> None:
+    """Training and test set of the file number their own clients; amy has no test sample. Pixels tell whose each is."""
+    bits = {"amy": [0, 1], "bob": [1, 0], "zoe": [1, 1]}
+    testers = np.array(["zoe", "bob"] * 14)
+    images = [np.array([[bits[name], [0, 1]] for name in owners], np.uint8) * 255 for owners in (WRITERS, testers)]
+    labels = [np.arange(len(owners)) % 2 for owners in (WRITERS, testers)]
+    stored = {"train_images": images[0], "test_images": images[1], "train_labels": labels[0], "test_labels": labels[1]}
+    np.savez(tmp_path / "b.npz", **stored, train_clients=WRITERS, test_clients=testers)
+    source = Binarised(Arrays(str(tmp_path / "b.npz")), split="merged")
+    data = tiny_data(Permuted(source, 1), partition=Natural(), num_clients=3, scenario="density")
+    for client, name in enumerate(("amy", "bob", "zoe")):
+        own = data.tasks[0].train.images[torch.from_numpy(data.indices[0][client])]
+        assert len(own) > 0
+        assert (own[:, 0, 0] == torch.tensor(bits[name])).all()
+        tested = data.tasks[0].test.clients == client
+        assert (data.tasks[0].test.images[tested][:, 0, 0] == torch.tensor(bits[name])).all()
 
 
 @pytest.mark.parametrize("repartition", [True, False])

@@ -1,13 +1,17 @@
-"""Checks labels that were read from a file."""
+"""Checks labels that were read from a file, and numbers the clients that own samples."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from cfl.data.types import ImageSet
 
 _MOST_ROUNDING = 1e-3
 """Largest change of a number by rounding to float32, as a share of the standard deviation of all numbers."""
@@ -62,6 +66,25 @@ def numbered(names: NDArray[Any]) -> tuple[Tensor, tuple[Any, ...]]:
     """``[N]`` int64 from 0 for ``[N]`` names or numbers, in their order; and the different names or numbers."""
     found, places = np.unique(names, return_inverse=True)
     return torch.from_numpy(places.astype(np.int64)), tuple(found.tolist())
+
+
+def common_names(sets: Sequence[ImageSet]) -> tuple[Any, ...]:
+    """The different names or numbers of the clients of all sets, ascending; as texts if some are texts."""
+    different = {name for samples in sets for name in samples.client_names}
+    whole = all(isinstance(name, int) for name in different)
+    return tuple(sorted(different) if whole else sorted({*map(str, different)}))
+
+
+def renumbered(samples: ImageSet, names: tuple[Any, ...]) -> ImageSet:
+    """The same samples, whose clients have the numbers that ``names`` give their names; -1 if they are not among these.
+
+    Samples whose clients are unknown, or have numbers without names, stay as they are.
+    """
+    if samples.clients is None or samples.client_names in ((), names):
+        return samples
+    places = {str(name): place for place, name in enumerate(names)}
+    own = torch.tensor([places.get(str(name), -1) for name in samples.client_names])
+    return replace(samples, clients=own[samples.clients], client_names=names)
 
 
 def first_absent(labels: NDArray[np.int64] | Tensor, num_classes: int) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cfl.data.sources.labels import common_names, renumbered
 from cfl.data.types import ImageSet
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import DataFilesMissing
@@ -113,14 +114,22 @@ def balanced_subset(labels: Tensor, size: int, purpose: str) -> Tensor:
 
 
 def joined(parts: Sequence[ImageSet]) -> ImageSet:
-    """All samples of several sets in one, in their order."""
-    clients = [part.clients for part in parts if part.clients is not None]
+    """All samples of several sets in one, in their order, with one number for each client.
+
+    Clients stay unknown where a set does not say them, and where only some sets name them.
+    """
+    named = {bool(part.client_names) for part in parts if part.clients is not None}
+    names = common_names(parts)
+    clients = [renumbered(part, names).clients for part in parts]
+    told = [of for of in clients if of is not None]
     seconds = [part.seconds for part in parts if part.seconds is not None]
+    owned = len(told) == len(parts) and len(named) == 1
     return ImageSet(
         torch.cat([part.images for part in parts]),
         torch.cat([part.labels for part in parts]),
-        torch.cat(clients) if len(clients) == len(parts) else None,
+        torch.cat(told) if owned else None,
         torch.cat(seconds) if len(seconds) == len(parts) else None,
+        client_names=names if owned else (),
     )
 
 

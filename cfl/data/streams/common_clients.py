@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
+from cfl.data.sources.labels import common_names, renumbered
 from cfl.data.types import ImageSet, Task
 
 
@@ -19,20 +18,14 @@ def with_common_clients(tasks: Sequence[Task]) -> list[Task]:
     -1. Training sets stay as they are where a data set has numbers of clients without names.
     """
     owned = [task.train for task in tasks if task.train.clients is not None]
-    different = {name for train in owned for name in train.client_names}
-    whole = all(isinstance(name, int) for name in different)
-    names: tuple[Any, ...] = tuple(sorted(different) if whole else sorted({*map(str, different)}))
+    names = common_names(owned)
     common = all(train.client_names for train in owned)
-    renumbered: dict[int, ImageSet] = {}  # tasks that share samples share them afterwards, too
+    changed: dict[int, ImageSet] = {}  # tasks that share samples share them afterwards, too
 
     def of(samples: ImageSet, names: tuple[Any, ...]) -> ImageSet:
-        if samples.clients is None or samples.client_names in ((), names):
-            return samples
-        if id(samples) not in renumbered:
-            places = {str(name): place for place, name in enumerate(names)}
-            own = torch.tensor([places.get(str(name), -1) for name in samples.client_names])
-            renumbered[id(samples)] = replace(samples, clients=own[samples.clients], client_names=names)
-        return renumbered[id(samples)]
+        if id(samples) not in changed:
+            changed[id(samples)] = renumbered(samples, names)
+        return changed[id(samples)]
 
     found = []
     for task in tasks:
