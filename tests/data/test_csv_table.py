@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,22 @@ def test_the_separator_is_looked_for_outside_of_quotes(tmp_path: Path) -> None:
     assert found.numbers.tolist() == [[1.5, 2.0]]
 
 
+def test_a_long_name_of_one_client_takes_no_more_memory_than_itself(tmp_path: Path) -> None:
+    """An array of 3,000 texts would take 1.2 GB, because each entry has room for the longest. ``a`` is not ``a\\0``."""
+    names = ["a", "a\0", "z" * 100_000]
+    lines = [f"{k},{k % 2},{names[2] if k < 4 else names[k % 2]}" for k in range(3000)]
+    (tmp_path / "long.csv").write_text("\n".join(["x,y,who", *lines]), encoding="utf-8")
+    tracemalloc.start()
+    try:
+        train, _ = CsvTable(str(tmp_path / "long.csv"), "y", client="who").load(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 2e7
+    finally:
+        tracemalloc.stop()
+    assert train.client_names == tuple(names)
+    assert train.clients is not None
+    assert [train.client_names[client] for client in train.clients.tolist()][-2:] == ["a", "a\0"]
+
+
 def changed(row: int, column: str, value: Any) -> list[list[Any]]:
     lines = rows()
     lines[row][COLUMNS.index(column)] = value
@@ -140,6 +157,8 @@ def changed(row: int, column: str, value: Any) -> list[list[Any]]:
         ),
         (changed(3, "age", "old"), "line 5, column age: 'old' is no number"),
         (changed(3, "age", ""), "line 5, column age: '' is no number"),
+        (changed(3, "age", "2020_11"), "line 5, column age: '2020_11' is no number"),
+        (changed(3, "age", "４５"), "line 5, column age: '４５' is no number"),
         (changed(3, "age", "nan"), "row 4 below the first line, column age: nan"),
         (changed(2, "kind", " "), "line 4, column kind is empty"),
         (changed(0, "part", "valid"), "column part holds 'valid'; valid: train and test"),

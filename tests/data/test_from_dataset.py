@@ -74,6 +74,19 @@ def test_vectors_and_unnamed_classes() -> None:
     assert torch.equal(source.load(Path())[0].images.flatten(1), train.tensors[0])
 
 
+def test_numbers_that_float32_cannot_tell_apart_are_refused() -> None:
+    """Seconds since 1970 that differ by a few are all the same in float32, whose steps there are 128."""
+    images, labels = torch.zeros(4, 3), torch.tensor([1.7e9, 1.7e9 + 3, 1.7e9 + 5, 1.7e9 + 9], dtype=torch.float64)
+    assert FromDataset(*[TensorDataset(images, labels - 1.7e9)] * 2, numbers=True).load(Path())[0].labels.tolist() == [
+        [0.0],
+        [3.0],
+        [5.0],
+        [9.0],
+    ]
+    with pytest.raises(DataFilesMissing, match="labels of train differ too little for their size to be float32"):
+        FromDataset(*[TensorDataset(images, labels)] * 2, numbers=True).load(Path())
+
+
 def test_files_go_through_the_data_sets_transform(tmp_path: Path) -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8))
     picture.save(tmp_path / "x.png")

@@ -66,7 +66,7 @@ def read_rows(
     first, without_number = "", Counter[str]()
     for line, fields in lines:
         try:
-            found.extend([float(fields[place]) for place in places])
+            found.extend([number(fields[place]) for place in places])
         except ValueError:
             wrong = [(names[p], fields[p]) for p in places if not _is_number(fields[p])]
             first = first or f"line {line}, column {wrong[0][0]}: {wrong[0][1][:40]!r} is no number"
@@ -87,9 +87,20 @@ def read_rows(
     return Rows(tuple(numbers), values, words)
 
 
+def number(text: str) -> float:
+    """The number that a text says in ASCII, as ``-1.5e3``.
+
+    Raises:
+        ValueError: it is none. ``1_0`` and digits of other scripts, which are numbers in Python, are none in a table.
+    """
+    if "_" in text or not text.strip().isascii():
+        raise ValueError(f"could not convert string to float: {text[:40]!r}")
+    return float(text)
+
+
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        number(text)
     except ValueError:
         return False
     return True

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cfl.data.sources.array_files import Layout
-from cfl.data.sources.csv_rows import header, read_rows
+from cfl.data.sources.csv_rows import header, number, read_rows
 from cfl.data.sources.features import Features
-from cfl.data.sources.labels import checked_numbers, numbered
+from cfl.data.sources.labels import checked_numbers
 from cfl.data.sources.root import data_root
 from cfl.data.sources.split import SHARES, stratified_rows
 from cfl.data.sources.standard import KEY, nothing_at
@@ -211,7 +211,7 @@ class CsvTable(Features):
         for rows_of in (train, test):
             index = torch.from_numpy(rows_of)
             own = None if tasks is None else tasks[index]
-            clients, names_of = numbered(np.array(texts["client"])[rows_of]) if "client" in texts else (None, ())
+            clients, names_of = _clients(texts["client"], rows_of) if "client" in texts else (None, ())
             found.append(_Part(rows.numbers[rows_of], labels[index], clients, names_of, own))
         outputs = (self._columns_of["label"],) if self.layout.numbers else names
         return _Table(_Names(rows.columns, outputs, task_names), *found)
@@ -243,10 +243,21 @@ def _classes(texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
     return torch.tensor([places[text] for text in texts], dtype=torch.int64), tuple(names)
 
 
+def _clients(texts: Sequence[str], rows: NDArray[np.int64]) -> tuple[Tensor, tuple[str, ...]]:
+    """``[n]`` int64 the client of each of the ``rows``, from 0, and the names of these clients, in their order.
+
+    No array of texts is made, because all its entries would take as much memory as the longest one.
+    """
+    own = [texts[row] for row in rows.tolist()]
+    names = sorted(set(own))
+    places = {name: place for place, name in enumerate(names)}
+    return torch.tensor([places[name] for name in own], dtype=torch.int64), tuple(names)
+
+
 def _numbers(texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
     """Labels ``[N, 1]`` float32, and no names."""
     try:
-        found = np.array(texts, dtype=np.float64)
+        found = np.array([number(text) for text in texts], dtype=np.float64)
     except ValueError as error:
         raise ValueError(f"labels that are numbers to predict: {error}") from error
     return torch.from_numpy(checked_numbers(found, "numbers to predict")), ()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from cfl.data.sources.images import MODES, pixels_of, read_image, stored_image
+from cfl.data.sources.labels import checked_numbers
 from cfl.data.sources.standard import KEY, StandardSource, check_numbers_alone
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing, reason
@@ -115,7 +116,14 @@ class FromDataset(StandardSource):
             if not torch.equal(_sample(dataset, part, index, self.targets == "numbers")[0], images[index]):
                 value = f"{type(dataset).__name__}, whose sample {index} is another one when it is read again"
                 raise ConfigError(f"{KEY}.{part}", value, "a Dataset without random transforms; see data.augmentation")
-        return ImageSet(images, labels)
+        return ImageSet(images, self._numbers_of(part, labels) if self.targets == "numbers" else labels)
+
+    def _numbers_of(self, part: str, labels: Tensor) -> Tensor:
+        """``[N, D]`` float32 of the float64 numbers to predict."""
+        try:
+            return torch.from_numpy(checked_numbers(labels.numpy(), f"the labels of {part}"))
+        except ValueError as error:
+            raise DataFilesMissing(f"{self.name}: {error}") from error
 
     def _like_the_first(self, image: Tensor, name: str) -> Tensor:
         if image.shape != self.shape or image.dtype != self._dtype:
@@ -181,7 +189,7 @@ def _names(dataset: Any) -> tuple[str, ...]:
 
 
 def _sample(dataset: Any, part: str, index: int, numbers: bool) -> tuple[Tensor, Tensor]:
-    """One sample: ``[C, H, W]`` uint8 or float32, and its label, ``[]`` int64 or ``[D]`` float32."""
+    """One sample: ``[C, H, W]`` uint8 or float32, and its label, ``[]`` int64 or ``[D]`` float64."""
     try:
         sample = dataset[index]
         if not isinstance(sample, tuple | list) or len(sample) != 2:
@@ -204,7 +212,7 @@ def _numbers(label: Any) -> Tensor:
     found = np.asarray(label)
     if found.dtype.kind not in "iuf" or found.ndim > 1 or not found.size or not np.isfinite(found).all():
         raise ValueError(f"its label is {label!r:.80}, not a finite number or a vector of them")
-    return torch.from_numpy(found.astype(np.float32).reshape(-1))
+    return torch.from_numpy(found.astype(np.float64).reshape(-1))
 
 
 def _image(image: Any) -> Tensor:
