@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
     return load(folder, allow=own)
 
 
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
+"""Characters that YAML refuses, or takes for the end of a line."""
 _WHOLE = ("methods", "measures", "federated.codecs")
 """Options whose own values are mappings, with names that the user gives."""
 
@@ -57,10 +60,16 @@ def _as_options(settings: Mapping[str, Any]) -> Iterator[str]:
     """Words of a command line."""
     for key, value in _flat(settings):
         try:
-            yield f"--{key}={value if isinstance(value, str | Path) else json.dumps(value, default=_plain)}"
+            yield f"--{key}={value if isinstance(value, str | Path) else _as_yaml(value)}"
         except TypeError:
             valid = "a number, a text, a list or a mapping of these, as in a configuration file"
             raise ConfigError(key, value, valid) from None
+
+
+def _as_yaml(value: Any) -> str:
+    """JSON that YAML reads as the same value: characters beyond 16 bits have another escape there, so they stay."""
+    text = json.dumps(value, default=_plain, ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

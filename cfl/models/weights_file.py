@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cfl.runtime.checkpoint_file import why_unread
+from cfl.runtime.checkpoint_file import require_plain, why_unread
 from cfl.runtime.errors import ConfigError
 
 KEY = "model.network.weights"
@@ -32,6 +32,7 @@ def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], obje
         raise ConfigError(KEY, f"{path} (no such file{tried})", valid)
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
+        require_plain(tensors, file.stat().st_size)
         if unusable := [n for n, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]:
             raise ValueError(f"{unusable[0]} holds NaN or infinity")
         take(tensors)

@@ -105,7 +105,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         carries_digest = _is_as_written(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        _require_plain(checkpoint, path.stat().st_size)
+        require_plain(checkpoint, path.stat().st_size)
     except Exception as error:  # torch may raise any error for a damaged file
         valid = f"a whole checkpoint written by cfl fit ({why_unread(error)})"
         raise ConfigError("ckpt_path", str(path), valid) from error
@@ -140,28 +140,28 @@ def refusing_what_cfl_does_not_write(path: Path) -> Iterator[None]:
         raise ConfigError("ckpt_path", str(path), valid) from error
 
 
-def _require_plain(checkpoint: Any, size: int) -> None:
+def require_plain(held: Any, size: int) -> None:
     """Refuse tensors that are not strided or quantised, have no values, or repeat few values to more than ``size``.
 
     Args:
-        checkpoint: what a file holds.
+        held: what a file holds.
         size: bytes of the file.
 
     Raises:
         ValueError: there is such a tensor.
     """
     known: set[int] = set()  # a list may hold itself
-    waiting = [checkpoint]
+    waiting = [held]
     while waiting:
-        held = waiting.pop()
-        if isinstance(held, Tensor):
-            if held.layout != torch.strided or held.is_quantized or held.is_nested or held.device.type != "cpu":
-                raise ValueError(f"it holds a tensor of another kind than cfl fit writes, {held.layout} {held.dtype}")
-            if held.nbytes > max(size, _AT_A_TIME):
-                raise ValueError(f"it holds a tensor of {held.nbytes:,} bytes, more than the {size:,} of the file")
-        elif isinstance(held, Mapping | list | tuple | set) and id(held) not in known:
-            known.add(id(held))
-            waiting += held.values() if isinstance(held, Mapping) else held
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            if one.layout != torch.strided or one.is_quantized or one.is_nested or one.device.type != "cpu":
+                raise ValueError(f"it holds a tensor that is not plain: {one.layout}, {one.dtype}, {one.device}")
+            if one.nbytes > max(size, _AT_A_TIME):
+                raise ValueError(f"it holds a tensor of {one.nbytes:,} bytes, more than the {size:,} of the file")
+        elif isinstance(one, Mapping | list | tuple | set) and id(one) not in known:
+            known.add(id(one))
+            waiting += one.values() if isinstance(one, Mapping) else one
 
 
 def why_unread(error: Exception) -> str:

@@ -19,6 +19,7 @@ from support.tiny_cli import TINY
 from support.tiny_cli import fit as fit_by_command
 
 import cfl
+from cfl.api.fitting import _as_options
 from cfl.callbacks import OF_SECTIONS, FederatedOrchestrator
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
@@ -30,6 +31,7 @@ from cfl.methods import EWC
 from cfl.models import MLP
 from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.errors import ConfigError, NotUnderstood
+from cfl.runtime.yaml_file import parse_yaml
 from cfl.training.client import Client
 
 IMAGES = Synthetic(num_classes=4, shape=(1, 4, 4), train_size=96, test_size=40, noise=60.0)
@@ -181,6 +183,17 @@ def test_mappings_with_names_of_the_users_own_and_numbers_of_numpy(tmp_path: Pat
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert config["federated"]["codecs"] == {"update": {"range": 4, "bits": 20}}
     assert config["model"]["optimizer"]["init_args"]["lr"] == 0.05
+
+
+@pytest.mark.parametrize(
+    "text", ["\U0001f600 \xe9", "a\u2028b\x85c", "\x7f", "\ufeff", "\\ud83d", "\"'{}: #", "1e-3", "null"]
+)
+def test_texts_within_a_class_reach_the_parser_as_they_are(text: str) -> None:
+    """Words of a command line are read as YAML, in which JSON's escapes of characters beyond 16 bits are none."""
+    given = {"class_path": "ImageFolder", "init_args": {"path": text, "list": [text, 1.5, True, None]}}
+    (word,) = _as_options({"data": {"source": given}})
+    assert word.startswith("--data.source=")
+    assert parse_yaml(word.partition("=")[2]) == given
 
 
 def test_task_incremental_predictions_are_among_the_tasks_outputs(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ def test_stem_and_head_start_as_without_a_file(file: str) -> None:
         (lambda state: state.pop("layer3.1.bn2.bias"), "Missing key"),
         (lambda state: state.update({"layer2.0.conv1.weight": torch.zeros(3)}), "size mismatch"),
         (lambda state: state.clear(), "Missing key"),
+        (
+            lambda state: state.update({"fc.bias": torch.zeros(1, 1).expand(2**21, 2**21)}),
+            "more than the .* of the file",
+        ),
     ],
 )
 def test_files_that_do_not_fit(change: Any, says: str, theirs: nn.Module, tmp_path: Path) -> None:
