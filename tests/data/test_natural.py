@@ -16,7 +16,7 @@ from cfl.data.participation import Holders
 from cfl.data.partitions import Natural
 from cfl.data.sources import Arrays, Binarised, ImageFolder
 from cfl.data.streams import ClassSplit, Permuted, Sequence
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 WRITERS = np.array(["zoe", "bob", "amy"])[np.random.default_rng(1).integers(0, 3, 60)]
 
@@ -44,6 +44,17 @@ def numbers(data: Any, task: int, client: int) -> set[int]:
     """The numbers of a client's samples in a task, read from their first pixels."""
     of_task = data.tasks[task].train.images
     return set(of_task[torch.from_numpy(data.indices[task][client])][:, 0, 0, 0].tolist())
+
+
+def test_names_in_bytes_are_the_same_names_as_texts(tmp_path: Path) -> None:
+    stored = np.char.encode(WRITERS, "utf-8")
+    path = file(tmp_path, train_clients=stored, test_clients=np.array(["bob", "zoe"] * 4))
+    task = tiny_data(Permuted(Arrays(path), 1), partition=Natural(), num_clients=3).tasks[0]
+    assert task.train.client_names == ("amy", "bob", "zoe")
+    assert task.test.clients is not None
+    assert task.test.clients.tolist() == [1, 2] * 4
+    with pytest.raises(DataFilesMissing, match="train_clients hold names that are no texts in UTF-8"):
+        Arrays(file(tmp_path, train_clients=np.array([b"\xff", b"a"] * 30))).load(tmp_path)
 
 
 def test_merged_sets_number_their_clients_alike(tmp_path: Path) -> None:

@@ -168,11 +168,14 @@ def read_arrays(path: Path, layout: Layout, convert: Callable[[NDArray[Any]], Te
 
 
 def _client_numbers(stored: NDArray[Any], key: str, samples: int) -> tuple[Tensor, tuple[Any, ...]]:
-    """See :func:`numbered`."""
+    """See :func:`numbered`; names in bytes are texts in UTF-8."""
     if stored.shape != (samples,) or stored.dtype.kind not in "iuUS":
         found = f"{stored.dtype} {list(stored.shape)}"
         raise ValueError(f"{key} are {found}, not {samples} integers or names, one for each sample")
-    return numbered(stored)
+    try:
+        return numbered(np.char.decode(stored, "utf-8") if stored.dtype.kind == "S" else stored)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{key} hold names that are no texts in UTF-8 ({error})") from error
 
 
 def read_npz(path: Path) -> tuple[ImageSet, ImageSet]:
