@@ -54,9 +54,13 @@ def _read_part(images_file: Path, labels_file: Path) -> ImageSet:
 
 
 def _members(packed: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield an archive's members; refuse an archive that unpacks to much more than the published one."""
+    """Yield an archive's files and folders; refuse links, names that lead out of the archive, and one that unpacks to
+    much more than the published one."""
     unpacked = 0
     for member in packed:
+        place = Path(member.name)
+        if not (member.isfile() or member.isdir()) or place.is_absolute() or ".." in place.parts:
+            raise ValueError(f"{member.name!r:.80} is no file or folder within it")
         unpacked += tarfile.BLOCKSIZE + member.size
         if unpacked > _MOST_UNPACKED:
             raise ValueError(f"it holds more than {_MOST_UNPACKED:,} bytes, the published archive a tenth of that")
@@ -68,7 +72,7 @@ def _read_archive(archive: Path, shape: tuple[int, int, int]) -> ImageSet:
     with tempfile.TemporaryDirectory() as unpacked:
         try:
             with tarfile.open(archive) as packed:
-                # Python's documentation recommends this for versions that may lack the filter, here before 3.11.4.
+                # Before 3.11.4 there may be no filter; what the archive may hold is safe without it, too.
                 packed.extraction_filter = getattr(tarfile, "data_filter", None)
                 packed.extractall(unpacked, members=_members(packed))
         except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
