@@ -34,6 +34,7 @@ class FederatedModel:
         personal: names of parameters and buffers that stay on their client from round to round.
         shared_parameters: names of the parameters that clients and server exchange.
         shared_buffers: names of the buffers that clients and server exchange.
+        has_personal_models: whether clients have parameters of their own, so that each client's model is evaluated.
         training_norms: names of the BatchNorm layers that were in training mode when the run began.
         initial: name -> first value of each tensor in :attr:`personal`, the same for all clients; see
             :meth:`keep_initial`.
@@ -59,6 +60,7 @@ class FederatedModel:
         self.personal = frozenset(kept | set(buffers) if batchnorm == "local" else kept)
         self.shared_parameters = tuple(n for n in parameters if n not in self.personal and n not in frozen)
         self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
+        self.has_personal_models = not self.personal.isdisjoint(parameters)
         self.initial: dict[str, Tensor] = {}
         norms = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.training_norms = tuple(name for name, layer in norms if layer.training)
@@ -66,11 +68,6 @@ class FederatedModel:
     def keep_initial(self) -> None:
         """Copy the network's personal tensors as every client's first values. Called after methods' setup."""
         self.initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
-
-    @property
-    def has_personal_models(self) -> bool:
-        """Whether clients have parameters of their own, so that each client's model is evaluated."""
-        return any(name in self.personal for name, _ in self.network.named_parameters())
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The global model's parameters and buffers by name (not copied)."""
@@ -92,8 +89,8 @@ class FederatedModel:
 
     def personal_state(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
         """Personal parameters and buffers of these clients, name -> ``[k, ...]``; by default :attr:`initial`."""
-        tensors = self.state_tensors()  # the network may have moved to another device since keep_initial
-        self.initial = {name: value.to(tensors[name].device) for name, value in self.initial.items()}
+        device = next(self.network.parameters()).device  # the network may have moved to it since keep_initial
+        self.initial = {name: value.to(device) for name, value in self.initial.items()}
         return self.clients.gather(MODEL_TOPIC, clients, self.initial)
 
     @contextmanager

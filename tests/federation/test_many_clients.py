@@ -23,6 +23,8 @@ from cfl.data.report import partition_figure, write_partition_csv
 from cfl.data.round_loader import RoundLoader
 from cfl.data.schedule import Schedule
 from cfl.data.types import ImageSet, PixelTransform, Task
+from cfl.methods import PersonalLayers
+from cfl.models import MLP
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 
@@ -124,6 +126,22 @@ def test_others_do_not_change_what_sampled_clients_do() -> None:
         data.__dict__["indices"] = [everyone] * 2
         models.append(weights(fit(tiny_client(data), data)))
     assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+
+
+def test_a_clients_model_takes_one_pass_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_data()
+    federation = fit(tiny_client(data, methods={"own": PersonalLayers(["head.*"])}), data)
+    listed: list[MLP] = []
+    buffers = MLP.named_buffers  # state_tensors alone lists them
+    monkeypatch.setattr(MLP, "named_buffers", lambda network: listed.append(network) or buffers(network))
+    own = federation.model_of(2, None)
+    assert federation.measures_clients
+    assert len(listed) == 1
+    kept = federation.clients.get("model", 2)
+    assert kept is not None
+    expected = {**dict(federation.network.named_parameters()), **kept}
+    assert all(torch.equal(own[name], value) for name, value in expected.items())
+    assert set(kept) == {"head.weight", "head.bias"}
 
 
 def test_an_idle_client_among_many_is_found() -> None:
