@@ -138,7 +138,12 @@ class ClientDataAssignment:
         """Ascending pairs (client, number of the task in its sequence) for all clients that learn a stream's task."""
         if self.order is None:
             return [(client, stream_task) for client in self.members[stream_task].tolist()]
-        return learners_of(self.order, stream_task, self.members)
+        return self._learners[stream_task]
+
+    @cached_property
+    def _learners(self) -> list[list[tuple[int, int]]]:
+        assert self.order is not None
+        return learners_of(self.order, self.stream.num_tasks, self.members)
 
     # Assignment of samples.
 

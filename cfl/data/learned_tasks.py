@@ -11,17 +11,21 @@ from cfl.data.sequences import Split
 from cfl.data.types import Task
 
 
-def learners_of(order: np.ndarray, stream_task: int, members: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-    """Ascending pairs (client, number of the task in its sequence) for all clients that learn a stream's task.
+def learners_of(order: np.ndarray, num_tasks: int, members: Sequence[np.ndarray]) -> list[list[tuple[int, int]]]:
+    """Per task of the stream, ascending pairs (client, number of the task in its sequence) for all its learners.
 
     Args:
         order: ``[C, T]`` int64, the stream's number of each client's t-th task.
-        stream_task: the stream's number of the task.
+        num_tasks: number of the stream's tasks.
         members: per t, the clients that take part in their t-th task.
     """
-    clients, tasks = np.nonzero(order == stream_task)
-    held = zip(clients.tolist(), tasks.tolist(), strict=True)
-    return [(client, task) for client, task in held if client in members[task]]
+    found: list[list[tuple[int, int]]] = [[] for _ in range(num_tasks)]
+    taking_part = [set(own.tolist()) for own in members]
+    for client, own in enumerate(order.tolist()):
+        for task, stream_task in enumerate(own):
+            if client in taking_part[task]:
+                found[stream_task].append((client, task))
+    return found
 
 
 def dealt_to_learners(
@@ -47,8 +51,8 @@ def dealt_to_learners(
     """
     num_clients = len(order)
     wanting = [
-        np.array([client for client, _ in learners_of(order, task, members)], dtype=np.int64)
-        for task in range(len(tasks))
+        np.array([client for client, _ in learners], dtype=np.int64)
+        for learners in learners_of(order, len(tasks), members)
     ]
     if split == "whole":
         samples = [np.arange(len(task.train)) for task in tasks]

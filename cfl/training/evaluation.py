@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -41,6 +42,7 @@ class Scoring:
         self.federation = federation
         self._rows: Mapping[int | None, int] = {}
         self._same_tests = RepeatedTests()
+        self._tasks_alike = Counter(federation.data.same_tests)
         self._channels_last: bool | None = None
         self._in_parts: bool | None = None
 
@@ -165,9 +167,8 @@ class Scoring:
 
     def _once_for_same_tests(self, batch: EvaluationBatch, compute: Callable[[], Tensor]) -> Tensor:
         """Return ``compute()``, or what it returned for another task with the same test inputs."""
-        same = self.federation.data.same_tests
-        first = same[batch.task]
-        if same.count(first) == 1:
+        first = self.federation.data.same_tests[batch.task]
+        if self._tasks_alike[first] == 1:
             return compute()
         with self._same_tests.of(replace(batch, task=first)):
             return self._same_tests.once("scores", compute)

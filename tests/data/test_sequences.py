@@ -16,6 +16,7 @@ from support.tiny import SaveAfter, double, fit, mlp, permuted, sgd, split, tiny
 from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.learned_tasks import learners_of
 from cfl.data.partitions import Dirichlet
 from cfl.data.sequences import DisjointTasks, FixedTasks, Outputs, RandomTasks
 from cfl.data.sources import Synthetic
@@ -120,6 +121,23 @@ def test_a_task_is_dealt_to_those_who_learn_it(split_over: Any, size: int) -> No
     assert (len(held) == len(set(held))) == (split_over != "whole"), "nobody shares a sample, unless each has them all"
     assert data.learners(0) == [(0, 1), (2, 0)]
     assert data.learners(2) == [(0, 0), (1, 1)]
+
+
+def test_learners_of_all_tasks_are_found_in_one_pass() -> None:
+    """They are those of a search per task, and no client is searched in an array of members."""
+
+    class NotSearched(np.ndarray):
+        def __contains__(self, client: object) -> bool:
+            raise AssertionError("searched an array")
+
+    rng = np.random.default_rng(0)
+    order = np.stack([rng.permutation(7)[:3] for _ in range(40)])
+    members = [np.flatnonzero(rng.random(40) < 0.7) for _ in range(3)]
+    expected = [
+        [(c, t) for c, t in itertools.product(range(40), range(3)) if order[c, t] == task and (members[t] == c).any()]
+        for task in range(8)
+    ]
+    assert learners_of(order, 8, [own.view(NotSearched) for own in members]) == expected
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,19 @@ def test_one_pass_over_each_test_set_gives_every_clients_accuracies(passes: list
     assert torch.allclose(federation.measured.compute()[:, -1].float(), expected, atol=1e-4)
 
 
+class NotSearched(list[int]):
+    def count(self, value: int) -> int:
+        raise AssertionError("a test batch took a pass over all tasks")
+
+
+def test_a_test_batch_takes_no_pass_over_all_tasks(passes: list[int]) -> None:
+    data = data_of()
+    data.setup("fit")
+    data.__dict__["same_tests"] = NotSearched(data.same_tests)
+    trained(data)
+    assert len(passes) == 3 * DISTINCT
+
+
 @pytest.mark.parametrize("options", [{"eval_shuffle": True}, {"evaluate_on": "validation", "validation": 0.2}])
 def test_other_orders_or_samples_are_passed_one_by_one(passes: list[int], options: dict[str, Any]) -> None:
     data = data_of(**options)
