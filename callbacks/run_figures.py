@@ -130,7 +130,9 @@ def rows_by_owner(federation: Federation) -> list[dict[str, Any]]:
     if federation.by_owner is None:
         return []
     counts = federation.by_owner.counts[:, :-1].cpu()
-    samples, accuracies = counts.tolist(), federation.by_owner.compute().tolist()  # much faster to read than tensors
+    places = counts.permute(1, 2, 0).nonzero().T
+    rows, of, owners = places
+    columns = *places, counts[owners, rows, of], federation.by_owner.compute()[owners, rows, of]
     named = {task.train.client_names for task in federation.data.tasks if task.train.clients is not None}
     names = named.pop() if len(named) == 1 else ()
     return [
@@ -139,10 +141,10 @@ def rows_by_owner(federation: Federation) -> list[dict[str, Any]]:
             "task": task,
             "client": client,
             "name": names[client] if names else client,
-            "samples": samples[client][after][task],
-            "accuracy": accuracies[client][after][task],
+            "samples": samples,
+            "accuracy": accuracy,
         }
-        for after, task, client in counts.permute(1, 2, 0).nonzero().tolist()
+        for after, task, client, samples, accuracy in zip(*(column.tolist() for column in columns), strict=True)
     ]
 
 

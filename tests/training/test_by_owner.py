@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import csv
 import math
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,27 @@ def test_a_resumed_run_has_the_same_counts(tmp_path: Path) -> None:
     resumed = fit(tiny_client(again), again, ckpt_path=tmp_path / "c.ckpt")
     assert rows_by_owner(resumed) == rows_by_owner(straight) != []
     assert figures_by_owner(resumed) == figures_by_owner(straight)
+
+
+def test_rows_hold_no_more_than_the_clients_with_samples() -> None:
+    """The rows are those of a walk over the matrix, without a Python number for each of its 400,000 empty entries."""
+    matrix = AccuracyMatrix(10, 4000)
+    for client, after, task, right in ((7, 0, 3, 2), (3999, 1, 0, 4), (7, 1, 3, 0), (3, 1, 3, 1)):
+        matrix.counts[client, after, task], matrix.sums[client, after, task] = 4, right
+    data = tiny_data()
+    federation: Any = SimpleNamespace(by_owner=matrix, data=data)
+    assert data.tasks
+    tracemalloc.start()
+    found = rows_by_owner(federation)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [tuple(row.values()) for row in found] == [
+        (0, 3, 7, 7, 4, 50.0),
+        (1, 0, 3999, 3999, 4, 100.0),
+        (1, 3, 3, 3, 4, 25.0),
+        (1, 3, 7, 7, 4, 0.0),
+    ]
+    assert most < 1e6
 
 
 def test_samples_of_others_are_not_counted() -> None:

@@ -41,16 +41,15 @@ def read_partition(path: Path) -> Partition:
         raise RunFolderError(f"{path}: the first line must be task,client,... with columns class_00, class_01, ...")
     rows = []
     for line, row in lines:
-        task, client = (index_in(cell, name, path, line) for cell, name in zip(row, ("task", "client"), strict=False))
-        rows.append((task, client, [index_in(row[k], "number of samples", path, line) for k in classes]))
-    tasks = sorted({task for task, _, _ in rows})
-    clients = 1 + max((client for _, client, _ in rows), default=-1)
+        rows.append((index_in(row[0], "task", path, line), index_in(row[1], "client", path, line), line, row))
+    tasks = sorted({task for task, *_ in rows})
+    clients = 1 + max((client for _, client, *_ in rows), default=-1)
     if not tasks:
         raise RunFolderError(f"{path}: there is no client in it")
     kept = [tasks[k] for k in evenly(len(tasks), MOST_TASKS)]
     counts = np.full((len(kept), len(classes), min(clients, MOST_CLIENTS)), -1, dtype=np.int64)
     place = {task: k for k, task in enumerate(kept)}
-    for task, client, of_class in rows:
+    for task, client, line, row in rows:
         if task in place and client < MOST_CLIENTS:
-            counts[place[task], :, client] = of_class
+            counts[place[task], :, client] = [index_in(row[k], "number of samples", path, line) for k in classes]
     return Partition(kept, counts, clients, len(tasks))

@@ -325,9 +325,12 @@ def test_a_partition_is_read_back_with_absent_clients(tmp_path: Path, monkeypatc
     with monkeypatch.context() as few:
         few.setattr(partition_file, "MOST_TASKS", 2)
         few.setattr(partition_file, "MOST_CLIENTS", 1)
+        read: list[str] = []
+        few.setattr(partition_file, "index_in", lambda text, what, *where: read.append(what) or int(text))
         cut = read_partition(path)
     assert (list(cut.tasks), cut.total_clients, cut.total_tasks) == ([0, 2], 3, 3)
     assert cut.counts.tolist() == [[[5], [0]], [[1], [0]]]
+    assert read.count("number of samples") == 4, "only the numbers that are shown"
     for text, said in [
         ("a,b\n", "the first line must be"),
         ("task,client,class_00\n0,0,x\n", "line 2: 'x' is no number of samples"),
