@@ -34,6 +34,7 @@ from cfl.callbacks.run_figures import (
 )
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.report import save_partition_figure, write_partition_csv
+from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.methods.base import report_of
 from cfl.reporting import folder_lock
@@ -110,7 +111,7 @@ class RunRecord(Callback):
         self.wandb_id: str | None = None
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
-        self._prepared = self._begun = self._partition_drawn = self._drawn = False
+        self._prepared = self._begun = self._partition_drawn = self._drawn = self._clients_written = False
         self._began_with = 0  # rounds that were finished when the fit began
         self._rounds_table = RoundsTable(self.folder / ROUNDS)
         self._last_row: dict[str, Any] = {}
@@ -199,7 +200,7 @@ class RunRecord(Callback):
         if self._begun:
             return
         self._begun = True
-        self._drawn = self._partition_drawn = False
+        self._drawn = self._partition_drawn = self._clients_written = False
         data, federation = data_of(trainer), federation_of(pl_module)
         self._began_with = federation.round
         if not federation.finished:  # the folder of a finished run may hold an earlier checkpoint
@@ -285,11 +286,15 @@ class RunRecord(Callback):
         if federation.measures_clients:
             with writing(self.folder / CLIENTS):
                 (self.folder / CLIENTS).mkdir(exist_ok=True)
+            everybody = range(federation.data.num_clients)
+            evaluated = matrix_rows.due(federation, everyone=False) if self._clients_written else everybody
             for name, matrix in of_tests.items():
                 of_clients = zip(matrix.compute(), matrix.initial(), strict=True)
                 for client, (values, initial) in enumerate(of_clients):
-                    file = matrix_file(name, f"_{client:03d}")
-                    write_matrix_csv(self.folder / CLIENTS / file, values, initial)
+                    if client in evaluated:
+                        file = matrix_file(name, f"_{client:03d}")
+                        write_matrix_csv(self.folder / CLIENTS / file, values, initial)
+            self._clients_written = True
         tables = {f"{name}.csv": report_of(name, method).rows for name, method in federation.methods.items()}
         tables |= {PRIVACY: self.privacy.rows(federation), TESTS_BY_OWNER: rows_by_owner(federation)}
         for file, rows in tables.items():

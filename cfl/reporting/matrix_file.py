@@ -30,11 +30,11 @@ def write_matrix_csv(path: Path, matrix: Tensor, initial: Tensor | None = None) 
     if matrix.shape != (tasks, tasks) or not tasks or (initial is not None and initial.shape != (tasks,)):
         shape = None if initial is None else list(initial.shape)
         raise ValueError(f"a matrix [T, T] and initial [T] are needed, got {list(matrix.shape)} and {shape}")
-    rows = [] if initial is None else [("init", initial)]
-    rows += [(str(t), row) for t, row in enumerate(matrix)]
-    if any(bool(torch.isinf(row).any()) for _, row in rows):
+    rows = matrix.double().tolist() if initial is None else [initial.double().tolist(), *matrix.double().tolist()]
+    if any(math.isinf(x) for row in rows for x in row):
         raise ValueError("an accuracy is infinite")
-    cells = [[label, *("" if math.isnan(x) else repr(x) for x in row.double().tolist())] for label, row in rows]
+    labels = [*([] if initial is None else ["init"]), *map(str, range(tasks))]
+    cells = [[label, *("" if math.isnan(x) else repr(x) for x in row)] for label, row in zip(labels, rows, strict=True)]
     write_whole(Path(path), csv_text(_header(tasks), cells))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import multiprocessing
@@ -16,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from PIL import Image
 from support import tiny_cli
-from support.tiny import fit, tiny_client, tiny_data
+from support.tiny import SaveAfter, fit, tiny_client, tiny_data
 
 import cfl
 import cfl.callbacks.run_pictures
@@ -698,3 +700,43 @@ def test_acc_is_one_figure_everywhere(
     assert [list(means) for means in again] == [
         pytest.approx([first, values[1]]) for first, values in zip(of_matrix, acc, strict=True)
     ]
+
+
+class FilesOfClients(Callback):
+    """After every round: name -> inode and text of each file in the folder ``clients``."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self.record = record
+        self.found: list[dict[str, tuple[int, str]]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self.record.record_round(pl_module)
+        paths = sorted((self.record.folder / "clients").glob("*"))
+        self.found.append({path.name: (path.stat().st_ino, path.read_text()) for path in paths})
+        for name in self.found[-1]:
+            stored = read_matrix_csv(self.record.folder / "clients" / name)[0]
+            own = pl_module.federation.measured.compute()[int(name.removesuffix(".csv").rpartition("_")[2])]
+            assert torch.equal(stored.nan_to_num(-1), own.nan_to_num(-1))
+
+
+def test_with_clocks_of_their_own_only_evaluated_clients_matrices_are_written_anew(tmp_path: Path) -> None:
+    """A file is replaced only if its text changes, and is always that of its client's matrix, also after resuming."""
+
+    def trained(folder: Path, **options: Any) -> list[dict[str, tuple[int, str]]]:
+        data = tiny_data(num_clients=6, schedule={"rounds_per_task": 4, "clients_per_round": 3, "clock_spread": 0.5})
+        record = RunRecord(dir=str(folder))
+        files = FilesOfClients(record)
+        fit(tiny_client(data), data, callbacks=[record, files, *options.pop("callbacks", ())], **options)
+        return files.found
+
+    whole = trained(tmp_path / "whole", callbacks=[SaveAfter(4, tmp_path / "5.ckpt")])
+    changes = [
+        (now[name][0] != before[name][0], now[name][1] != before[name][1])
+        for before, now in itertools.pairwise(whole)
+        for name in before
+    ]
+    assert set(changes) == {(False, False), (True, True)}
+    resumed = trained(tmp_path / "elsewhere", ckpt_path=tmp_path / "5.ckpt")
+    texts = [{name: text for name, (_, text) in files.items()} for files in (whole[-1], resumed[-1])]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 6
