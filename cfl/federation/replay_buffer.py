@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions.client_shares import share_sizes
 from cfl.data.task_handles import TaskHandles, unwrap_tasks
 from cfl.engines.cohort import Cohort
 from cfl.federation.client_states import ClientStates
@@ -125,8 +126,10 @@ class ReplayBuffer:
         if logits:
             self._empty["logits"] = torch.zeros(self.size, data.num_outputs)
         if self.offered == "once":
-            most = max(len(self._places_of(client)) for client in range(data.num_clients))
-            self._empty["known"] = torch.zeros(most, dtype=torch.bool)
+            held = np.zeros(data.num_clients, dtype=np.int64)
+            for own in data.indices:
+                held[list(own)] += share_sizes(own)
+            self._empty["known"] = torch.zeros(int(held.max()), dtype=torch.bool)
 
     def _places_of(self, client: int) -> np.ndarray:
         """Ascending global indices of all samples that a client holds in any task."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 import torch
@@ -76,7 +77,8 @@ def draw_images(client: Client, count: int) -> DrawnImages | None:
         by = " by client 0's masks" if densities_differ(network) else ""
         return DrawnImages(images.unflatten(0, (lines, columns)), f"the global model{by} after task {task}")
     at_task = {owner: row for owner, row in matrix_rows.due(federation, everyone=True).items() if owner is not None}
-    owners = [owner for owner, at in at_task.items() if owner in federation.members(at)][:CLIENTS_AT_MOST]
+    holding = (owner for owner, at in at_task.items() if owner in federation.members(at))
+    owners = list(islice(holding, CLIENTS_AT_MOST))
     if not owners:
         return None
     each = max(1, count // len(owners))

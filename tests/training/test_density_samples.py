@@ -91,6 +91,16 @@ def test_personal_models_have_a_row_each(synchronised: bool) -> None:
         assert torch.equal(found.images[owner], drawn_by_hand(client, 5, 1, owner, whose=owner))
 
 
+def test_no_more_clients_are_looked_up_than_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = trained({"own": PersonalLayers(["*"])}, clients=CLIENTS_AT_MOST + 4)
+    federation, asked = client.require_federation(), []
+    members = federation.members
+    monkeypatch.setattr(federation, "members", lambda task: asked.append(task) or members(task))
+    found = draw_images(client, 9)
+    assert found is not None
+    assert len(found.row_names) == len(asked) == CLIENTS_AT_MOST
+
+
 def test_decomposed_weights_are_put_together() -> None:
     """Decomposed weights are put together to those that the client uses if no task is given."""
     client = trained({"it": CONFEDMADE()}, clients=CLIENTS_AT_MOST + 2)
