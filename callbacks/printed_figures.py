@@ -10,7 +10,7 @@ from cfl.callbacks.run_figures import figures_by_owner, known_tasks
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.reporting.compare.matrix_table import matrix_table
-from cfl.reporting.measures import figures_of_own
+from cfl.reporting.measures import ON_VALIDATION, figures_of_own
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import print_table
 from cfl.training.evaluation import mean_matrix
@@ -26,6 +26,7 @@ def print_figures(federation: Federation, targets: AccuracyTargets, privacy: Pri
     """
     print_table(matrix_table(mean_matrix(federation), federation.measure, matrix_rows.means(federation)))
     for line in (
+        *_of_which_samples(federation),
         *_how_far(federation, targets, privacy),
         *_of_matrices(federation),
         *_of_owners(federation),
@@ -34,6 +35,11 @@ def print_figures(federation: Federation, targets: AccuracyTargets, privacy: Pri
         _costs(federation),
     ):
         print(line)
+
+
+def _of_which_samples(federation: Federation) -> Iterator[str]:
+    if federation.data.evaluate_on == "validation":
+        yield f"all figures are {ON_VALIDATION} (data.evaluate_on), not on the test sets"
 
 
 def _how_far(federation: Federation, targets: AccuracyTargets, privacy: PrivacyBudget) -> Iterator[str]:

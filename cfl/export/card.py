@@ -17,9 +17,9 @@ from cfl.federation import matrix_rows
 from cfl.federation.federated_model import MODEL_TOPIC
 from cfl.federation.federation import Federation
 from cfl.models.density import densities_differ
-from cfl.reporting.compare.groups import ON_VALIDATION
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import method_name
+from cfl.reporting.measures import ON_VALIDATION
 from cfl.reporting.run_folder import read_summary
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError

@@ -40,6 +40,9 @@ RUN_MATRICES = tuple(
 CURVES = {measure.name: measure.figure for measure in MEASURES}
 """A run's own measure -> the figure of its learning curve, a column of ``rounds.csv``."""
 
+ON_VALIDATION = "on validation samples"
+"""What titles, captions and printed figures say if they are not of the test sets."""
+
 _COST = (
     Figure("uplink_bytes", "uplink MB", "sent by all clients over all rounds; MB = 1e6 bytes", "lower", divisor=1e6),
     Figure("downlink_bytes", "downlink MB", "received by all clients over all rounds", "lower", divisor=1e6),

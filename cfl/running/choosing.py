@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from cfl.metrics.base import Figure
 from cfl.metrics.measure import measure_of
-from cfl.reporting.compare.groups import ON_VALIDATION
 from cfl.reporting.compare.reading import read
 from cfl.reporting.compare.rows import figure_of
+from cfl.reporting.measures import ON_VALIDATION
 from cfl.running.finished import Finished, Results
 from cfl.running.grid import Values, named, setting
 from cfl.running.jobs import Wanted

@@ -15,9 +15,9 @@ from rich.console import Console
 from cfl.cli.installed_configs import CONFIGS, DEFAULT_CONFIG, find_config
 from cfl.cli.parsing import place_of
 from cfl.reporting.compare import command as comparing
-from cfl.reporting.compare.groups import ON_VALIDATION
 from cfl.reporting.compare.reading import is_run
 from cfl.reporting.experiment import config_hash
+from cfl.reporting.measures import ON_VALIDATION
 from cfl.running.choosing import FILE, Choice
 from cfl.running.finished import Finished, read_finished, read_results
 from cfl.running.grid import Values, combinations, named, setting, values_in

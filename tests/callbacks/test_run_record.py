@@ -390,6 +390,19 @@ def test_stream_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"{summary['rounds']} rounds, uplink {up}, downlink {down}, " in out
 
 
+def test_figures_on_validation_samples_are_printed_with_a_line_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "all figures are on validation samples (data.evaluate_on), not on the test sets\n"
+    share = ("--data.validation", "0.2")
+    assert tiny_cli.fit(tmp_path / "test", *share) == 0
+    assert "on validation samples" not in capsys.readouterr().out
+    assert tiny_cli.fit(tmp_path / "validation", *share, "--data.evaluate_on", "validation") == 0
+    assert re.search(rf"┘\n{re.escape(told)}ACC ", capsys.readouterr().out)
+    assert tiny_cli.run("validate", "--ckpt_path", str(tmp_path / "validation" / "last.ckpt")) == 0
+    assert told in capsys.readouterr().out
+
+
 def test_a_summary_is_json_whatever_a_run_has_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN and infinity are written as null: JSON has neither, and readers refuse what Python would write."""
     strange = {"mine": math.nan, "nested": {"up": math.inf, "several": [1.5, -math.inf, "nan", 3]}}

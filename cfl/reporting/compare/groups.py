@@ -11,14 +11,13 @@ from cfl.metrics.measure import measure_of
 from cfl.reporting.compare.reading import Reading
 from cfl.reporting.compare.rows import Comparison, Row, lacks_rounds, lacks_tasks
 from cfl.reporting.compare.settings import differing, short_names, shown
+from cfl.reporting.measures import ON_VALIDATION
 from cfl.reporting.method_names import printed
 from cfl.runtime.errors import ConfigError
 
 OF_A_TABLE = ("benchmark", "partition", "scenario")
 """Keys that say what problem is solved. Runs that differ in one of them are in different tables."""
 DEFAULT_KEYS = (*OF_A_TABLE, "method")
-ON_VALIDATION = "on validation samples"
-"""What titles and captions say of figures that are not of the test sets."""
 _OF_A_RUN = (*DEFAULT_KEYS, "participation", "tasks", "clients", "rounds")
 _NAMED_AT_MOST = 3  # settings in the name of a row
 _LONGEST_VALUE = 16  # characters of a setting in the name of a row

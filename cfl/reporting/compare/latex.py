@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cfl.metrics.measure import MEASURES, measure_of
-from cfl.reporting.compare.groups import ON_VALIDATION, on_validation
+from cfl.reporting.compare.groups import on_validation
 from cfl.reporting.compare.latex_layout import HEADING, SIZE, SMALL, Column, Layout, layouts, parts_of
 from cfl.reporting.compare.rows import Compared, Comparison, Row, own_measures
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, paired_difference
@@ -22,7 +22,7 @@ from cfl.reporting.compare.tables import (
     rounds_text,
     targets,
 )
-from cfl.reporting.measures import Figure, figures_with
+from cfl.reporting.measures import ON_VALIDATION, Figure, figures_with
 from cfl.reporting.rounding import rounded
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import in_latex, on_one_line
