@@ -37,7 +37,7 @@ from cfl.cli.parsing import options_given
 from cfl.cli.reasons import disk_error, reason_for_user
 from cfl.cli.settling import settle
 from cfl.cli.trainer_classes import naming_what_fails
-from cfl.cli.trainer_settings import WITHOUT_CHOICE, check_profiler, check_settings
+from cfl.cli.trainer_settings import WITHOUT_CHOICE, check_profiler, check_settings, refused_by_lightning
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.data.sources.root import data_root_given
@@ -282,7 +282,7 @@ class FederatedCLI(LightningCLI):
         except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
             if not isinstance(reason_for_user(error), MisconfigurationException | None):
                 raise
-            raise ConfigError("trainer", str(error), "settings that Lightning's Trainer accepts") from error
+            raise refused_by_lightning(self._settings.trainer, str(error)) from error
         if self.subcommand == "fit":
             here = checkpoint is not None and Path(checkpoint).parent.resolve() == record.folder.resolve()
             if here and record.overwrite:

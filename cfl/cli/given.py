@@ -103,7 +103,7 @@ def _keys(content: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, st
 def on_command_line(words: Sequence[str]) -> Iterator[Given]:
     """The values that the options of a command line give, ``--key value`` or ``--key=value``, in order.
 
-    The content of ``--config`` files is left out.
+    The key of ``--key+=value``, which adds to a list, is ``key``. The content of ``--config`` files is left out.
 
     Raises:
         ConfigError: a part of ``federated.codecs``, of which the parser would drop the other parts; see also
@@ -111,7 +111,7 @@ def on_command_line(words: Sequence[str]) -> Iterator[Given]:
     """
     for option, value in words_with_values(words):
         if option.startswith("--"):
-            key = option.removeprefix("--")
+            key = option.removeprefix("--").removesuffix("+")
             if key.startswith(f"{_WHOLE}."):
                 topic, _, name = key.removeprefix(f"{_WHOLE}.").partition(".")
                 inner = f"{{{name}: {value}}}" if name else value

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import ArgumentParser
+from lightning.pytorch.loggers import Logger
+
 from cfl.cli.class_entries import class_entries
 from cfl.cli.linked_defaults import NAMED
 from cfl.cli.reasons import causes, debugging, disk_error, reason_for_user
@@ -40,6 +43,8 @@ def check_options(config: Mapping[str, Any]) -> None:
     """Refuse options below ``dict_kwargs`` that their class does not have, and a method that is only the base class.
 
     The parser would pass on the former to the class, and take the latter where an entry of ``methods`` is empty.
+    Lightning's loggers hand their ``**kwargs`` on to another package only when they first log. They are refused if the
+    parser has found what that package takes; of other classes with ``**kwargs`` it may have found a part.
 
     Args:
         config: a configuration's plain values, whose classes have been imported.
@@ -54,6 +59,9 @@ def check_options(config: Mapping[str, Any]) -> None:
         for option, value in (entry.get("dict_kwargs") or {}).items():
             if path.startswith(f"{PACKAGE}.") or inspect.Parameter.VAR_KEYWORD not in taken:
                 raise ConfigError(f"{key}.{option}", value, f"unset: it is no option of {path.rpartition('.')[2]}")
+            if known := _options_of_logger(found):
+                valid = f"unset: {path.rpartition('.')[2]} has the options {', '.join(known)}"
+                raise ConfigError(f"{key}.{option}", value, valid)
         if found is Method:
             raise ConfigError(key, "Method", f"{NAMED['methods']}; the base class does nothing")
 
@@ -91,6 +99,16 @@ def _file_of(path: str) -> Path | None:
     module = sys.modules.get(getattr(named_class(path), "__module__", ""))
     file = getattr(module, "__file__", None)
     return Path(file) if file else None
+
+
+def _options_of_logger(kind: Any) -> list[str]:
+    """All options of a logger of Lightning's, with those of its ``**kwargs``; empty if these cannot be found."""
+    if not (isinstance(kind, type) and issubclass(kind, Logger) and kind.__module__.startswith("lightning.")):
+        return []
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    options = sorted(action.dest for action in parser._actions if not action.dest.endswith("help"))
+    return options if set(options) - {one.name for one in _parameters(kind)} else []
 
 
 def _parameters(kind: object) -> list[inspect.Parameter]:

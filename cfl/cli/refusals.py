@@ -41,6 +41,7 @@ _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folde
 _LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger", "LitLogger"}))  # the latter's options need its package
 _BY_HAND = {
     **NAMED,
+    "trainer.precision": "32-true or bf16-mixed",
     "seed_everything": "an integer from 0 to 4294967295",  # Lightning also accepts true, for an unknown seed
     "trainer.logger": f"false, or a logger's class, one of {_LOGGERS}, e.g. {_LOGGER}",
 }
@@ -85,7 +86,9 @@ def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequ
     owner = getattr(parser, "owner", "")
     if under := _KEY.match(text):
         key = under[1]
-        if found := next((one for one in reversed(inner) if str(one) in text), None):
+        if mentioned := [one for one in reversed(inner) if str(one) in text]:
+            # A base class without options, which the parser has tried as well, has nothing to tell.
+            found = next((one for one in mentioned if one.valid), mentioned[0])
             of = found.owner or owner if found.what == "unknown" else owner or found.owner
             return Refusal(f"{key}.{found.key}", of, found.what, found.valid, found.text)
         owner = "Metric" if "torchmetrics.Metric is abstract" in text else owner
@@ -121,7 +124,7 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
         if option in (removed := REMOVED.get(refused.owner, {})):
             return f"{key} was removed; leave it out: {refused.owner} does what its value {removed[option]} meant{file}"
         of = f" of {refused.owner}" if refused.owner else ""
-        return f"{key} is no option{of}; valid: {valid}{file}"
+        return f"{key} is no option{of}; valid: {valid or 'no options'}{file}"
     if what == "missing":
         return f"{key} is missing; {valid}{f', e.g. {_LOGGER}' if key.startswith('trainer.logger.') else ''}"
     return f"{key} = {shown(said.value)} cannot work; valid: {valid}{file}"

@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import extract_tb
+from traceback import walk_tb
 from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 import cfl
 from cfl.cli.class_entries import class_entries
@@ -39,15 +41,20 @@ def naming_what_fails(trainer: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if reason_for_user(error) is None and disk_error(error) is None:
+        if isinstance(reason_for_user(error), MisconfigurationException | None) and disk_error(error) is None:
             found = list(_classes(trainer))
             for cause in reversed(list(causes(error))):
                 for key, one in found:
                     if reason := _reason(cause, one):
-                        lacking = isinstance(cause, ModuleNotFoundError)
-                        what = "a logger whose package is installed" if lacking else "options that it accepts"
-                        raise ConfigError(key, one.__name__, f"{what} ({on_one_line(reason)})") from error
+                        valid = f"{_what_is_needed(cause)} ({on_one_line(reason)})"
+                        raise ConfigError(key, one.__name__, valid) from error
         raise
+
+
+def _what_is_needed(cause: BaseException) -> str:
+    if isinstance(cause, ModuleNotFoundError):
+        return "a class whose package is installed"
+    return "settings that it accepts" if isinstance(cause, MisconfigurationException) else "options that it accepts"
 
 
 def _classes(trainer: Any) -> Iterator[tuple[str, type]]:
@@ -68,7 +75,11 @@ def _reason(cause: BaseException, one: type) -> str | None:
             return None
         reasons = _REASON.findall(errors)
         return str(reasons[0]) if reasons else None
-    files = [frame.filename for frame in extract_tb(cause.__traceback__)]
-    if inspect.getfile(one) not in files or files[-1].startswith(_OWN):  # what the class calls may be at fault, not it
+    frames = [frame for frame, _ in walk_tb(cause.__traceback__)]
+    files = [frame.f_code.co_filename for frame in frames]
+    inherited = any(type(frame.f_locals.get("self")) is one for frame in frames)  # a method from another class's file
+    if not (inherited or inspect.getfile(one) in files):
+        return None
+    if files[-1].startswith(_OWN):  # what the class calls may be at fault, not it
         return None
     return text or type(cause).__name__

@@ -5,11 +5,13 @@ Lightning would refuse them without naming their key, or silently change them.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.printable import on_one_line
 
 _MOST_PROCESSES = 4096
 _LEFT_ALONE = {
@@ -38,6 +40,8 @@ WITHOUT_CHOICE = frozenset(_LEFT_ALONE) | {
     "val_check_interval",
 }
 """Settings of which one value works. The help leaves them out; any other value is refused."""
+_NAMED = re.compile(r"`(?:Trainer\()?(\w+)[`=]")
+"""A setting in a message of Lightning's Trainer, such as `devices` or `accelerator='gpuu'` in backticks."""
 
 
 def check_profiler(profiler: Any) -> None:
@@ -77,7 +81,7 @@ def check_settings(settings: Any, rounds: int) -> None:
         count = settings[key]
         if str(count).isdecimal() and int(count) > _MOST_PROCESSES:
             raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
-    if settings.accelerator in ("gpu", "mps") and not torch.cuda.is_available():
+    if settings.accelerator in ("gpu", "cuda", "mps") and not torch.cuda.is_available():
         valid = "auto or cpu: torch finds no CUDA GPU here, and cfl computes on no other"
         raise ConfigError("trainer.accelerator", settings.accelerator, valid)
     if str(settings.precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
@@ -86,3 +90,17 @@ def check_settings(settings: Any, rounds: int) -> None:
         raise ConfigError(
             "trainer.max_epochs", settings.max_epochs, "unset: the number of rounds follows from schedule"
         )
+
+
+def refused_by_lightning(settings: Any, reason: str) -> ConfigError:
+    """The error for settings that Lightning's Trainer refuses. It names the setting if Lightning's message does.
+
+    Args:
+        settings: the section ``trainer`` of a parsed configuration.
+        reason: Lightning's message.
+    """
+    key = next((name for name in _NAMED.findall(reason) if name in settings), None)
+    valid = "settings that Lightning's Trainer accepts"
+    if key is None:
+        return ConfigError("trainer", reason, valid)
+    return ConfigError(f"trainer.{key}", settings[key], f"{valid} ({on_one_line(reason)})")

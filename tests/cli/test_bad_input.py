@@ -30,6 +30,7 @@ from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 SPLIT = ("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic")
 FOT = ("--methods.fot", "FOT")
+SORTED = ("--trainer.profiler.sort_by_key", "size")
 DIRICHLET = ("--data.partition", "Dirichlet")
 
 # Name -> options given, and texts that the message must contain: the key with the value, then some valid values.
@@ -268,6 +269,41 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "files within a round": (
         ("--trainer.callbacks", "OnExceptionCheckpoint", "--trainer.callbacks.dirpath", "."),
         ("trainer.callbacks = 'OnExceptionCheckpoint'", "checkpoint.enabled"),
+    ),
+    "option that a logger hands on": (
+        ("--trainer.logger", "{class_path: TensorBoardLogger, init_args: {save_dir: .}, dict_kwargs: {nope: 3}}"),
+        ("trainer.logger.nope = 3 ", "TensorBoardLogger has the options", ", flush_secs, ", ", max_queue, "),
+    ),
+    "added callback": (
+        ("--trainer.callbacks+=ModelSumary",),
+        ("trainer.callbacks = 'ModelSumary'", "a list (each a s"),
+    ),
+    "option of an added callback": (
+        ("--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.logging_interval", "round"),
+        ("trainer.callbacks.logging_interval = 'round'", "valid: 'step', 'epoch' or null"),
+    ),
+    "unknown option of an added callback": (
+        ("--trainer.callbacks+=ModelSummary", "--trainer.callbacks.depth", "3"),
+        ("trainer.callbacks.depth is no option of ModelSummary", "valid: max_depth\n"),
+    ),
+    "what a callback needs": (
+        ("--trainer.callbacks", "DeviceStatsMonitor"),
+        ("trainer.callbacks = 'DeviceStatsMonitor'", "settings that it accepts (cannot use `DeviceStatsMonitor` callb"),
+    ),
+    "order of a profiler's table": (
+        (*("--trainer.profiler", "PyTorchProfiler", "--trainer.profiler.record_module_names", "false"), *SORTED),
+        (
+            "trainer.profiler = 'PyTorchProfiler'",
+            "settings that it accepts (found sort_by_key: size. ",
+            "'cpu_time_total'",
+        ),
+    ),
+    "no such strategy": (("--trainer.strategy", "ddpp"), ("trainer.strategy = 'ddpp'", "choices: auto")),
+    "no such accelerator": (("--trainer.accelerator", "gpuu"), ("trainer.accelerator = 'gpuu'", "names are: ", "auto")),
+    "no devices": (("--trainer.devices", "0"), ("trainer.devices = '0'", "Lightning's Trainer accepts (")),
+    "a precision of torch": (
+        ("--trainer.precision", "fp16"),
+        ("trainer.precision = 'fp16'", "32-true or bf16-mixed\n"),
     ),
     "Lightning's own logger": (("--trainer.logger", "true"), ("trainer.logger = True", "configs/loggers")),
     # Files.

@@ -313,6 +313,14 @@ def test_a_class_of_lightnings_with_an_option_that_it_refuses(
     assert message.count("\n") == 1
 
 
+def test_a_logger_that_fails_in_a_method_that_it_inherits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--trainer.logger.save_dir", ".", "--trainer.logger.flush_logs_every_n_steps", "0")
+    assert tiny_cli.fit(tmp_path / "run", "--trainer.logger", "CSVLogger", *options) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: trainer.logger = 'CSVLogger' cannot work; valid: options that it accepts (")
+    assert "modulo by zero)\n" in message
+
+
 def test_a_logger_that_cannot_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
