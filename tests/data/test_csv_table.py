@@ -218,13 +218,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         (
             ["id", "weight", "clinic", "kind", "age", "part"],
             ["2", "9", "10"],
-            r"column 0 is 'age' in first .*'weight'",
+            r"'age' is column 0 in first and 1 in second",
             ["domain"],
         ),
         (
             ["id", "dose", "clinic", "kind", "age", "part"],
             ["2", "9", "10"],
-            r"column 0 is 'age' .*'dose'",
+            r"'age' is column 0 in first and 1 in second",
             ["domain", "task"],
         ),
     ],

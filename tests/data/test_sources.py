@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import jsonargparse
@@ -67,6 +68,12 @@ def small_mnist(raw: Path, suffix: str = "", parts: tuple[str, ...] = ("train", 
         write_idx(raw / f"{part}-labels-idx1-ubyte{suffix}", labels)
         written |= {f"{part} images": images, f"{part} labels": labels}
     return written
+
+
+@pytest.mark.parametrize(("first", "second"), combinations((MNIST, FashionMNIST, EMNISTLetters, KMNIST, CIFAR10), 2))
+def test_data_sets_of_different_things_may_share_outputs(first: type, second: type, tmp_path: Path) -> None:
+    """Only a class that both have has to have one number in both; a kana is no letter, though both are written o."""
+    Sequence([first(), second()]).check_numbers(tmp_path, shared_outputs=True)
 
 
 # Absent files.

@@ -135,12 +135,14 @@ class FashionMNIST(_IdxSource):
 class KMNIST(_IdxSource):
     """Cursive Japanese characters, 60,000 + 10,000 of 28x28 (Clanuwat et al. 2018).
 
+    Classes are named ``kana`` and their sound, because ``o`` alone is also the name of a letter.
+
     Files: ``<root>/KMNIST/raw/``, torchvision's layout. Default normalisation: the customary values of this set.
     """
 
     name = "kmnist"
     title = "KMNIST"
-    class_names = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
+    class_names = tuple(f"kana {sound}" for sound in ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"))
     mean = (0.1918,)
     std = (0.3483,)
 

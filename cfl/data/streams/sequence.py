@@ -117,6 +117,10 @@ def _check_same_numbers(
         if unlike and ({*own} == {*others} if all_common else {*own} & {*others}):
             number = unlike[0]
             found = f"{what} {number} is {own[number]!r} in {first} and {others[number]!r} in {second}"
+            for name in own:
+                if name in others and own.index(name) != others.index(name):
+                    found = f"{name!r} is {what} {own.index(name)} in {first} and {others.index(name)} in {second}"
+                    break
             raise ConfigError("data.stream.sources", found, valid)
 
 
