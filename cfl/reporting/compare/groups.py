@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from cfl.metrics.base import own_key
 from cfl.metrics.measure import measure_of
 from cfl.reporting.compare.reading import Reading
 from cfl.reporting.compare.rows import Comparison, Row, lacks_rounds, lacks_tasks
@@ -51,6 +52,21 @@ def check_keys(keys: Sequence[str], readings: Sequence[Reading]) -> None:
             raise ConfigError("--group-by", key, f"{', '.join(near or _OF_A_RUN)}, or {others}")
 
 
+def check_directions(readings: Sequence[Reading]) -> None:
+    """Refuse runs that have different measures under one name: higher values are better in one, lower in another.
+
+    Raises:
+        ConfigError: names the measure and two such runs.
+    """
+    first: dict[str, Reading] = {}
+    for reading in readings:
+        for name, better in reading.run.own_measures.items():
+            other = first.setdefault(name, reading)
+            if (known := other.run.own_measures[name]) != better:
+                found = f"{known} is better in {other.run.folder}, {better} in {reading.run.folder}"
+                raise ConfigError(own_key(name), found, "runs with one measure under one name: compare these apart")
+
+
 def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> list[Comparison]:
     """Arrange runs in tables and rows.
 
@@ -63,8 +79,9 @@ def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> l
             rows of one method by their settings.
 
     Raises:
-        ConfigError: a key that no run has.
+        ConfigError: a key that no run has, or measures that :func:`check_directions` refuses.
     """
+    check_directions(readings)
     given = DEFAULT_KEYS if keys is None else tuple(keys)
     check_keys(given, readings)
     of_table = [key for key in given if key in OF_A_TABLE] + ([] if keys is not None else ["tasks", "clients"])

@@ -48,6 +48,23 @@ def test_figures_on_validation_samples_are_in_a_table_of_their_own(tmp_path: Pat
         assert ["domain-incremental, on validation samples, 3 tasks" in text for text in captions] == [False, True]
 
 
+def test_two_measures_under_one_name_are_not_ranked_together(tmp_path: Path) -> None:
+    """In one run the highest value is the best, in the other the lowest: no order is right for both."""
+    runs = [
+        replace(one, run=replace(one.run, own_measures={"mine": better, "same": "lower"}))
+        for one, better in zip(
+            readings(tmp_path, {"method": "fot"}, {"method": "fedavg"}), ("higher", "lower"), strict=True
+        )
+    ]
+    folders = [str(one.run.folder) for one in runs]
+    with pytest.raises(
+        ConfigError, match=r"measures\.mine = 'higher is better in .*, lower in .* compare these apart"
+    ) as told:
+        compare(runs)
+    assert all(folder in str(told.value) for folder in folders)
+    assert len(compare(runs[:1])) == len(compare(runs[1:])) == 1
+
+
 def test_seeds_are_averaged_and_benchmarks_kept_apart(tmp_path: Path) -> None:
     runs = readings(
         tmp_path,
