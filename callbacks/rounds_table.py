@@ -53,10 +53,20 @@ class RoundsTable:
             )
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add the row of a round: column -> value."""
+        """Add the row of a round: column -> value.
+
+        A run may be resumed with more or fewer measures of a user's own. The table keeps the columns of its first row.
+        """
         self.rounds = row["round"] + 1
-        new = not self.path.exists() or self.path.stat().st_size == 0
-        append(self.path, csv_of([row], header=new))
+        columns = self._columns()
+        append(self.path, csv_of([{name: row.get(name) for name in columns or row}], header=not columns))
+
+    def _columns(self) -> list[str]:
+        """The columns of the file; none if it is empty or does not exist."""
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="") as file:
+            return next(csv.reader(file), [])
 
     def state_dict(self) -> dict[str, Any]:
         """Number of rounds, bytes and SHA-256 of the table, with which a resumed run checks its rows."""

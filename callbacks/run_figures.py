@@ -40,12 +40,16 @@ def round_figures(client: Client, plan: RoundPlan, evaluated: bool) -> dict[str,
         "seconds": federation.seconds,
         figure: federation.curve[plan.round] if evaluated else "",
     }
-    beside = federation.measured.beside()
-    of_tasks: dict[str, list[Any]] = dict.fromkeys((figure, *beside), [""] * federation.data.num_tasks)
+    beside, own = federation.measured.beside(), {one.key: one for one in federation.own_measures.values()}
+    of_tasks: dict[str, list[Any]] = dict.fromkeys((figure, *beside, *own), [""] * federation.data.num_tasks)
+    means: dict[str, float | None] = {}
     if evaluated:
         matrices = {figure: mean_matrix(federation)}
-        matrices |= {name: over_clients(federation, matrix) for name, matrix in beside.items()}
+        several = beside | {key: matrix.compute() for key, matrix in own.items()}
+        matrices |= {name: over_clients(federation, matrix) for name, matrix in several.items()}
         of_tasks = {name: matrix[plan.task].tolist() for name, matrix in matrices.items()}
+        means = matrix_rows.own_figures(federation, plan.task)
+    row |= {key: means.get(key) for key in own}
     row |= {f"{name}_task_{task}": value for name, values in of_tasks.items() for task, value in enumerate(values)}
     return row
 

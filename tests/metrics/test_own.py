@@ -99,6 +99,27 @@ def test_values_are_those_of_the_model(scenario: str, tmp_path: Path) -> None:
     assert summary["measures.top2.fwt"] == pytest.approx((a[0, 1] - b[1]).item())
 
 
+def test_the_table_of_rounds_has_them(tmp_path: Path) -> None:
+    """As accuracies: the mean and the value on each task after every evaluation, empty in other rounds."""
+    assert tiny_cli.fit(tmp_path / "every", *TOP2, "--schedule.evaluate_every", "1") == 0
+    assert tiny_cli.fit(tmp_path / "ends", *TOP2) == 0
+    every, ends = (tiny_cli.rows(tmp_path / name / "rounds.csv") for name in ("every", "ends"))
+    matrix, _ = matrix_of(tmp_path / "every", "top2")
+    for row in every:
+        values = [float(row[f"measures.top2_task_{task}"]) for task in range(2)]
+        task = int(row["task"])
+        assert float(row["measures.top2"]) == pytest.approx(sum(values[: task + 1]) / (task + 1))
+        assert all(top2 >= float(row[f"acc_task_{i}"]) for i, top2 in enumerate(values))  # the answer is among the two
+    assert [float(every[2][f"measures.top2_task_{task}"]) for task in range(2)] == matrix[0].tolist()
+    assert [float(every[5][f"measures.top2_task_{task}"]) for task in range(2)] == matrix[1].tolist()
+    of_measure = [name for name in ends[0] if "top2" in name]
+    for number, row in enumerate(ends):
+        evaluated = number in (2, 5)
+        assert {name: row[name] for name in of_measure} == dict.fromkeys(of_measure, "") | (
+            {name: every[number][name] for name in of_measure} if evaluated else {}
+        )
+
+
 def test_training_does_not_notice(tmp_path: Path) -> None:
     """A run with measures has the hash, weights and accuracies of one without."""
     assert tiny_cli.fit(tmp_path / "with", *TOP2) == 0
@@ -137,6 +158,10 @@ def test_a_resumed_run_has_the_same_values(tmp_path: Path, monkeypatch: pytest.M
     assert bool(added[0].isnan().all())
     assert torch.equal(added[1], known[1])
     assert tiny_cli.summary(tmp_path / "half")["measures.top3.fgt"] is None
+    ours, theirs = (tiny_cli.rows(tmp_path / name / "rounds.csv") for name in ("half", "whole"))
+    columns = [name for name in theirs[0] if "top3" not in name and name != "seconds"]
+    assert [name for name in ours[0] if name != "seconds"] == columns  # the table keeps those of its first row
+    assert [[row[name] for name in columns] for row in ours] == [[row[name] for name in columns] for row in theirs]
 
 
 def test_other_options_need_another_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
