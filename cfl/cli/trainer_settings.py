@@ -41,7 +41,7 @@ WITHOUT_CHOICE = frozenset(_LEFT_ALONE) | {
 }
 """Settings of which one value works. The help leaves them out; any other value is refused."""
 _NAMED = re.compile(r"`(?:Trainer\()?(\w+)[`=]")
-"""A setting in a message of Lightning's Trainer, such as `devices` or `accelerator='gpuu'` in backticks."""
+"""A setting or its value in a message of Lightning's Trainer, such as `devices`, `accelerator='gpuu'` or `fsdp`."""
 
 
 def check_profiler(profiler: Any) -> None:
@@ -99,7 +99,9 @@ def refused_by_lightning(settings: Any, reason: str) -> ConfigError:
         settings: the section ``trainer`` of a parsed configuration.
         reason: Lightning's message.
     """
-    key = next((name for name in _NAMED.findall(reason) if name in settings), None)
+    by_value = {value: key for key, value in vars(settings).items() if isinstance(value, str)}
+    named = (name if name in settings else by_value.get(name) for name in _NAMED.findall(reason))
+    key = next(filter(None, named), None)
     valid = "settings that Lightning's Trainer accepts"
     if key is None:
         return ConfigError("trainer", reason, valid)

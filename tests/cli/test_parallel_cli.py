@@ -147,8 +147,9 @@ def test_processes_that_would_mix_clients_are_refused(tmp_path: Path, capsys: py
 
 def test_what_the_trainer_refuses_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, tmp_path, "--trainer.strategy", "fsdp")
-    assert message.startswith("error: trainer = ")
-    assert "fsdp" in message
+    assert message.startswith(
+        "error: trainer.strategy = 'fsdp' cannot work; valid: settings that Lightning's Trainer acc"
+    )
     message = refused(capsys, tmp_path, "--trainer.gradient_clip_val", "1", "--trainer.gradient_clip_algorithm", "max")
     assert "max" in message
 
