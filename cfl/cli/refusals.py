@@ -46,7 +46,7 @@ _BY_HAND = {
     "trainer.logger": f"false, or a logger's class, one of {_LOGGERS}, e.g. {_LOGGER}",
 }
 _WITH_ALLOW = (
-    "a class of cfl, torch.optim or Lightning's loggers, as nobody has named this configuration; "
+    "a class of cfl, torch.optim or Lightning's loggers, as the command names a checkpoint and no configuration; "
     f"{ALLOW} PACKAGE, if you trust it, adds another package"
 )
 _OF_A_RUN = "a class that builds a part of a run"

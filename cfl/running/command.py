@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choosing = seeds_in(text, "--choose-seeds")
         if options.choose is not None and (twice := sorted({*choosing} & {*seeds})):
             valid = f"seeds with which nothing is tested, unlike {', '.join(map(str, twice))}"
+            if text.isdecimal():
+                valid += f"; {text} is how many, from seed 0 on: {text}-{text} is seed {text}"
             raise ConfigError("--choose-seeds", text, valid)
         launcher = Launcher(environment_for(options.jobs))
         if not options.dry_run:

@@ -196,6 +196,10 @@ def test_what_cfl_fit_refuses_is_refused_once_in_the_same_words(
         ([*LRS, "--choose", "acc", "--set", "config=iid.yaml,shards.yaml"], "--set = 'config' cannot work; valid: val"),
         ([*LRS, "--choose", "acc", "--seeds", "3", "--choose-seeds", "2-4"], "--choose-seeds = '2-4' cannot work"),
         ([*LRS, "--choose", "acc", "--seeds", "3", "--choose-seeds", "2-4"], "nothing is tested, unlike 2\n"),
+        (
+            [*LRS, "--choose", "acc", "--seeds", "1", "--choose-seeds", "10"],
+            "nothing is tested, unlike 0; 10 is how many, from seed 0 on: 10-10 is seed 10\n",
+        ),
         ([*LRS, "--choose", "acc", "--choose-seeds", "x"], "--choose-seeds = 'x' cannot work"),
         ([*LRS, "--choose-seeds", "4"], "--choose-seeds = '4' cannot work; valid: --choose FIGURE beside it"),
     ],
