@@ -71,7 +71,7 @@ def _check_parts(network: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise _refused(network, f"whose part {part} is TorchScript", "modules of Python")
     for own, parameter in network.named_parameters():
-        if not parameter.is_floating_point() and not parameter.is_complex():
+        if not parameter.is_floating_point():
             raise _refused(network, f"whose parameter {own} is {parameter.dtype}", "register_buffer for integers")
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise _refused(network, f"whose parameter {own} has a hook", "hooks of modules, which copies have too")

@@ -31,8 +31,7 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
     sums = {}
     for name, rows in payload.items():
         factor = moved(torch.tensor(weights, dtype=torch.float32), rows.device)
-        exact = rows.is_floating_point() or rows.is_complex()
-        values = rows if exact else rows.double()  # float32 is exact for integers up to 2^24 only
+        values = rows if rows.is_floating_point() else rows.double()  # float32 is exact for integers up to 2^24 only
         if 0.0 in weights:
             values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
         sums[name] = torch.tensordot(factor.to(values.dtype), values, dims=1)
@@ -175,6 +174,7 @@ class Channel:
         Raises:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
             ValueError: if earlier messages of the sum have other names or shapes; a mean would be wrong.
+            TypeError: if a tensor is complex.
         """
         form = {name: list(values.shape[1:]) for name, values in payload.items()}
         unread = self._unread[topic]
@@ -304,6 +304,8 @@ class Channel:
         rows = {len(values) for values in payload.values()}
         if rows - {len(clients)}:
             raise ValueError(f"topic {topic!r}: {len(clients)} clients but messages with {sorted(rows)} rows")
+        if imaginary := [name for name, values in payload.items() if values.is_complex()]:
+            raise TypeError(f"topic {topic!r}: {imaginary[0]} is complex; send torch.view_as_real of it")
         if self.integers is not None:  # counted where the sum is read
             return
         each = payload_bytes(payload) // max(1, len(clients)) if wire_bytes is None else wire_bytes

@@ -116,6 +116,21 @@ def require_one_name_each(network: nn.Module) -> None:
             raise ConfigError("model.network", found, "modules under one name each; they may share weights")
 
 
+def require_real(network: Network) -> None:
+    """Refuse complex parameters, and complex buffers that are part of the model.
+
+    Norms, products, noise and sums of integers would leave out their imaginary parts.
+
+    Raises:
+        ConfigError: ``model.network``; the error names the tensor.
+    """
+    for name, tensor in chain(network.named_parameters(), network.state_dict().items()):
+        if tensor.is_complex():
+            found = f"{type(network).__name__}, whose {name} is {str(tensor.dtype).removeprefix('torch.')}"
+            valid = "real tensors [..., 2], which torch.view_as_complex turns into complex ones in the forward pass"
+            raise ConfigError("model.network", found, valid)
+
+
 def num_parameters(network: nn.Module) -> int:
     """Number of scalars in the parameters (what clients train); buffers are not counted."""
     return sum(parameter.numel() for parameter in network.parameters())

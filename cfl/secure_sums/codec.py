@@ -158,6 +158,7 @@ def _encoded_on_cpu(values: Tensor, scales: Tensor, random: Tensor) -> tuple[Ten
     found[:, -1] = 0
     largest, squares = np.zeros(len(values)), 0.0
     scratch, ones, higher = np.empty((3, _PIECE)), np.ones(_PIECE), np.empty(_PIECE, np.bool_)
+    values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has no such type
     numbers, factors, noise = values.detach().numpy(), scales.numpy(), random.numpy()
     for row in range(len(values)):
         for start in range(0, values.shape[1], _PIECE):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from cfl.methods.composition import Composition
-from cfl.models.base import Network, require_head, require_one_name_each
+from cfl.models.base import Network, require_head, require_one_name_each, require_real
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.dropout import convert_dropout
 from cfl.randomness.generators import seed_for
@@ -42,6 +42,7 @@ def global_network(
         with WithinMemory("model.network", None, "a smaller network", copies=3):  # global model, client, gradient
             network = convert_dropout(convert_batchnorm(_made(make, input_shape, num_outputs)))
         require_one_name_each(network)
+        require_real(network)
         require_head(network)
         before = frozen_parameters(network)
         methods.extend(network, seed)

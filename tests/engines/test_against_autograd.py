@@ -68,10 +68,10 @@ class InBfloat16(Plain):
 class Complex(Plain):
     def make(self) -> None:
         super().make()
-        self.phase = nn.Parameter(torch.ones(16, dtype=torch.complex64))
+        self.phase = nn.Parameter(torch.ones(16, 2))
 
     def features(self, x: Tensor) -> Tensor:
-        return (super().features(x) * self.phase).abs()
+        return (super().features(x) * torch.view_as_complex(self.phase)).abs()
 
 
 class PaddingRow(Plain):

@@ -16,7 +16,6 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.engines.one_pass import prepare_step, step_in_one_pass
-from cfl.federation.channel import weighted_sums
 from cfl.methods import Method
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError, EngineCannot
@@ -159,8 +158,3 @@ def test_half_precision_keeps_torchs_default() -> None:
         optimizer = SGD([nn.Parameter(torch.zeros(20, dtype=dtype))], 0.1)
         step_in_one_pass(optimizer)
         assert optimizer.param_groups[0]["fused"] is fused
-
-
-def test_sums_of_complex_messages_are_complex() -> None:
-    rows = torch.tensor([[1 + 2j], [3 - 1j]])
-    assert weighted_sums({"w": rows}, [1.0, 2.0])["w"].tolist() == [7 + 0j]

@@ -75,6 +75,15 @@ def test_counts_are_averaged_as_numbers() -> None:
     assert channel.mean("update")["batches"].item() == 2**40 + 1, "more than float32 can count"
 
 
+def test_complex_messages_are_refused() -> None:
+    """Their imaginary parts would be in no norm, no check for NaN and no sum of integers."""
+    channel, payload = Channel(individual_allowed=True), {"w": torch.zeros(1, 2, dtype=torch.complex64)}
+    with pytest.raises(TypeError, match=r"'mine': w is complex; send torch\.view_as_real"):
+        channel.uplink("mine", payload, [1.0], [0])
+    with pytest.raises(TypeError, match=r"'mine': w is complex"):
+        channel.uplink_individually("mine", payload, [0])
+
+
 @pytest.mark.parametrize(
     ("dtype", "size"),
     [

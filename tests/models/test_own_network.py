@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from support import tiny_cli
+from support.tiny import fit, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers
@@ -274,3 +277,33 @@ def test_a_head_that_shares_its_weight_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     assert tiny_cli.fit(tmp_path / "run", "--model.network", "tied.Net") == 2
     assert "'Net, whose head.weight is rows.weight as well' cannot work" in capsys.readouterr().err
+
+
+class Turned(Network):
+    """Multiplies features by complex numbers, held as such or as pairs of real ones."""
+
+    def __init__(self, shape: tuple[int, int, int], outputs: int, real: bool = True, buffer: bool = False) -> None:
+        super().__init__(shape, outputs)
+        self.body, self.head = nn.Linear(16, 6), nn.Linear(6, outputs)
+        self.phase = nn.Parameter(torch.ones(6, 2) if real else torch.ones(6, dtype=torch.complex64))
+        if buffer:
+            self.register_buffer("kept", torch.ones(6, dtype=torch.complex64))
+        self.register_buffer("constant", torch.ones(6, dtype=torch.complex64), persistent=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        phase = self.phase if self.phase.is_complex() else torch.view_as_complex(self.phase)
+        return (self.body(x.flatten(1)) * phase * self.constant).abs()
+
+
+def test_complex_parameters_are_refused_and_pairs_of_real_ones_work() -> None:
+    """Only real numbers are wholly in norms, noise and sums of integers. A constant may be complex."""
+
+    def trained(make: Callable[..., Network]) -> dict[str, Tensor]:
+        data = tiny_data(num_clients=4)
+        return weights(fit(tiny_client(data, make), data, {"aggregation": "modelled"}))
+
+    for options, name in (({"real": False}, "phase"), ({"buffer": True}, "kept")):
+        with pytest.raises(ConfigError, match=rf"Turned, whose {name} is complex64.*torch\.view_as_complex"):
+            trained(partial(Turned, **options))
+    moved = (trained(Turned)["phase"] - torch.ones(6, 2)).abs()
+    assert (moved > 1e-4).any(0).all()  # real and imaginary parts

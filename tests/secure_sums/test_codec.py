@@ -54,7 +54,7 @@ def test_rounding_depends_on_the_client_alone() -> None:
     assert torch.equal(together[[2, 0, 3, 1]], torch.cat(apart))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("each", [False, True], ids=["one step", "a step for each number"])
 def test_all_devices_get_the_same_integers(dtype: torch.dtype, each: bool) -> None:
     """The CPU's computation, in pieces, gives the integers of the computation of other devices."""
