@@ -128,6 +128,7 @@ class FederatedOrchestrator(Callback):
         data.all_batches_everywhere = client.federation.model.has_personal_models
 
     def _build(self, trainer: Trainer, client: Client, data: FederatedDataModule, trains: bool) -> Federation:
+        data.forget_run()
         network, methods = client.network, client.methods
         if self.batchnorm != "average" and not state_buffers(network):
             valid = "average: the network keeps no statistics that could be treated otherwise"

@@ -166,6 +166,11 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
 
     # The current round.
 
+    def forget_run(self) -> None:
+        """Undo what an earlier run on these data has set: outputs in the loss, and the round after which it ended."""
+        vars(self).pop("outputs", None)  # computed again
+        self.rounds.ends_after = None
+
     def follow(self, counter: CountsRounds) -> None:
         """Set the object from which the current round is read."""
         self._counter = counter

@@ -185,11 +185,14 @@ class Composition(MethodComposition):
 
         Raises:
             ConfigError: a method's ``setup`` has not called that of its base class, adds tensors to the network, or
-                refuses a setting.
+                refuses a setting; or an earlier run has used the object, whose state it may still hold.
         """
         self._tensors = federation.model.state_tensors
         there = set(self._tensors())
         for name, method in self.items():
+            if "context" in vars(method):
+                kind = type(method).__name__
+                raise ConfigError(f"methods.{name}", f"{kind} of an earlier run", f"a new {kind} for every run")
             context = Context(federation)
             context.channel = cast(Channel, OwnTopics(federation.channel, f"methods.{name}"))
             method.setup(task_free_context(context) if method.task_free else context)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from lightning.pytorch import Callback
-from support.tiny import fit, mlp, sgd, tiny_client, tiny_data
+from support.tiny import Rounds, fit, mlp, prompted_net, sgd, split, tiny_client, tiny_data, weights
 
+from cfl.callbacks.privacy_budget import PrivacyBudget
+from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.replay_buffer import ReplayBuffer
-from cfl.methods import DER, FedProx
+from cfl.methods import DER, FOT, L2P, SCAFFOLD, DPFedAvg, FedProx, Method
 from cfl.methods.composition import Composition
 from cfl.models import Network
+from cfl.privacy.accounting import is_installed
+from cfl.runtime.errors import ConfigError
+from cfl.testing.comparing import difference
 from cfl.training.client import Client
 
 
@@ -36,6 +43,35 @@ def test_the_data_follow_the_federations_counter() -> None:
     assert fit(second, data, callbacks=[counts]).round == data.next_round
     assert len(set(counts.seen)) == data.num_rounds
     assert all(len(set(rounds)) == 1 for rounds in counts.seen)
+
+
+def masked(own: bool) -> FederatedDataModule:
+    return tiny_data(split(2, classes=4), scenario="class", class_loss="own" if own else "all")
+
+
+def test_a_second_run_on_the_same_data_trains_as_on_new_ones() -> None:
+    """L2P leaves other tasks' outputs out of the loss, a budget ends a run early: both for their own run only."""
+    used, left = masked(own=False), Rounds()
+    fit(tiny_client(used, prompted_net, methods={"l2p": L2P(strength=0.0)}), used, callbacks=[left])
+    with_masks = Rounds()
+    fit(tiny_client(alone := masked(own=True), prompted_net), alone, callbacks=[with_masks])
+    assert difference(left.models, with_masks.models) is None
+    if is_installed():
+        protected = tiny_client(used, methods={"dp": DPFedAvg(noise_multiplier=1.0)})
+        assert fit(protected, used, callbacks=[PrivacyBudget(budget=8.0)]).stopped
+    found, expected = (fit(tiny_client(data), data) for data in (used, masked(own=False)))
+    assert difference(weights(found), weights(expected)) is None
+    assert found.curve == expected.curve
+
+
+@pytest.mark.parametrize("make", [SCAFFOLD, partial(FOT, threshold=0.5), FedProx])
+def test_a_method_of_an_earlier_run_is_refused(make: Callable[[], Method]) -> None:
+    """It would go on with the state of that run."""
+    data, method = tiny_data(), make()
+    fit(tiny_client(data, methods={"mine": method}), data)
+    name = type(method).__name__
+    with pytest.raises(ConfigError, match=rf"^methods\.mine = '{name} of an earlier run'.*a new {name} for every run"):
+        fit(tiny_client(data, methods={"mine": method}), data)
 
 
 def test_a_counter_that_is_not_lightnings_is_refused() -> None:
