@@ -22,6 +22,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
+from cfl.methods.declared_state import declared_state
 from cfl.privacy.release import Noise
 
 if TYPE_CHECKING:
@@ -330,6 +331,11 @@ def has_member(method: object, name: str) -> bool:
 def crosses_tasks(method: object) -> bool:
     """Whether clients may use samples of earlier tasks, or generated ones, while they train on a later task."""
     return has(method, Replay, BatchExtension)
+
+
+def keeps_state(method: object) -> bool:
+    """Whether a method goes on with what it has kept of earlier rounds, learning rates aside."""
+    return bool(declared_state(type(method))) and not has(method, LearningRateFactors)
 
 
 def leaves_other_gradients(method: Method) -> bool:

@@ -13,7 +13,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import LearningRateFactors, crosses_tasks, has
+from cfl.methods.capabilities import crosses_tasks, keeps_state
 from cfl.methods.components.curvature.fisher import drawn_labels
 from cfl.methods.components.layer_inputs.after_task import figures_after_task
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
@@ -28,7 +28,6 @@ from cfl.methods.components.layer_inputs.recursive_inverse import inverse_with, 
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
 from cfl.methods.components.subspace import layer_dim
 from cfl.methods.context import Context
-from cfl.methods.declared_state import declared_state
 from cfl.randomness.generators import numpy_generator, torch_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
@@ -143,7 +142,7 @@ class RGO(Method):
         context = self.context
         others = {name: method for name, method in context.methods.items() if method is not self}
         crossing = [name for name, method in others.items() if crosses_tasks(method)]
-        keeping = [name for name, method in others.items() if method.looks_back or _keeps_tensors(method)]
+        keeping = [name for name, method in others.items() if method.looks_back or keeps_state(method)]
         valid = ""
         if crossing:
             valid = f"false with {', '.join(crossing)}: samples of other tasks would pass through this task's order"
@@ -341,8 +340,3 @@ def drawn_label_loss(logits: Tensor, allowed: Tensor | None, generator: torch.Ge
         logits = logits.masked_fill(~allowed, -torch.inf)
     labels = drawn_labels(logits.detach().double().softmax(1), generator)
     return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-
-
-def _keeps_tensors(method: object) -> bool:
-    """Whether a method keeps more between rounds than learning rates."""
-    return bool(declared_state(type(method))) and not has(method, LearningRateFactors)

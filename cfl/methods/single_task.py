@@ -13,7 +13,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import crosses_tasks
+from cfl.methods.capabilities import UpdateProtection, crosses_tasks, has, keeps_state
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 
@@ -33,6 +33,9 @@ class SingleTask(Method):
     BatchNorm's running statistics that clients keep (``federated.batchnorm: local``) are reset only if models are
     personal, because no test of a global model uses them.
 
+    Methods that begin a task with what they have kept of the last one, such as SCAFFOLD and FedCurv, are refused beside
+    it. An adaptive bound of DPFedAvg goes on from task to task.
+
     Sends nothing of its own. Extra memory per client: its personal parameters, once per learned task.
     """
 
@@ -51,6 +54,10 @@ class SingleTask(Method):
         others = {name: method for name, method in context.methods.items() if not isinstance(method, SingleTask)}
         if backward := [name for name, method in others.items() if method.looks_back or crosses_tasks(method)]:
             raise ConfigError("methods", backward, "no method that looks back at earlier tasks beside SingleTask")
+        kept = [name for name, method in others.items() if keeps_state(method) and not has(method, UpdateProtection)]
+        if kept:
+            valid = "no method that begins a task with what it has kept of the last one beside SingleTask"
+            raise ConfigError("methods", kept, valid)
         self._initial = {name: tensor.detach().clone() for name, tensor in context.shared_tensors().items()}
         self._initial |= {name: context.state_tensors()[name].detach().clone() for name in context.personal}
         self._tasks = TaskStates(context.clients, "single task")

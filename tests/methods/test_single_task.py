@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,24 @@ from support.tiny import (
     weights,
 )
 
+from cfl.data.sources import Source, Synthetic
+from cfl.data.streams import Sequence
 from cfl.engines.cohort import Cohort
-from cfl.methods import AGEM, ER, EWC, AnalyticHead, Method, PersonalLayers, SingleTask
+from cfl.methods import (
+    AGEM,
+    ER,
+    EWC,
+    SCAFFOLD,
+    AnalyticHead,
+    DPFedAvg,
+    FedCurv,
+    FedProx,
+    Method,
+    PersonalLayers,
+    SingleTask,
+)
 from cfl.runtime.errors import ConfigError
+from cfl.testing.comparing import difference
 
 ADAM = partial(torch.optim.Adam, lr=0.02)
 
@@ -88,11 +104,23 @@ def test_its_learned_tasks_are_never_forgotten() -> None:
     assert federation.accuracy.summary()["acc"] == pytest.approx(methods["single"].report().figures["acc_single_task"])
 
 
-@pytest.mark.parametrize("beside", [AnalyticHead(), EWC(), ER(), AGEM()], ids=lambda method: type(method).__name__)
-def test_nothing_of_an_earlier_task_may_be_used(beside: Method) -> None:
+@pytest.mark.parametrize("beside", [AnalyticHead, EWC, ER, AGEM, SCAFFOLD, FedCurv])
+def test_nothing_of_an_earlier_task_may_be_used(beside: Callable[[], Method]) -> None:
     """Each task is trained as if it were the only one."""
     with pytest.raises(ConfigError, match=r"methods = \['beside'\].*beside SingleTask"):
-        fit(tiny_client(data := data_of(), mlp, sgd, {"single": SingleTask(), "beside": beside}), data)
+        fit(tiny_client(data := data_of(), mlp, sgd, {"single": SingleTask(), "beside": beside()}), data)
+
+
+@pytest.mark.parametrize("beside", [partial(FedProx, mu=1.0), partial(DPFedAvg, clip=0.2)])
+def test_the_model_does_not_depend_on_the_first_tasks_samples(beside: Callable[[], Method]) -> None:
+    """Nor on their noise, which is drawn anew in each round."""
+
+    def last(noise: float) -> dict[str, torch.Tensor]:
+        tasks: list[Source] = [Synthetic(4, [1, 4, 4], 40, 20, noise=level) for level in (noise, 30.0)]
+        data = tiny_data(Sequence(tasks), scenario="domain", schedule={"rounds_per_task": 2})
+        return weights(fit(tiny_client(data, mlp, sgd, {"single": SingleTask(), "beside": beside()}), data))
+
+    assert difference(last(20.0), last(90.0)) is None
 
 
 def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
