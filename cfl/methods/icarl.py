@@ -267,7 +267,7 @@ class ICaRL(OwnLoss):
         near = -torch.cdist(features, self.means.to(features.dtype))
         if self._complete:
             return near
-        return torch.where(self.known, near, run_model(self.context, model, x).sigmoid() - 1000)
+        return torch.where(self.known, near, run_model(self.context, model, x).to(near.dtype).sigmoid() - 1000)
 
     # Reports and checkpoints.
 

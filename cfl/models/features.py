@@ -25,10 +25,12 @@ def features_of(network: Network, tensors: Mapping[str, Tensor], x: Tensor) -> T
 def unit_features(network: Network, tensors: Mapping[str, Tensor], x: Tensor, mirrored: bool = False) -> Tensor:
     """Features of length 1 ``[B, d]``; with ``mirrored``, means over image and mirror image, scaled to length 1.
 
-    Arguments as for :func:`features_of`.
+    They are float32 at least: in half precision features of 0 would become NaN. Arguments as for :func:`features_of`.
     """
-    unit = torch.nn.functional.normalize(features_of(network, tensors, x), dim=1)
-    if mirrored:
-        other = torch.nn.functional.normalize(features_of(network, tensors, x.flip(-1)), dim=1)
-        unit = torch.nn.functional.normalize(unit + other, dim=1)
-    return unit
+    unit = _scaled(features_of(network, tensors, x))
+    return _scaled(unit + _scaled(features_of(network, tensors, x.flip(-1)))) if mirrored else unit
+
+
+def _scaled(features: Tensor) -> Tensor:
+    wide = features.to(torch.promote_types(features.dtype, torch.float32))
+    return torch.nn.functional.normalize(wide, dim=1)

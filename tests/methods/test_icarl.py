@@ -534,3 +534,23 @@ def test_clients_without_exemplars_distil_outputs_of_earlier_tasks(class_loss: A
     fit(tiny_client(data, mlp, sgd, {"icarl": ICaRL(8)}), data, callbacks=[seen])
     before, after = seen.models[data.schedule.rounds_per_task - 1], seen.models[-1]
     assert not torch.equal(after["head.weight"][:2], before["head.weight"][:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_networks_in_half_precision_have_means_too(dtype: torch.dtype) -> None:
+    """Classes that a client lacks leave no NaN, and distances to the means exist in every type."""
+
+    class Half(MLP):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            self.to(dtype)
+
+        def features(self, x: Tensor) -> Tensor:
+            return super().features(x.to(dtype))
+
+    method, data = ICaRL(size=8), data_of(tasks=2)
+    make = partial(Half, hidden=[8], dropout=0.0)
+    federation = fit(tiny_client(data, make, sgd, {"icarl": method}), data)
+    assert method.means is not None
+    torch.testing.assert_close(method.means.double().norm(dim=1), torch.ones(4, dtype=torch.float64), atol=1e-6, rtol=0)
+    assert federation.accuracy.compute().isfinite().all()
