@@ -29,9 +29,9 @@ def check_hidden_state(network: nn.Module, x: Tensor) -> None:
         x: ``[B, C, H, W]`` samples, of the parameters' type.
 
     Raises:
-        ConfigError: a part cannot be copied, or a step fails; a parameter is of integers, has a hook or a sparse
-            gradient, or is used though no module holds it; ``forward`` assigns a buffer or keeps a graph; or two passes
-            over the same samples differ.
+        ConfigError: a part cannot be copied, or a step fails; a parameter is of integers or complex, has a hook or a
+            sparse gradient, or is used though no module holds it; ``forward`` assigns a buffer or keeps a graph; or two
+            passes over the same samples differ.
     """
     _check_parts(network)
     trial = copied(network)
@@ -72,7 +72,8 @@ def _check_parts(network: nn.Module) -> None:
             raise _refused(network, f"whose part {part} is TorchScript", "modules of Python")
     for own, parameter in network.named_parameters():
         if not parameter.is_floating_point():
-            raise _refused(network, f"whose parameter {own} is {parameter.dtype}", "register_buffer for integers")
+            valid = "register_buffer for integers, pairs of real numbers for complex ones"
+            raise _refused(network, f"whose parameter {own} is {parameter.dtype}", valid)
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise _refused(network, f"whose parameter {own} has a hook", "hooks of modules, which copies have too")
 
