@@ -300,10 +300,15 @@ def test_worker_threads_take_no_step_at_once_where_rates_differ(optimizer: str) 
 
 
 def test_it_composes_in_any_order() -> None:
-    prox, own = FedProx(0.5), PersonalLayers(["head.*"])
-    decay = LearningRateDecay(**DECAY)  # type: ignore[arg-type]
-    first = run({"decay": decay, "prox": prox, "own": own}, data_of(1), norm_net)
-    second = run({"own": own, "prox": prox, "decay": decay}, data_of(3), norm_net)
+    found = []
+    for width, names in ((1, ("decay", "prox", "own")), (3, ("own", "prox", "decay"))):
+        methods: dict[str, Method] = {
+            "prox": FedProx(0.5),
+            "own": PersonalLayers(["head.*"]),
+            "decay": LearningRateDecay(**DECAY),  # type: ignore[arg-type]
+        }
+        found.append(run({name: methods[name] for name in names}, data_of(width), norm_net))
+    first, second = found
     assert_close(weights(first), weights(second))
     assert float(first.clients.get("learning rate", 0)["rate"]) < 1  # type: ignore[index]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -249,7 +250,8 @@ def test_constants_are_left_alone(batchnorm: str, engine: Any) -> None:
 def test_constants_are_no_sign_of_bad_training(method: Method, batchnorm: str) -> None:
     """An infinite constant does not count as failed training for methods that keep tensors of clients."""
     data = tiny_data(validation=0.2)
-    federation = fit(tiny_client(data, Constants, methods={"some": method}), data, {"batchnorm": batchnorm})
+    methods = {"some": copy.deepcopy(method)}
+    federation = fit(tiny_client(data, Constants, methods=methods), data, {"batchnorm": batchnorm})
     assert federation.finished
     assert federation.channel.skipped == []
 
