@@ -35,7 +35,7 @@ def sizes_in_tests(
     monkeypatch: pytest.MonkeyPatch,
     network: type[ConvNet],
     batchnorm: str = "average",
-    methods: dict[str, Method] | None = None,
+    own_head: bool = False,
 ) -> tuple[set[int], Tensor]:
     """Sizes of the batches that the network was tested with, and the accuracies."""
     sizes: set[int] = set()
@@ -50,6 +50,7 @@ def sizes_in_tests(
 
     monkeypatch.setattr(Scoring, "answers", watched)
     data = tiny_data(split(2, classes=4, train=40, test=4 * SAMPLES))
+    methods: dict[str, Method] = {"own": PersonalLayers(["head.*"])} if own_head else {}
     federation = fit(tiny_client(data, network, methods=methods), data, {"batchnorm": batchnorm})
     return sizes, federation.measured.compute().clone()
 
@@ -75,11 +76,10 @@ class ZeroHead(ConvNet):
 @pytest.mark.parametrize("personal", [False, True])
 def test_what_an_untrained_network_answers_does_not_decide(personal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If heads are personal, the global model's is never trained."""
-    methods: dict[str, Method] = {"own": PersonalLayers(["head.*"])} if personal else {}
-    sizes, accuracies = sizes_in_tests(monkeypatch, ZeroHead, "drop", methods)
+    sizes, accuracies = sizes_in_tests(monkeypatch, ZeroHead, "drop", personal)
     assert {size for size in sizes if size > 20} == {2 * SAMPLES}  # smaller ones are of training
     monkeypatch.setattr("cfl.training.evaluation.gains_by_parts", lambda network, x: False)
-    assert torch.equal(accuracies, sizes_in_tests(monkeypatch, ZeroHead, "drop", methods)[1])
+    assert torch.equal(accuracies, sizes_in_tests(monkeypatch, ZeroHead, "drop", personal)[1])
 
 
 def test_a_small_batch_does_not_decide_larger_ones() -> None:
