@@ -169,19 +169,19 @@ class Passing(Method):
         return logits, 0.1 * network.head.weight.square().sum()
 
 
-@pytest.mark.parametrize("method", [Whole(), Passing()], ids=["loss", "forward pass"])
+@pytest.mark.parametrize("method", [Whole, Passing], ids=["loss", "forward pass"])
 @pytest.mark.parametrize(
     ("engine", "network"),
     [*((e, n) for e in (VMAP, WORKERS) for n in NETWORKS), (EngineOptions("auto"), "mlp")],
 )
 def test_who_replaces_loss_or_pass_is_obeyed_by_every_engine(
-    engine: EngineOptions, network: str, method: Method
+    engine: EngineOptions, network: str, method: type[Method]
 ) -> None:
     """Also with networks that otherwise have hand-written steps."""
     kind = NETWORKS[network]
-    plain, reference = run({}, VMAP, kind), run({"whole": method}, VMAP, kind)
+    plain, reference = run({}, VMAP, kind), run({"whole": method()}, VMAP, kind)
     assert all(not torch.allclose(plain[name], reference[name]) for name in plain if "weight" in name)
-    for name, value in run({"whole": method}, engine, kind).items():
+    for name, value in run({"whole": method()}, engine, kind).items():
         assert_close(value, reference[name])
 
 
