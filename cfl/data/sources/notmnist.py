@@ -54,8 +54,11 @@ def _read_part(images_file: Path, labels_file: Path) -> ImageSet:
 
 
 def _members(packed: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield an archive's files and folders; refuse links, names that lead out of the archive, and one that unpacks to
-    much more than the published one."""
+    """Yield an archive's files and folders.
+
+    Raises:
+        ValueError: a member is a link or lies elsewhere, or the archive unpacks to much more than the published one.
+    """
     unpacked = 0
     for member in packed:
         place = Path(member.name)
