@@ -205,7 +205,8 @@ class FederatedOrchestrator(Callback):
         self._started = time.perf_counter()
         federation = federation_of(pl_module)
         if federation.round != trainer.current_epoch:
-            raise RuntimeError(f"round {federation.round} of the federation is epoch {trainer.current_epoch}")
+            found = f"round {federation.round} of the federation is epoch {trainer.current_epoch}"
+            raise RuntimeError(f"{found}; give ckpt_path to go on with an earlier fit, or train a new Client")
         plan = federation.schedule.round(federation.round)
         client_of(pl_module).require_work().begin_round(plan)
         trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(plan) else NEVER
