@@ -134,9 +134,8 @@ def rows_by_owner(federation: Federation) -> list[dict[str, Any]]:
     if federation.by_owner is None:
         return []
     counts = federation.by_owner.counts[:, :-1].cpu()
-    places = counts.permute(1, 2, 0).nonzero().T
-    rows, of, owners = places
-    columns = *places, counts[owners, rows, of], federation.by_owner.compute()[owners, rows, of]
+    after, task, client = places = counts.permute(1, 2, 0).nonzero().T
+    columns = *places, counts[client, after, task], federation.by_owner.compute()[client, after, task]
     named = {task.train.client_names for task in federation.data.tasks if task.train.clients is not None}
     names = named.pop() if len(named) == 1 else ()
     return [

@@ -428,7 +428,8 @@ def test_a_client_that_diverges_keeps_the_buffer_it_had() -> None:
 def test_storage_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage: 16 + 2 bytes of pixels, label and task for each slot, 4 for each logit, a bit for each known sample.
 
-    The most samples of a client are known without listing any client's samples."""
+    The most samples of a client are known without listing any client's samples.
+    """
     monkeypatch.delattr(ReplayBuffer, "_places_of")
     data = replay_data()
     most = max(sum(len(task[client]) for task in data.indices) for client in range(5))
