@@ -238,6 +238,8 @@ def test_reported_bytes_are_those_of_the_channel(
     figures = method.report().figures
     assert sum(figures["c2s_bytes_of_tasks"]) == channel.total_uplink_bytes
     assert sum(figures["s2c_bytes_of_tasks"]) == channel.total_downlink_bytes
+    assert figures["c2s_bytes_per_task"] == channel.total_uplink_bytes / 2
+    assert figures["s2c_bytes_per_task"] == channel.total_downlink_bytes / 2
 
 
 # The knowledge base.

@@ -60,6 +60,7 @@ class PlainGPM:
         self.threshold = threshold if isinstance(threshold, dict) else {"*": threshold}
         self.one_fewer, self.frozen = one_fewer, frozen
         self.memories: dict[int, dict[str, np.ndarray]] = {}
+        self.sizes: dict[tuple[int, str], list[tuple[int, int, float]]] = {}  # before, after, residual share
 
     def epsilon(self, layer: str, task: int) -> float:
         first = next(number for pattern, number in self.threshold.items() if fnmatchcase(layer, pattern))
@@ -82,6 +83,8 @@ class PlainGPM:
                     count += 1
                 count -= int(own is None and self.one_fewer and count > 0)
                 grown[layer] = np.concatenate([m, u[:, :count]], 1)
+                residual = float(((outside**2).sum() / total) ** 0.5)
+                self.sizes.setdefault((task, layer), []).append((m.shape[1], grown[layer].shape[1], residual))
             self.memories[client] = grown
 
     def change(self, network: nn.Module, client: int) -> None:
@@ -183,6 +186,22 @@ def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
         for layer, m in expected.items():
             np.testing.assert_allclose(projector(found[layer]), projector(m), rtol=0, atol=1e-6)
     assert any(0 < m.shape[1] < len(m) for own in plain.memories.values() for m in own.values())
+    check_report(gpm, plain)
+
+
+def check_report(gpm: GPM, plain: PlainGPM) -> None:
+    """The rows are means over the clients that grew their memories, and the used space is a mean over layers."""
+    report = gpm.report()
+    assert [(row["task"], row["layer"]) for row in report.rows] == list(plain.sizes)
+    last = []
+    for row, clients in zip(report.rows, plain.sizes.values(), strict=True):
+        before, after, residual = (np.array(values) for values in zip(*clients, strict=True))
+        used = 100 * after.mean() / len(plain.memories[0][row["layer"]])
+        last += [used] * (row["task"] == report.rows[-1]["task"])
+        assert (row["clients"], row["smallest_basis"], row["largest_basis"]) == (len(after), after.min(), after.max())
+        found = [row[key] for key in ("basis_size", "added", "used_space", "residual_share")]
+        assert found == pytest.approx([after.mean(), (after - before).mean(), used, residual.mean()], rel=1e-9, abs=1e-9)
+    assert report.figures["used_space"] == pytest.approx(np.mean(last))
 
 
 @pytest.mark.parametrize("scenario", ["domain", "class"])

@@ -82,6 +82,7 @@ class PlainRGO:
             order = numpy_generator(data.seed, "rgo share", *([task] if anew else [])).permutation(clients).tolist()
             self.keepers.append(set(order[: round(share * clients)]))
         self.sums: dict[int, dict[str, np.ndarray]] = {}
+        self.seen: dict[tuple[int, str], list[tuple[float, float]]] = {}  # mean curvature, free share of P
 
     def prepare(self, network: nn.Module, task: int) -> None:
         """Register the task's permutations in front of the inner layers."""
@@ -111,6 +112,8 @@ class PlainRGO:
                 own = self.sums.setdefault(client, {})
                 added = curvature + self.damping * np.trace(curvature) / d * np.eye(d)
                 own[layer] = own.get(layer, 0.0) + added
+                free = d / float((self.projection(client, layer) ** 2).sum())
+                self.seen.setdefault((task, layer), []).append((float(np.trace(curvature)) / d, free))
 
     def output_gradients(self, network: nn.Module, task: int, client: int, images: Tensor) -> dict[str, float]:
         """Mean square of the gradients by the layers' outputs, one sample after another."""
@@ -208,6 +211,13 @@ def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
         assert held is not None
         for layer in naive["layers"]:
             np.testing.assert_allclose(held[layer], plain.projection(who, layer), rtol=1e-8, atol=1e-10)
+    report = rgo.report()
+    assert report.figures["keepers"] == len(plain.keepers[0])
+    assert [(row["task"], row["layer"]) for row in report.rows] == list(plain.seen)
+    for row, clients in zip(report.rows, plain.seen.values(), strict=True):
+        curvature, free = np.mean(clients, axis=0)
+        assert row["clients"] == len(clients)
+        assert (row["curvature"], row["free_space"]) == pytest.approx((curvature, 100 * free), rel=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -58,6 +58,15 @@ def test_errors_are_those_of_scikit_learn() -> None:
     assert int(matrix.compute().isnan().sum()) == 3
 
 
+@pytest.mark.parametrize(("deviation", "r2"), [(1e-4, math.nan), (1e-2, 0.99)])
+def test_targets_that_hardly_deviate_have_no_r2(deviation: float, r2: float) -> None:
+    """Targets of 1000 that deviate by less than a thousandth, a millionth of their size, count as constant."""
+    true = torch.tensor([[1000 + deviation], [1000 - deviation]], dtype=torch.float64)
+    matrix = ErrorMatrix(1)
+    matrix.update(0, 0, true + 1e-3, true)
+    assert float(matrix.determination()) == pytest.approx(r2, rel=1e-4, nan_ok=True)
+
+
 def test_figures_by_hand_say_that_a_fall_of_errors_is_good() -> None:
     """A fall of errors counts as good.
 
