@@ -86,6 +86,10 @@ def test_a_run_says_what_its_sums_cost(whole: Path) -> None:
     assert [(row["round"], row["task"], row["topic"], row["clients"]) for row in rows] == [
         (str(r), str(r // 3), "update", "4") for r in range(6)
     ]
+    for row in rows:
+        noise = [float(row[key]) for key in ("sensitivity", "noise_multiplier", "parts", "epsilon_per_release")]
+        assert noise == [0.5, 2.0, 1.0, summary["epsilon_per_release"]]
+        assert (row["noise_by"], row["sampling_rate"]) == ("server", "")
     assert [row["epsilon_all_tasks"] != "" for row in rows] == [False, False, True] * 2
     assert float(rows[2]["epsilon_all_tasks"]) == after(whole, 3)
     assert float(rows[5]["epsilon_one_task"]) == summary["epsilon_one_task"]

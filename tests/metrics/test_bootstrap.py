@@ -56,6 +56,11 @@ def test_a_box_is_found_once() -> None:
     assert hits(found, true).tolist() == [False, True, False]
 
 
+def test_an_overlap_of_half_counts_as_found() -> None:
+    image = torch.tensor([[0.0, 0, 0, 10, 5, 0.9]]), torch.tensor([[0.0, 0, 0, 10, 10]])
+    assert mean_precisions([image], np.array([[1]])) == mean_average_precisions([image])[1] == 1
+
+
 def test_images_are_drawn_with_replacement() -> None:
     """Mean and spread are those of images drawn by another generator, each draw scored by COCO."""
     images = [image(number) for number in range(10)]

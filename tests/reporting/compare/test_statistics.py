@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cfl.metrics.base import Figure
 from cfl.reporting.compare.statistics import Difference, Spread, mean_ranks, paired_difference
+from cfl.reporting.compare.tables import difference_text
 
 
 def test_mean_and_sample_deviation_worked_by_hand() -> None:
@@ -16,6 +18,12 @@ def test_mean_and_sample_deviation_worked_by_hand() -> None:
     assert Spread.of([2.0, 4.0, 9.0]) == Spread(5.0, math.sqrt(13.0), 3)
     assert Spread.of([7.5]) == Spread(7.5, None, 1)
     assert Spread.of([]) is None
+
+
+def test_all_numbers_of_a_cell_are_in_the_unit_of_its_column() -> None:
+    megabytes = Figure("uplink_bytes", "uplink MB", "sent", "lower", divisor=1e6)
+    assert Spread(3.5e6, 2e5, 3).shown(2, "+,", 1e6) == "+3.50 ± 0.20"
+    assert difference_text(Difference(2e6, -1e6, 5e6, 3), megabytes) == "+2.00 [-1.00, +5.00]"
 
 
 def test_a_paired_interval_worked_by_hand() -> None:

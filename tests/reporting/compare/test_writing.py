@@ -15,8 +15,8 @@ from support.made_up import make_density_run, readings
 
 from cfl.reporting.compare.groups import compare
 from cfl.reporting.compare.reading import LeftOut, read
-from cfl.reporting.compare.rows import Comparison
-from cfl.reporting.compare.tables import differences_table, means_table
+from cfl.reporting.compare.rows import Comparison, Row
+from cfl.reporting.compare.tables import differences_table, means_table, rounds_text
 from cfl.reporting.compare.writing import (
     markdown_report,
     write_differences_csv,
@@ -102,6 +102,11 @@ def test_rounds_to_an_accuracy_say_how_many_seeds_got_there(tmp_path: Path) -> N
         ["1", "> 12", "> 12"],  # 50 % from its curve, though the run had no such target
         ["-", "-", "-"],
     ]
+
+
+def test_a_target_that_no_seed_reached_is_beyond_the_longest_run(tmp_path: Path) -> None:
+    runs = [{"seed": n, "rounds": rounds, "rounds_to_accuracy": {"99": None}} for n, rounds in enumerate((9, 12, 6))]
+    assert rounds_text(Row("FOT", "fot", readings(tmp_path, *runs)), "99") == "> 12"
 
 
 def test_a_figure_says_how_many_seeds_have_it_where_not_all(tmp_path: Path) -> None:
