@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
-from support.made_up import make_run, readings
+from support.made_up import make_density_run, make_run, readings
 
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.groups import compare
@@ -297,6 +298,17 @@ def test_nll_is_read_off_its_matrix_where_the_summary_has_none(tmp_path: Path) -
     with_matrix, without = readings(tmp_path, {"nll": True}, {"method": "er"})
     assert figure_of(with_matrix, "nll") == pytest.approx(((100 - with_matrix.run.matrix[-1]) / 40).mean().item())
     assert figure_of(without, "nll") is None
+
+
+def test_transfers_of_nll_are_good_where_it_falls(tmp_path: Path) -> None:
+    """Worked by hand: tasks 0 and 1 rise by 10 and 15; tasks 1 and 2 fall by 8 before they are learned."""
+    reading = read(make_density_run(tmp_path / "run"), [])
+    n = torch.tensor([[70, 90, 95], [85, 60, 88], [80, 75, 50]], dtype=torch.float64)
+    for initial, fwt in ((torch.tensor([100.0, 98.0, 96.0]), 8.0), (None, None)):
+        known = replace(reading, run=replace(reading.run, matrix=n, initial=initial))
+        assert [figure_of(known, f"nll_{name}") for name in ("fgt", "bwt", "fwt")] == [12.5, -12.5, fwt]
+    others = {**reading.run.others, "clients_evaluated": 3}  # a mean over clients does not follow from the mean matrix
+    assert figure_of(replace(reading, run=replace(reading.run, others=others)), "nll_fgt") is None
 
 
 def test_a_mean_that_is_undefined_at_the_end_is_not_that_of_an_earlier_task(tmp_path: Path) -> None:
