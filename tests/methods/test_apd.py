@@ -133,6 +133,25 @@ def test_a_model_is_validated_without_entries_up_to_the_threshold() -> None:
             assert found[name] is value
 
 
+def test_the_report_is_of_the_sets_with_which_clients_ended_the_last_task() -> None:
+    """The summary's share counts all entries of the layers alike, however large each layer is."""
+    data = data_of()
+    method = APD(**OPTIONS, threshold=0.05)
+    federation = fit(tiny_client(data, double(partial(MLP, hidden=[9, 4])), ADAM, {"apd": method}), data)
+    layers = {layer.name: layer for layer in decomposed_layers(federation.network)}
+    rows = [row for row in method.report().rows if row["task"] == 2]
+    ended = [client for client in range(3) if method._tasks.latest([client]) == [2]]
+    assert [(row["client"], row["layer"]) for row in rows] == [(client, name) for client in ended for name in layers]
+    above = []
+    for row in rows:
+        own, layer = kept_by(federation)[row["client"]], layers[row["layer"]]
+        above.append((own[layer.adaptive].abs() > 0.05).double().flatten())
+        assert row["adaptive_share"] == pytest.approx(float(above[-1].mean()))
+        assert row["mean_gate"] == pytest.approx(float(torch.sigmoid(own[layer.mask]).mean()))
+    assert len({len(of_layer) for of_layer in above}) == len(layers) == 2
+    assert method.report().figures["adaptive_share"] == pytest.approx(float(torch.cat(above).mean()))
+
+
 @pytest.mark.parametrize(("adaptive_from", "draws"), [("initial", "common"), ("current", "own")])
 def test_what_a_task_begins_with(adaptive_from: Any, draws: Any) -> None:
     """A task begins with A a third of a base, new masks and biases (common or per client) and the initial head."""

@@ -212,6 +212,8 @@ def test_entropies_rise_with_the_outputs_of_a_new_task(
         assert noted == pytest.approx([math.log(outputs)] * 3, rel=0, abs=1e-12)
     assert len(watch.noted) == 9
     assert {row["round"]: row["clients"] for row in method.report().rows} == signals
+    assert [row["new_task"] for row in method.report().rows] == [1] * len(signals)
+    assert method.report().figures["signals"] == sum(signals.values())
 
 
 def test_a_memory_smaller_than_the_classes_learned_holds_the_latest() -> None:
