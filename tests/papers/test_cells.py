@@ -62,6 +62,7 @@ def test_spread_is_that_of_the_standard_library() -> None:
         ({0: 84.0, 1: 86.0}, (87.1, 0.6), "off by -2.10"),
         ({0: 85.0}, (85.5, None), "matched"),  # within the column's tolerance of 0.5
         ({0: 85.0}, (85.51, None), "off by -0.51"),
+        ({0: 85.9}, (85.0, 0.9), "matched"),  # a single seed has no deviation
         ({0: 86.0}, (85.0, 0.9), "off by +1.00"),
         ({}, (85.0, 0.9), "not run"),
     ],
