@@ -181,6 +181,13 @@ def test_the_same_run_serves_several_tables(tmp_path: Path) -> None:
     assert values("figure7") == {}  # the made-up layers are not AlexNet's
 
 
+def test_client_epochs_count_every_pass_of_every_client(tmp_path: Path) -> None:
+    settings = copy.deepcopy(resolver().config(arguments()))
+    settings["schedule"]["local_epochs"] = 3
+    write_run(tmp_path / "a", arguments(), config=settings)
+    assert read_result(tmp_path / "a").client_epochs == 3 * (3 + 4)  # clients of the two rounds
+
+
 def test_a_difference_of_two_runs_is_taken_seed_by_seed(tmp_path: Path) -> None:
     cifar = {"benchmark": "cifar100", "partition": "iid"}
     for seed, (fedavg, er) in enumerate([(10.0, 9.0), (12.0, 11.6)]):

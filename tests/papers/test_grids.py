@@ -68,6 +68,8 @@ def test_a_run_has_a_grid_with_the_tasks_that_clients_learned(tmp_path: Path) ->
     assert grid.rows == ("client 0 (0, 1)", "client 1 (2, 3)")
     assert grid.columns == ("client 0 (0)", "client 1 (2)", "client 2 (3)")
     assert grid.entries()[0] == (("client 0 (0, 1)", "client 1 (2)"), 0.75)
+    later = read_result(run(tmp_path / "later", rows=[*ROWS, (2, 0, "output", "1", "1", "0.5")]))
+    assert later.figure('attention("output")').values == [[0.5]]  # of the last task
     with pytest.raises(Undefined, match=r"attention is kept of layers.0, output, not of 'other'"):
         result.figure('attention("other")')
     with pytest.raises(Undefined, match="is no number"):

@@ -10,7 +10,7 @@ from support.paper_tables import fot, tables_of
 
 from cfl.papers.cells import Cell
 from cfl.papers.definition import Order
-from cfl.papers.orders import compare_orders, rank_correlation
+from cfl.papers.orders import OrderComparison, compare_orders, rank_correlation
 from cfl.papers.report import markdown
 from cfl.runtime.errors import ConfigError
 
@@ -59,6 +59,13 @@ def test_order_and_gap() -> None:
     # Our ranks are 1 2 4 3. The paper's 85.68 88.61 88.27 90.35 have ranks 1 3 2 4.
     # Spearman's coefficient is 1 - 6 sum d^2 / (n (n^2 - 1)).
     assert found.correlation == pytest.approx(1 - 6 * (0 + 1 + 4 + 1) / (4 * 15))
+
+
+@pytest.mark.parametrize(("sign", "lowest"), [(1, False), (-1, True)])
+def test_a_leader_is_better_than_every_other(sign: int, lowest: bool) -> None:
+    for ours, leads in ((3.0, True), (2.0, False), (1.5, False)):
+        means = {"a": sign * ours, "b": sign * 1.0, "c": sign * 2.0}
+        assert OrderComparison({}, "ACC", list(means), means, means, "a", "b", lowest).leads is leads
 
 
 def with_seeds(values: dict[str, dict[int, float]], without: dict[str, dict[int, str]] | None = None) -> list[Cell]:
