@@ -168,7 +168,6 @@ class Loop:
     lr: float
     floor: float
     rates: dict[int, Rate] = field(default_factory=dict)
-    of_tasks: dict[tuple[int, int], Rate] = field(default_factory=dict)
     seen: list[dict[int, float]] = field(default_factory=list)
     stopped_as_received: int = 0
 
@@ -180,7 +179,7 @@ class Loop:
             for client in plan.clients:
                 rate = self.rates.get(client)
                 if rate is None or rate.task != plan.task:
-                    rate = self.rates[client] = self.of_tasks[plan.task, client] = Rate(plan.task, self.lr)
+                    rate = self.rates[client] = Rate(plan.task, self.lr)
                 own = copy.deepcopy(self.network)
                 own.load_state_dict(state)
                 if rate.lr > 0:
@@ -264,9 +263,13 @@ def test_the_loss_is_that_of_the_clients_own_model_over_its_tasks_outputs(networ
     assert last["stopped"] == sum(rate.lr == 0 for rate in own)
     assert last["mean_rate"] == pytest.approx(sum(rate.lr for rate in own) / len(own) / lr, rel=1e-12)
     assert last["validation_loss"] == pytest.approx(sum(rate.lowest for rate in own) / len(own), rel=1e-9)
-    rates = [rate.lr / lr for rate in naive.of_tasks.values()]
-    shares = {"stopped_share": rates.count(0) / len(rates), "mean_rate": sum(rates) / len(rates)}
-    assert decay.report().figures == pytest.approx(shares, rel=1e-12)
+
+
+def test_the_figures_count_all_clients_of_all_tasks_alike() -> None:
+    decay = LearningRateDecay()
+    rows = [{"clients": 1, "stopped": 0, "mean_rate": 1.0}, {"clients": 3, "stopped": 2, "mean_rate": 0.2}]
+    decay.load_state_dict({"rows": rows})
+    assert decay.report().figures == {"stopped_share": 2 / 4, "mean_rate": pytest.approx((1.0 + 3 * 0.2) / 4)}
 
 
 def test_without_running_statistics_the_batchs_own_are_used() -> None:
