@@ -134,6 +134,11 @@ def test_only_holders_of_a_task_take_part(tmp_path: Path) -> None:
         _ = tiny_data(stream, partition=Natural(), num_clients=2).indices
 
 
+def test_samples_of_clients_that_stay_away_are_nobodys() -> None:
+    shares = Natural().deal(np.zeros(6), np.array([3, 0, 2, 1, 2, 3]), np.array([0, 2]), np.random.default_rng(0))
+    assert [share.tolist() for share in shares] == [[1], [2, 4]]
+
+
 def test_folders_within_those_of_classes_are_clients(tmp_path: Path) -> None:
     for number in range(24):
         for part in ("train", "test"):

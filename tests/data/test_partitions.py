@@ -289,6 +289,11 @@ def test_of_many_clients_too_the_first_draw_that_will_do_is_taken() -> None:
 # ClassesPerClient
 
 
+def test_which_holder_of_a_class_gets_what_is_left_over_is_drawn() -> None:
+    labels = np.repeat([0, 1], 7)  # two of four clients share the seven samples of a class
+    assert {len(ClassesPerClient(1).split(labels, 4, rng(seed))[0]) for seed in range(20)} == {3, 4}
+
+
 @pytest.mark.parametrize(("num_clients", "n"), [(10, 2), (7, 3), (5, 2), (33, 4), (1, 10), (4, 10)])
 def test_exact_number_of_classes_evenly_spread(num_clients: int, n: int) -> None:
     labels = shuffled_labels(*[101 + 10 * k for k in range(10)])

@@ -74,6 +74,12 @@ def test_differences_have_their_interval_below(tmp_path: Path) -> None:
     assert interval == ["", rf"\scriptsize [${low:.2f}$, ${high:.2f}$]"]
 
 
+def test_differences_are_in_the_unit_of_their_column(tmp_path: Path) -> None:
+    runs = [{"method": method, "seed": seed} for method in ("fedavg", "fot") for seed in (0, 1)]  # 12 and 24 MB
+    latex = report_of(tmp_path, *runs, columns=("uplink_bytes",))
+    assert [cells[1] for cells in rows_of(latex)[-2:]] == ["$+12.00$", r"\scriptsize [$12.00$, $12.00$]"]
+
+
 def test_a_number_says_of_how_many_seeds_it_is_where_not_of_all(tmp_path: Path) -> None:
     aims = [{"50": 3}, {"50": 5}, {"50": None}]
     fot = [{"seed": s, "rounds_to_accuracy": aim, "fgt": 2.0 * s if s else None} for s, aim in enumerate(aims)]
