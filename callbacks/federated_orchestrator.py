@@ -299,7 +299,10 @@ class FederatedOrchestrator(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Clear the rows of the matrix that the new evaluation fills."""
-        client_of(pl_module).scoring.begin(trainer.sanity_checking, everyone=trainer.state.fn != "fit")
+        fits = trainer.state.fn == "fit"
+        if not fits:
+            _check_added_measures(federation_of(pl_module))
+        client_of(pl_module).scoring.begin(trainer.sanity_checking, everyone=not fits)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add up the processes' shares of the row."""
@@ -307,6 +310,18 @@ class FederatedOrchestrator(Callback):
 
     on_test_epoch_start = on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end
+
+
+def _check_added_measures(federation: Federation) -> None:
+    """Refuse a measure that could only be computed for the clients that are still learning their tasks.
+
+    Raises:
+        ConfigError: clients have their own clocks, and the run has not computed the measure.
+    """
+    for own in federation.own_measures.values() if federation.schedule.client_clocks else ():
+        if federation.round and not own.counts.any():
+            valid = "a measure that the run has computed: with schedule.clock_spread clients are tested where their "
+            raise ConfigError(own.key, own.definition, valid + "own tasks end, and the models of then are not kept")
 
 
 def built_federation(trainer: Trainer, module: LightningModule, stage: str) -> Federation:

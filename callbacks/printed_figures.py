@@ -46,7 +46,7 @@ def _how_far(federation: Federation, targets: AccuracyTargets, privacy: PrivacyB
     """Lines that say which part of the run is not finished, and why."""
     done, schedule = federation.round, federation.schedule
     if schedule.client_clocks and not federation.finished:
-        whole, at = matrix_rows.last_whole(federation), matrix_rows.due(federation, everyone=True).values()
+        whole, at = matrix_rows.last_whole(federation), matrix_rows.current(federation).values()
         of_all = f"figures are after task {whole}, the last after which all have been evaluated"
         state = "not all have been evaluated yet" if whole is None else of_all
         yield f"clients are at tasks {min(at)} to {max(at)}: {state}"

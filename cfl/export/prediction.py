@@ -156,7 +156,7 @@ def last_task(federation: Federation) -> int:
     """The last task that any client has trained on."""
     if federation.finished:
         return federation.data.num_tasks - 1
-    return max(matrix_rows.due(federation, everyone=True).values())
+    return max(matrix_rows.current(federation).values())
 
 
 def output_names(federation: Federation, choice: Choice) -> list[str]:

@@ -9,23 +9,32 @@ from cfl.metrics.task_matrix import TaskMatrix
 from cfl.metrics.transfer import average_accuracy
 
 
-def due(federation: Federation, everyone: bool) -> dict[int | None, int]:
-    """Clients to evaluate, and the matrix row that each fills: the row of the client's current task.
-
-    Args:
-        everyone: evaluate all clients. If False and clients have their own clocks, only those whose task has just
-            ended.
+def current(federation: Federation) -> dict[int | None, int]:
+    """Clients, and the matrix row of each: that of its current task, which is its last one once it has left.
 
     Returns:
         Client -> row; or None -> row if there is one matrix for all clients.
     """
     if not federation.measures_clients:
         return {None: federation.last_task}
-    last = max(federation.round - 1, 0)
-    clients = list(range(federation.data.num_clients))
-    if federation.schedule.client_clocks:
-        clients = federation.members(0) if everyone else federation.schedule.due(federation.schedule.round(last))
+    last, own_clocks = max(federation.round - 1, 0), federation.schedule.client_clocks
+    clients = federation.members(0) if own_clocks else range(federation.data.num_clients)
     return {client: federation.schedule.task_at(last, client) for client in clients}
+
+
+def due(federation: Federation, everyone: bool) -> dict[int | None, int]:
+    """Clients to evaluate after the last round, and the row that each fills, as in :func:`current`.
+
+    Args:
+        everyone: evaluate all clients. If False and clients have their own clocks, only those whose task has just
+            ended. Clients that had left before the round are not evaluated: their last row is of an earlier model.
+    """
+    rows, schedule = current(federation), federation.schedule
+    if not schedule.client_clocks:
+        return rows
+    last = max(federation.round - 1, 0)
+    clients = schedule.present(last).tolist() if everyone else schedule.due(schedule.round(last))
+    return {client: rows[client] for client in clients}
 
 
 def last_whole(federation: Federation) -> int | None:

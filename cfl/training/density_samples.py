@@ -76,7 +76,7 @@ def draw_images(client: Client, count: int) -> DrawnImages | None:
         images[:count] = drawn(federation.model.state_tensors(), count, 0, task)
         by = " by client 0's masks" if densities_differ(network) else ""
         return DrawnImages(images.unflatten(0, (lines, columns)), f"the global model{by} after task {task}")
-    at_task = {owner: row for owner, row in matrix_rows.due(federation, everyone=True).items() if owner is not None}
+    at_task = {owner: row for owner, row in matrix_rows.current(federation).items() if owner is not None}
     holding = (owner for owner, at in at_task.items() if owner in federation.members(at))
     owners = list(islice(holding, CLIENTS_AT_MOST))
     if not owners:

@@ -30,6 +30,7 @@ from support.tiny import (
     weights,
 )
 from torch.func import functional_call
+from torchmetrics.classification import MulticlassF1Score
 
 from cfl.callbacks import run_pictures
 from cfl.callbacks.metric_logging import DashboardLog
@@ -40,6 +41,7 @@ from cfl.data.round_loader import RoundLoader
 from cfl.data.schedule import BoundSchedule, RoundPlan, Schedule
 from cfl.data.sequences import FixedTasks
 from cfl.federation import matrix_rows
+from cfl.federation.federation import Federation
 from cfl.methods import (
     AGEM,
     DER,
@@ -333,19 +335,50 @@ def test_a_spread_that_no_round_is_lost_or_gained_by_is_refused(rounds: Any, spr
         assert Schedule(rounds, 2, clock_spread=one / of).bind(members, 0).client_clocks
 
 
+def validated(path: Path, measures: Any = None) -> Federation:
+    """The federation after ``validate`` of a checkpoint."""
+    data = data_of()
+    client = tiny_client(data, double(mlp))
+    trainer = tiny_trainer(data, {"measures": measures})
+    trainer.validate(client, datamodule=data, ckpt_path=path, verbose=False, weights_only=True)
+    return client.require_federation()
+
+
 def test_validate_scores_every_client_whatever_task_it_is_at(tmp_path: Path) -> None:
     """Validating amid a run, with clients at different tasks, fills each client's row of its current task."""
     data, path = data_of(), tmp_path / "middle.ckpt"
     run(data=data, callbacks=[SaveAfter(4, path)])
     tasks = {client: data.rounds.task_at(4, client) for client in range(4)}
     assert len(set(tasks.values())) > 1
-    again = data_of()
-    client = tiny_client(again, double(mlp))
-    tiny_trainer(again).validate(client, datamodule=again, ckpt_path=path, verbose=False, weights_only=True)
-    assert client.federation is not None
-    total = client.federation.accuracy.counts
+    total = validated(path).accuracy.counts
     for owner, task in tasks.items():
-        assert total[owner, task].tolist() == [len(t.test) for t in again.tasks]
+        assert total[owner, task].tolist() == [len(t.test) for t in data.tasks]
+
+
+def test_validate_keeps_the_figures_of_clients_that_have_left(tmp_path: Path) -> None:
+    """It repeats the tests of the clients that leave with the last round, and leaves what others left with as it is."""
+    data, path = data_of(), tmp_path / "end.ckpt"
+    recorded = run(data=data, callbacks=[SaveAfter(data.num_rounds - 1, path)])
+    last = data.rounds.due(data.rounds.round(data.num_rounds - 1))
+    assert 0 < len(last) < 4
+    whole = torch.load(path, weights_only=True)
+    assert torch.equal(validated(path).accuracy.sums, recorded.accuracy.sums)
+    whole["federation"]["accuracy"]["counts"][last, 2] = 0
+    torch.save(whole, path)
+    again = validated(path)
+    assert torch.equal(again.accuracy.counts, recorded.accuracy.counts)
+    assert matrix_rows.figures(again, again.accuracy) == matrix_rows.figures(recorded, recorded.accuracy)
+
+
+def test_validate_computes_no_measure_for_some_clients_only(tmp_path: Path) -> None:
+    path, measure = tmp_path / "end.ckpt", {"f1": MulticlassF1Score(6)}
+    data = data_of()
+    run(data=data, callbacks=[SaveAfter(data.num_rounds - 1, path)])
+    with pytest.raises(ConfigError, match=r"measures\.f1 = .*; valid: a measure that the run has computed: with sched"):
+        validated(path, measure)
+    measured = data_of()
+    own = run(data=measured, callbacks=[SaveAfter(data.num_rounds - 1, path)], federated={"measures": measure})
+    assert torch.equal(validated(path, measure).own_measures["f1"].sums, own.own_measures["f1"].sums)
 
 
 def test_figures_amid_a_run_are_of_all_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
