@@ -22,6 +22,7 @@ from cfl.federation.repeated_tests import RepeatedTests
 from cfl.federation.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.federation.server import Server
+from cfl.federation.state_check import check_state
 from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.metrics.base import own_key
 from cfl.metrics.measure import Measure
@@ -239,6 +240,7 @@ class Federation:
         Raises:
             ConfigError: the state has another format, from another version of the code, or is of a run with other fixed
                 weights.
+            ValueError: it holds values that no run has (:func:`cfl.federation.state_check.check_state`).
         """
         if state.get("format") != FORMAT:
             valid = f"{FORMAT}: other states of the code wrote it, and the run is to be finished or tested with these"
@@ -247,6 +249,7 @@ class Federation:
         if state.get("fixed_weights", fixed) != fixed:
             value = "a checkpoint of a run with other fixed weights: the file model.network.weights has changed since"
             raise ConfigError("ckpt_path", value, "that run's file of weights, or a new run with this one")
+        check_state(state, self.schedule.num_rounds, self.data.num_tasks, self.data.num_clients)
         self.repeated_tests.clear()
         self.round, self.seconds = state["round"], state["seconds"]
         self.curve, self.stopped = list(state["curve"]), state["stopped"]

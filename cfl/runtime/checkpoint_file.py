@@ -198,8 +198,14 @@ def _is_as_written(path: Path) -> bool:
 
 
 def _weights(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the global model and of the clients' models, flattened, by name."""
+    """The tensors of the global model, first and now, of the server's momentum and of clients' models, flattened."""
+    federation = checkpoint["federation"]
     yield from ((name, tensor.reshape(-1)) for name, tensor in checkpoint.get("state_dict", {}).items())
-    of_clients = checkpoint["federation"].get("clients", {}).get("model", {}).get("rows", {})
+    for what, tensors in (
+        ("the initial", federation.get("initial", {})),
+        ("the server's momentum of", federation.get("server", {}).get("velocity", {})),
+    ):
+        yield from ((f"{what} {name}", tensor.reshape(-1)) for name, tensor in tensors.items())
+    of_clients = federation.get("clients", {}).get("model", {}).get("rows", {})
     for dtype, rows in of_clients.items():
         yield f"clients' weights ({dtype})", rows.reshape(-1)
