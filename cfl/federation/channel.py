@@ -27,15 +27,24 @@ def payload_bytes(payload: Mapping[str, Tensor]) -> int:
 
 
 def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> dict[str, Tensor]:
-    """Weighted sums ``[...]`` of messages ``[k, ...]``, by name. A message of weight 0 is left out, even if NaN."""
+    """Weighted sums ``[...]`` of messages ``[k, ...]``, by name: float64 of integers, float32 of half precision.
+
+    A message of weight 0 is left out, even if NaN.
+    """
     sums = {}
     for name, rows in payload.items():
         factor = moved(torch.tensor(weights, dtype=torch.float32), rows.device)
-        values = rows if rows.is_floating_point() else rows.double()  # float32 is exact for integers up to 2^24 only
+        # float32 is exact for integers up to 2^24 only. A sum in bfloat16 stops growing after some hundred messages.
+        wide = torch.promote_types(rows.dtype, torch.float32) if rows.is_floating_point() else torch.float64
+        values = rows.to(wide)
         if 0.0 in weights:
             values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
         sums[name] = torch.tensordot(factor.to(values.dtype), values, dims=1)
     return sums
+
+
+def _in_own_type(sums: dict[str, Tensor], halves: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    return {name: total.to(halves.get(name, total.dtype)) for name, total in sums.items()}
 
 
 @dataclass
@@ -44,6 +53,7 @@ class _Messages:
 
     Attributes:
         form: name -> shape of every message of the sum; None before the first.
+        halves: name -> dtype of those tensors that are in half precision.
         sums: weighted sums; empty if they are sums of integers.
         weight: sum of the weights.
         senders: the clients that have sent a message.
@@ -52,6 +62,7 @@ class _Messages:
     """
 
     form: dict[str, list[int]] | None = None
+    halves: dict[str, torch.dtype] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
     weight: float = 0.0
     senders: set[int] = field(default_factory=set)
@@ -194,6 +205,7 @@ class Channel:
             came = self._add_integers(self.integers, topic, payload, weights, clients)
             unread.came.update(came)
             return [client in came for client in clients]
+        unread.halves.update({n: v.dtype for n, v in payload.items() if v.is_floating_point() and v.itemsize < 4})
         added = weighted_sums(payload, weights)
         # A sum is finite only if all its terms are, so single messages are checked only where the sum is not.
         if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):
@@ -228,24 +240,33 @@ class Channel:
     def sum(self, topic: str) -> tuple[dict[str, Tensor], float]:
         """Return a topic's weighted sum and its total weight, and empty the topic.
 
+        Sums are computed in float32 at least, and returned in the messages' floating-point type; of integers in
+        float64.
+
         Raises:
             BadUpdate: if no client sent a finite message.
             SumRefused: if too few clients are left for a sum of integers.
             RuntimeError: if one client sent messages from two processes.
         """
+        sums, weight, halves = self._read(topic)
+        return _in_own_type(sums, halves), weight
+
+    def _read(self, topic: str) -> tuple[dict[str, Tensor], float, dict[str, torch.dtype]]:
+        """A topic's weighted sum in wide types, its total weight, and the tensors in half precision with their type."""
         own = self._unread.pop(topic, _Messages())
-        known = distributed.gather((own.weight, own.senders, own.came, own.asked))
+        known = distributed.gather((own.weight, own.senders, own.came, own.asked, own.halves))
         weight = sum(weight for weight, *_ in known)
         seen: set[int] = set()
-        for _, senders, _, _ in known:
+        for _, senders, *_ in known:
             if seen & senders:
                 raise RuntimeError(
                     f"topic {topic!r}: client {min(seen & senders)} sent from two processes; extra rounds go over "
                     "context.extra_round(...) or context.own_clients(...)"
                 )
             seen |= senders
-        everyones = set().union(*(came for _, _, came, _ in known))
-        wanted = seen.union(*(asked for *_, asked in known))
+        everyones = set().union(*(came for _, _, came, _, _ in known))
+        wanted = seen.union(*(asked for *_, asked, _ in known))
+        halves = {name: dtype for *_, theirs in known for name, dtype in theirs.items()}
         if self.integers is None:
             sums = distributed.add_up(own.sums)
         elif everyones:
@@ -258,7 +279,7 @@ class Channel:
             why = why if seen else "no client has sent one"
             raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
         self.ledger.read(self._round, self._task, topic, seen, everyones, wanted)
-        return sums, weight
+        return sums, weight, halves
 
     @property
     def absent(self) -> Collection[int]:
@@ -270,9 +291,9 @@ class Channel:
         self.ledger.read(self._round, self._task, topic, (), ())
 
     def mean(self, topic: str) -> dict[str, Tensor]:
-        """Return a topic's weighted mean, and empty the topic."""
-        sums, weight = self.sum(topic)
-        return {name: total.div_(weight) for name, total in sums.items()}
+        """Return a topic's weighted mean, and empty the topic; types are as for :meth:`sum`."""
+        sums, weight, halves = self._read(topic)
+        return _in_own_type({name: total.div_(weight) for name, total in sums.items()}, halves)
 
     def uplink_individually(
         self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None = None

@@ -75,6 +75,25 @@ def test_counts_are_averaged_as_numbers() -> None:
     assert channel.mean("update")["batches"].item() == 2**40 + 1, "more than float32 can count"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_means_in_half_precision_are_rounded_once(dtype: torch.dtype) -> None:
+    """Of 1000 messages, with weights that half precision cannot hold: as the mean in float64, rounded."""
+    generator = torch.Generator().manual_seed(0)
+    rows = (0.5 + torch.randn(1000, 50, generator=generator)).to(dtype)
+    weights = [600.0 + client % 7 for client in range(1000)]
+    channel, single = Channel(), Channel()
+    for client, (row, weight) in enumerate(zip(rows, weights, strict=True)):
+        channel.uplink("update", {"w": row[None], "count": torch.tensor([client])}, [weight], [client])
+        single.uplink("update", {"w": row[None]}, [1.0], [client])
+    found, (sums, _) = channel.mean("update"), single.sum("update")
+    exact = torch.tensor(weights, dtype=torch.float64) @ rows.double() / sum(weights)
+    assert found["w"].dtype == sums["w"].dtype == dtype
+    half_a_step = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(found["w"].double(), exact, rtol=1.01 * half_a_step, atol=1e-6)
+    torch.testing.assert_close(sums["w"].double(), rows.double().sum(0), rtol=1.01 * half_a_step, atol=1e-4)
+    assert found["count"].dtype == torch.float64
+
+
 def test_complex_messages_are_refused() -> None:
     """Their imaginary parts would be in no norm, no check for NaN and no sum of integers."""
     channel, payload = Channel(individual_allowed=True), {"w": torch.zeros(1, 2, dtype=torch.complex64)}
