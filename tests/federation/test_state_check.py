@@ -16,6 +16,8 @@ from torchmetrics.classification import MulticlassF1Score
 
 from cfl.federation.federation import Federation
 from cfl.methods import ER, DPFedAvg
+from cfl.runtime.checkpoint_file import read_checkpoint
+from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import difference
 from cfl.testing.tiny_runs import everything
 
@@ -141,22 +143,23 @@ def test_the_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert tiny_cli.fit(tmp_path / "run", "--schedule.rounds_per_task", "1", *PERSONAL) == 0
     whole, path = tiny_cli.checkpoint(tmp_path / "run"), tmp_path / "run" / "forged.ckpt"
     del whole["ends_with_digest"]
-    forged = {
-        "federation.round = -1 cannot be; valid: an integer from 0 to 2": put("federation", "round", value=-1),
-        "with finite weights; the server's momentum of layers.0.bias holds NaN": put(
-            "federation", "server", "velocity", "layers.0.bias", 0, value=math.nan
-        ),
-        "with finite weights; the initial head.bias holds NaN": put(
-            "federation", "initial", "head.bias", 0, value=math.nan
-        ),
-    }
-    for said, forge in forged.items():
+
+    def forged(forge: Callable[[State], None]) -> str:
         content = copy.deepcopy(whole)
-        forge(content)
+        forge(content["federation"])
         torch.save(content, path)
-        for command in ("validate", "fit"):
-            capsys.readouterr()
-            assert tiny_cli.run(command, "--ckpt_path", str(path)) == 2
-            error = capsys.readouterr().err
-            assert f"ckpt_path = '{path}' cannot work" in error
-            assert said in error
+        return str(path)
+
+    for command in ("validate", "fit"):
+        capsys.readouterr()
+        assert tiny_cli.run(command, "--ckpt_path", forged(put("round", value=-1))) == 2
+        error = capsys.readouterr().err
+        assert f"ckpt_path = '{path}' cannot work" in error
+        assert "federation.round = -1 cannot be; valid: an integer from 0 to 2" in error
+    for place, named in {
+        ("server", "velocity", "layers.0.bias"): "the server's momentum of layers.0.bias",
+        ("initial", "head.bias"): "the initial head.bias",
+    }.items():
+        forged(put(*place, 0, value=math.nan))
+        with pytest.raises(ConfigError, match=rf"{path}.* with finite weights; {named} holds NaN"):
+            read_checkpoint(path)
