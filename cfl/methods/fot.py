@@ -44,8 +44,8 @@ class FOT(Method):
     Differs from the paper: eq 12 cannot be used as printed, see ``rank_rule``. GPSE asks the clients of the task's last
     round and leaves out the last task, as in the authors' code; the paper asks all clients (``gpse_clients: all``)
     after every task (Algorithm 1; ``last_extraction``). GPSE is an extra round as in the paper; the authors' code does
-    it in the last training round (``gpse_model: local``). Four options are not in the paper:
-    ``message: covariance``, ``project_clients``, ``capacity`` and ``importance_scale``.
+    it in the last training round (``gpse_model: local``). Five options are not in the paper:
+    ``message: covariance``, ``project_clients``, ``capacity``, ``importance_scale`` and ``protect_bias``.
 
     A layer with many more inputs than dimensions is sketched from its covariance, which is several times cheaper and
     has the same distribution (:class:`cfl.methods.components.layer_inputs.sketch.LayerSketch`).
