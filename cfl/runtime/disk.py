@@ -44,7 +44,7 @@ def not_written(path: Path, error: OSError, needed: int | None = None, name: str
     cause = error
     while isinstance(cause, NotWritten) and isinstance(cause.__cause__, OSError):
         cause = cause.__cause__
-    return NotWritten(f"{name or path} cannot be written: {why(path, cause, needed)}", needed)
+    return NotWritten(f"{name or path} cannot be written: {why(path, cause, needed)}")
 
 
 def is_of_disk(error: BaseException) -> bool:

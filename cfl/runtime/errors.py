@@ -88,16 +88,7 @@ class DamagedFile(RuntimeError):
 
 
 class NotWritten(OSError):
-    """A file could not be written; the message names file and disk, and says how much is free and needed.
-
-    Args:
-        message: the message.
-        needed: bytes that the file needs; None if unknown.
-    """
-
-    def __init__(self, message: str, needed: int | None = None) -> None:
-        super().__init__(message)
-        self.needed = needed
+    """A file could not be written; the message names file and disk, and says how much is free and needed."""
 
 
 FOR_USERS = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, SumRefused, DamagedFile, NotWritten)

@@ -94,8 +94,6 @@ class MethodCase:
             checked.
         tolerance: greatest difference between two computations in float64 that count as the same.
         rough_tolerance: the same in float32.
-        device_tolerance: the same in float64 on a GPU and on the CPU, because their kernels add up in different
-            orders.
         least_change: smallest change of a weight that counts as an effect of the method.
     """
 
@@ -115,7 +113,6 @@ class MethodCase:
     fedavg_in_first_task: bool | None = None
     tolerance: float = 1e-8
     rough_tolerance: float = 2e-3
-    device_tolerance: float = 1e-6
     least_change: float = 1e-3
     _runs: dict[tuple[Any, ...], Run] = field(default_factory=dict, repr=False, init=False)
 

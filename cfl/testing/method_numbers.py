@@ -41,23 +41,6 @@ def engines_agree(case: MethodCase) -> None:
             )
 
 
-def blocks_agree(case: MethodCase) -> None:
-    """Local steps computed in blocks, and steps that Lightning runs one by one, agree bit for bit, by either engine.
-
-    Not in :data:`NUMBERS`, because methods have no influence on it.
-    """
-    for engine in ("vmap", "workers"):
-        found, expected = (case.run(engine=engine, shares="unequal", one_by_one=one) for one in (False, True))
-        require_equal(case, "blocks", f"when Lightning runs single steps ({engine})", expected, found, 0.0)
-
-
-def devices_agree(case: MethodCase) -> None:
-    """A GPU and the CPU agree up to rounding, in float64. Not in :data:`NUMBERS`, because it needs a GPU."""
-    expected = case.run(in_double=True, shares="unequal")
-    found = case.run(in_double=True, shares="unequal", accelerator="gpu")
-    require_equal(case, "devices", "on a GPU instead of the CPU", found, expected, case.device_tolerance)
-
-
 def resumed_equals_straight(case: MethodCase) -> None:
     """A run resumed from a checkpoint ends bit for bit like an uninterrupted one.
 

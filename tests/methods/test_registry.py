@@ -32,7 +32,7 @@ from cfl.testing import PROPERTIES
 from cfl.testing.comparing import difference, distance
 from cfl.testing.method_case import MethodCase
 from cfl.testing.method_declarations import scenario_is_as_declared
-from cfl.testing.method_numbers import blocks_agree, devices_agree
+from cfl.testing.method_numbers import require_equal
 from cfl.testing.processes import Crew, processes_do_not_matter
 
 
@@ -48,7 +48,7 @@ class Entry:
         network: the network of its runs.
         data: options of the data that it needs.
         rounds: number of rounds of each task.
-        device_tolerance: see :class:`MethodCase`.
+        device_tolerance: greatest difference in float64 between a GPU and the CPU, which add up in other orders.
         process_tolerance: greatest difference between results of one process and of two.
     """
 
@@ -73,7 +73,6 @@ class Entry:
             rounds=self.rounds,
             for_densities=partial(method, **{**self.active, **layers}),
             fedavg_in_first_task=self.plain_in_first_task,
-            device_tolerance=self.device_tolerance,
         )
 
 
@@ -210,14 +209,20 @@ def test_two_processes_compute_what_one_does(name: str, crew: Crew) -> None:
 
 
 @each_method
-def test_blocks_of_local_steps_change_no_bit(name: str) -> None:
-    blocks_agree(CASES[name])
+@pytest.mark.parametrize("engine", ["vmap", "workers"])
+def test_blocks_of_local_steps_change_no_bit(name: str, engine: str) -> None:
+    case = CASES[name]
+    found, expected = (case.run(engine=engine, shares="unequal", one_by_one=one) for one in (False, True))
+    require_equal(case, "blocks", "when Lightning runs single steps", expected, found, 0.0)
 
 
 @each_method
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_it_computes_the_same_on_a_gpu(name: str) -> None:
-    devices_agree(CASES[name])
+    case = CASES[name]
+    expected = case.run(in_double=True, shares="unequal")
+    found = case.run(in_double=True, shares="unequal", accelerator="gpu")
+    require_equal(case, "devices", "on a GPU instead of the CPU", found, expected, ENTRIES[name].device_tolerance)
 
 
 @each_method
