@@ -40,7 +40,7 @@ class Accuracy(Measure):
         Figure("fgt", "FGT", "mean loss of accuracy since each task was learned, in points", "lower"),
         Figure("fgt_max", "FGT max", "the same against the best accuracy before the last task", "lower", printed=False),
         Figure("bwt", "BWT", "backward transfer in points, the negative of FGT", "higher", signed=True),
-        Figure("fwt", "FWT", "forward transfer: points known of a task before it is learned", "higher", signed=True),
+        Figure("fwt", "FWT", "forward transfer: points gained on a task before its training", "higher", signed=True),
         Figure("acc_worst_client", "worst client %", "the lowest ACC of any client", "higher", printed=False),
         Figure(
             "acc_worst_client_by_owner",

@@ -41,7 +41,7 @@ class Detection(Measure):
         Figure("map_fgt", "mAP FGT", "mean loss of mAP since each task was learned, in points", "lower"),
         Figure("map_bwt", "mAP BWT", "backward transfer in points, the negative of its FGT", "higher", signed=True),
         Figure(
-            "map_fwt", "mAP FWT", "forward transfer: points known of a task before it is learned", "higher", signed=True
+            "map_fwt", "mAP FWT", "forward transfer: points gained on a task before its training", "higher", signed=True
         ),
     )
     of_papers = ("map", "map50", "map_fgt", "map_bwt")
