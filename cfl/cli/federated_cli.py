@@ -70,7 +70,8 @@ class FederatedCLI(LightningCLI):
     """LightningCLI with the keys of a federated experiment.
 
     ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets``, ``privacy`` describe the
-    experiment; ``run``, ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` say where and how it runs.
+    experiment; ``run``, ``engine``, ``measures``, ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` say
+    where and how it runs, and what is recorded beside.
 
     Attributes:
         announced: the header's first line if it has been printed; otherwise empty.
@@ -92,16 +93,19 @@ class FederatedCLI(LightningCLI):
             choice.help = TRAINING[choice.dest]
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """Prepare a subcommand's parser as Lightning does, with this project's description of ``--ckpt_path``.
+        """Prepare a subcommand's parser as Lightning does, with this project's descriptions of two options.
 
-        Lightning's description is of keywords that do not work here. The help leaves out settings of the Trainer that
-        have one valid value."""
+        Lightning's descriptions of ``--ckpt_path`` and ``--seed_everything`` are of values that do not work here. The
+        help leaves out settings of the Trainer that have one valid value."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         parser.usage = f"cfl {subcommand} [options]"  # all of them, 130 lines, are listed below it
-        text = f"{_RESUMED[subcommand]} {ABOUT_ALLOW}"
+        described = {
+            "ckpt_path": f"{_RESUMED[subcommand]} {ABOUT_ALLOW}",
+            "seed_everything": "the run's seed, an integer from 0 to 4294967295.",
+        }
         for action in parser._actions:
-            if action.dest == "ckpt_path":
-                action.help = text
+            if action.dest in described:
+                action.help = described[action.dest]
             elif action.dest.startswith("trainer.") and action.dest.removeprefix("trainer.") in WITHOUT_CHOICE:
                 action.help = SUPPRESS
         return parser

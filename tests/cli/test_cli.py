@@ -321,6 +321,8 @@ def test_help_reads_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith("usage: cfl fit ")
     assert "--schedule.clock_spread" in said
     assert not re.search(r":[a-z]+:`", said)
+    assert "the run's seed" in said
+    assert "random seed" not in said  # Lightning's help: true for one that nobody chose, which is refused here
 
 
 # Scoring a checkpoint.
