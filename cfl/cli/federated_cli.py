@@ -96,17 +96,18 @@ class FederatedCLI(LightningCLI):
         """Prepare a subcommand's parser as Lightning does, with this project's descriptions of two options.
 
         Lightning's descriptions of ``--ckpt_path`` and ``--seed_everything`` are of values that do not work here. The
-        help leaves out settings of the Trainer that have one valid value."""
+        help leaves out what cannot be set: options with one valid value, and keys that follow from others."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         parser.usage = f"cfl {subcommand} [options]"  # all of them, 130 lines, are listed below it
         described = {
             "ckpt_path": f"{_RESUMED[subcommand]} {ABOUT_ALLOW}",
             "seed_everything": "the run's seed, an integer from 0 to 4294967295.",
         }
+        not_set = {"weights_only", *(f"trainer.{name}" for name in WITHOUT_CHOICE)}
         for action in parser._actions:
             if action.dest in described:
                 action.help = described[action.dest]
-            elif action.dest.startswith("trainer.") and action.dest.removeprefix("trainer.") in WITHOUT_CHOICE:
+            elif action.dest in not_set or action.dest.removesuffix(".help") in (*FOLLOWING, *BUILT_FROM):
                 action.help = SUPPRESS
         return parser
 
@@ -162,6 +163,8 @@ class FederatedCLI(LightningCLI):
         checkpoint, self._rounds_done = self._checkpoint()
         settings = self.settled.config
         check_profiler(settings.trainer.profiler)
+        if settings.get("weights_only") is False:
+            raise ConfigError("weights_only", False, "true: checkpoints hold tensors and plain values only")
         settings.trainer.strategy = strategy_for(**{name: settings.trainer[name] for name in DECIDE_STRATEGY})
         self._check_optimizer(settings.model.optimizer)
         self._say_kept_options(settings)

@@ -47,7 +47,9 @@ class RoundPlan:
 
 
 class Schedule:
-    """Settings of rounds, sampling and local work; :meth:`bind` makes the schedule of an experiment.
+    """Settings of rounds, sampling and local work.
+
+    :meth:`bind` makes the schedule of an experiment of them.
 
     Args:
         rounds_per_task: communication rounds of every task, or a list with one number per task.

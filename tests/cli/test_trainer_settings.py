@@ -78,6 +78,21 @@ def test_help_leaves_out_what_has_one_valid_value(capsys: pytest.CaptureFixture[
     assert listed - {"help"} == every - WITHOUT_CHOICE
 
 
+def test_code_in_checkpoints_cannot_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.fit(tmp_path / "run", "--weights_only", "false") == 2
+    assert capsys.readouterr().err.startswith("error: weights_only = False cannot work; valid: true")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_help_leaves_out_what_cannot_be_set(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.run(command, "--help") == 0
+    said = capsys.readouterr().out
+    for option in ("--weights_only", "--model.methods", "--federated.measures", "--> "):
+        assert option not in said
+    assert "--methods.help" in said
+
+
 @pytest.mark.parametrize("argument", REFUSED)
 def test_refused_before_training(argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     value, said = REFUSED[argument]
