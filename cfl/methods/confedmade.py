@@ -60,7 +60,7 @@ class CONFEDMADE(FedWeIT):
     Sends, in place of the model: up, values of the chosen entries and a bit per unit; down, values of the averaged
     entries and a bit per unit, in the first round of all of B. Between tasks as FedWeIT, but a client receives only
     entries of the knowledge base that it has not received before. Extra memory and compute as for FedWeIT, with
-    attention to all entries so far, and the masks of every local step computed once more.
+    attention to all entries so far, and the masks of every local step computed once more. Scenarios: those of FedWeIT.
 
     Args:
         sparsity: lambda_1, at least 0; paper: 1e-4.

@@ -42,7 +42,8 @@ class ER(Method):
     run (F.4: "total number of stored data among all clients"). FOT's tables use the second, ``per_task: false``.
 
     Sends: nothing beyond the model. Storage per client: at most ``memory_samples`` (in the summary) raw samples with
-    label and task. Extra compute: forward and backward of the drawn samples in every local step.
+    label and task. Extra compute: forward and backward of the drawn samples in every local step. Scenarios: task-,
+    class- and domain-incremental. Optimizers: any.
 
     Args:
         size: samples that a client keeps: of every task, or in total without ``per_task``.
@@ -57,6 +58,10 @@ class ER(Method):
         weighting: ``equal`` or ``mean``: both losses count the same (times ``weight``), as above; ``count``: every
             sample of the step counts the same, the memory's times ``weight``; ``appended``: every sample of the
             client's training set and memory counts the same, the memory's times ``weight``.
+
+    Raises:
+        ConfigError: an option is out of range, or ``per_task`` is given with ``update: step``; or, before training,
+            clients train on all earlier samples anyway.
     """
 
     _draws = "er"  # prefix of the purposes of random draws

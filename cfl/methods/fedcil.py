@@ -78,6 +78,9 @@ class FedCIL(Method):
             for which sums are enough.
         consolidation_batch_size: images of the current task per step, and as many of earlier tasks.
         consolidation_lr: Adam's learning rate at the server.
+
+    Raises:
+        ConfigError: an option is out of range; or, before training, what :meth:`setup` refuses.
     """
 
     looks_back: ClassVar[bool] = True

@@ -60,7 +60,7 @@ class FedWeIT(APD):
     units and a bit per unit, in the first round of all units. Between tasks, A up, read client by client, and down all
     A except the client's own: values with their indices, or all values if that is smaller. Extra memory per client: as
     for APD, and the knowledge base of every task, sparse. Extra compute: as for APD, and one product of attention and
-    knowledge base per step.
+    knowledge base per step. Scenarios and optimizers: those of APD.
 
     Args:
         keep: share of each layer's output units that a client sends, in (0, 1].

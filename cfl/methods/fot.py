@@ -118,7 +118,11 @@ class FOT(Method):
             (FRZ, Table 6). From the second task on neither clients nor the server's momentum move it. A normalisation
             layer behind it is still trained: the paper does not say, and behind every other layer scales and shifts are
             trained by plain averaging, too.
-        mechanism: Gaussian mechanism on the sketches (Table 6), or null for none.
+        mechanism: Gaussian mechanism on the sketches or second moments (Table 6), or null for none.
+
+    Raises:
+        ConfigError: an option is out of range, or does not go with another; or, before training, what :meth:`setup`
+            refuses.
     """
 
     looks_back: ClassVar[bool] = True

@@ -52,7 +52,7 @@ class GPM(Method):
     and layer: ``r``, rounded up to whole blocks of 32 directions, times ``d`` float32 numbers; at most about the size
     of ``sum d^2``. Extra compute per local step and layer: ``4 o d r`` operations per client while ``r`` is below about
     ``d / 2``, then ``2 o d^2``, where a plain step takes ``6 o d`` per sample; after a task one forward pass and the
-    eigenvectors of a ``min(n, d)`` sized matrix.
+    eigenvectors of a ``min(n, d)`` sized matrix. Scenarios: task-, class- and domain-incremental. Optimizers: SGD.
 
     Args:
         threshold: epsilon in (0, 1], the share of the inputs' energy that the memory has to cover: one number, or
@@ -69,6 +69,9 @@ class GPM(Method):
             normalisation layers; biases of layers that are not protected are trained.
         batch_size: samples per forward pass after a task. Changes memory and speed, and results where BatchNorm has no
             statistics.
+
+    Raises:
+        ConfigError: an option is out of range; or, before training, what :meth:`setup` refuses.
     """
 
     looks_back: ClassVar[bool] = True

@@ -28,13 +28,17 @@ class GradientCompensation(ER):
     the memory and the current task as the two groups. Its memory sizes are those of ER. Samples are chosen uniformly,
     as in ER; GLFC uses herding.
 
-    Sends: nothing beyond the model. Storage per client and extra compute: those of ER.
+    Sends: nothing beyond the model. Storage per client, extra compute, optimizers: those of ER. Scenarios: task-,
+    class- and domain-incremental.
 
     Args:
         loss: ``ce``: cross-entropy with softmax probabilities; ``bce``: GLFC's binary cross-entropy with logits, mean
             over the outputs of the sample's task, and sigmoid probabilities.
         weighting: see ER; the default is ``appended`` because GLFC appends the memory to the training set.
         options: the others of ER. A ``weight`` of 0 is federated averaging with ``loss: ce``.
+
+    Raises:
+        ConfigError: ``loss`` is another one; otherwise as :class:`ER`.
     """
 
     _draws = "glfc"

@@ -56,6 +56,9 @@ class InferringFOT(FOT):
     Args:
         directions: r; of a layer with d inputs at most ``d / 2``.
         options: those of FOT, except ``message``, ``last_extraction`` and the options of sketches.
+
+    Raises:
+        ConfigError: ``directions`` is below 1; or what FOT or, before training, :meth:`setup` refuses.
     """
 
     common_order: ClassVar[bool] = True

@@ -17,10 +17,13 @@ class PersonalLayers(Method):
     is FedPer (Arivazhagan et al., 2019, section 3). Each client is then evaluated with its own model on the tasks it
     holds. A client that has not trained yet has the initial values.
 
-    Sends nothing of its own; extra memory per client: the personal tensors.
+    Sends nothing of its own; storage per client: the personal tensors. Scenarios: all. Optimizers: any.
 
     Args:
         layers: patterns (as in file names) over the names of parameters and buffers, e.g. ``head.*``.
+
+    Raises:
+        ConfigError: before training, a pattern matches nothing, or all of them match running statistics alone.
     """
 
     scenarios = EVERY_SCENARIO

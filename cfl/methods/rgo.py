@@ -65,7 +65,8 @@ class RGO(Method):
     of the share: ``sum d^2`` numbers and one more per layer. Extra compute: ``2 o d^2`` operations per local
     step, client of the share and layer, where a plain step takes ``6 o d`` per sample; after a task a forward and a
     backward pass and about ``6 d^3`` float64 operations per layer. Biases and normalisation layers are trained by
-    plain SGD.
+    plain SGD. Scenarios: task- and domain-incremental; without ``feature_encoding`` also class-incremental. Optimizers:
+    SGD.
 
     Args:
         share: share of all clients, in [0, 1], that add a task to their ``P``.
@@ -78,6 +79,9 @@ class RGO(Method):
             and class-incremental runs; ``["*"]`` takes that, too.
         batch_size: samples per pass after a task. Changes memory and speed, and results where BatchNorm has no
             statistics.
+
+    Raises:
+        ConfigError: an option is out of range; or, before training, what :meth:`setup` refuses.
     """
 
     looks_back: ClassVar[bool] = True

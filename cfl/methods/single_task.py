@@ -36,7 +36,11 @@ class SingleTask(Method):
     Methods that begin a task with what they have kept of the last one, such as SCAFFOLD and FedCurv, are refused beside
     it. An adaptive bound of DPFedAvg goes on from task to task.
 
-    Sends nothing of its own. Extra memory per client: its personal parameters, once per learned task.
+    Sends nothing of its own. Storage per client: its personal parameters, once per learned task. Scenarios: task-,
+    class- and domain-incremental. Optimizers: any.
+
+    Raises:
+        ConfigError: before training, what :meth:`setup` refuses.
     """
 
     looks_back: ClassVar[bool] = True

@@ -9,6 +9,7 @@ import copy
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -206,6 +207,16 @@ def test_what_holds_for_every_method(name: str, prop: str) -> None:
 def test_two_processes_compute_what_one_does(name: str, crew: Crew) -> None:
     case = CASES[name]
     processes_do_not_matter(replace(case, tolerance=ENTRIES[name].process_tolerance), crew=crew)
+
+
+@each_method
+def test_its_page_says_what_it_sends_and_where_it_works(name: str) -> None:
+    """Class docstrings become the pages of the methods."""
+    said = " ".join((METHODS[name].__doc__ or "").split())
+    assert "Sends" in said
+    assert re.search(r"(storage|memory)( and compute)? (per client|as for)", said, re.IGNORECASE)
+    assert "Scenarios" in said
+    assert "Raises: ConfigError: " in said
 
 
 @each_method
