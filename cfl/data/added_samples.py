@@ -1,7 +1,8 @@
-"""Refuses added samples that engines would train on wrongly, or fail with."""
+"""Refuses added samples and extras that engines would train on wrongly, or fail with."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def check_samples(
 
     Raises:
         TypeError: a field is no tensor, or of another type or device.
-        ValueError: a field has another shape, ``y`` is no output, or padding is not finite.
+        ValueError: a field has another shape, ``y`` is no output, padding is not finite, or an extra has a gradient.
     """
     each = (len(own), *part.y.shape[1:2]) if isinstance(part.y, Tensor) else (len(own),)
     classes = num_outputs is not None
@@ -60,6 +61,7 @@ def check_samples(
         if found != shape and (shape[-1] is not ... or found[: len(each)] != each):
             wanted = str(list(shape)).replace("Ellipsis", "...")
             raise ValueError(f"{who} with {name} of shape {list(found)}, not {wanted}: y has {list(part.y.shape)}")
+    _refuse_gradients(who, part.extras)
     if own.device.type != "cpu" or not part.mask.numel():
         return
     if num_outputs is not None:
@@ -68,3 +70,33 @@ def check_samples(
             raise ValueError(f"{who} with y = {low if low < 0 else high}, not an output from 0 to {num_outputs - 1}")
     if not bool(part.mask.all()) and not bool(part.x[~part.mask].isfinite().all()):
         raise ValueError(f"{who} with NaN or infinity in x where mask is False: padding must be finite")
+
+
+def check_extras(who: str, extras: Mapping[str, Any], own: Tensor) -> None:
+    """Refuse extras of the step's own samples that do not go together with these samples.
+
+    Args:
+        who: who gives them, for messages.
+        extras: name -> tensor.
+        own: ``[K, B]``, mask of the step's own samples.
+
+    Raises:
+        TypeError: an extra is no tensor, or on another device.
+        ValueError: an extra has another shape than ``[K, B, ...]``, or a gradient.
+    """
+    for name, value in extras.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{who} extras[{name!r}] as {type(value).__name__}, not as a tensor")
+        if value.device != own.device:
+            raise TypeError(f"{who} extras[{name!r}] on {value.device}, not on {own.device}")
+        if value.shape[:2] != own.shape:
+            wanted = f"[{len(own)}, {own.shape[1]}, ...], as of every client and sample"
+            raise ValueError(f"{who} extras[{name!r}] of shape {list(value.shape)}, not {wanted}")
+    _refuse_gradients(who, extras)
+
+
+def _refuse_gradients(who: str, extras: Mapping[str, Tensor]) -> None:
+    """Refuse extras through which some engines would differentiate, and others not."""
+    for name, value in extras.items():
+        if value.requires_grad:
+            raise ValueError(f"{who} extras[{name!r}] with a gradient: extras are constants; use torch.no_grad")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from cfl.data.added_samples import check_samples
+from cfl.data.added_samples import check_extras, check_samples
 from cfl.data.cohorts import CohortBatch
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
@@ -111,7 +111,7 @@ def check_releases(who: str, found: Any) -> Mapping[str, Noise]:
 
 
 def check_added(method: Method, found: CohortBatch, given: CohortBatch) -> None:
-    """Refuse samples added to a step that engines would train on wrongly, or fail with.
+    """Refuse samples and extras added to a step that engines would train on wrongly, or fail with.
 
     Args:
         method: has returned ``found`` from ``extend_batch``.
@@ -119,8 +119,11 @@ def check_added(method: Method, found: CohortBatch, given: CohortBatch) -> None:
         given: the step as the method was given it.
 
     Raises:
-        TypeError, ValueError: naming the method; see :func:`cfl.data.added_samples.check_samples`.
+        TypeError, ValueError: naming the method; see :func:`cfl.data.added_samples.check_samples` and
+            :func:`cfl.data.added_samples.check_extras`.
     """
+    new = {name: value for name, value in found.extras.items() if value is not given.extras.get(name)}
+    check_extras(f"{method.key}.extend_batch gives", new, given.mask)
     who, context = f"{method.key}.extend_batch adds samples", method.context
     for part in found.added:
         if any(part is other for other in given.added):

@@ -164,6 +164,34 @@ def test_added_samples_that_do_not_fit_are_refused(change: Any, said: str, engin
         run(adding(change), engine, width)
 
 
+def giving(extra: Any) -> dict[str, Any]:
+    """A method that gives an extra of its step's own samples."""
+
+    def extend_batch(self: Method, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        return batch.with_extras({"z": extra(cohort, batch)})
+
+    return {"extend_batch": extend_batch}
+
+
+@every_engine
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (lambda cohort, batch: 0.5, "as float, not as a tensor"),
+        (lambda cohort, batch: batch.x.flatten(0, 1), r"of shape \[\d+, 1, 4, 4\], not \[\d, \d, \.\.\.\]"),
+        (lambda cohort, batch: torch.zeros(len(batch.x), 99), r"of shape \[\d, 99\], not \[\d, \d, \.\.\.\]"),
+        (lambda cohort, batch: torch.zeros(len(batch.x)), r"of shape \[\d\], not \[\d, \d, \.\.\.\]"),
+        (
+            lambda cohort, batch: batch.x.flatten(2) * cohort.parameters["head.bias"].sum(),
+            r"with a gradient: extras are constants; use torch\.no_grad",
+        ),
+    ],
+)
+def test_extras_that_do_not_fit_are_refused(extra: Any, said: str, engine: EngineOptions, width: int) -> None:
+    with pytest.raises(RuntimeError, match=rf"methods\.mine\.extend_batch gives extras\['z'\] {said}"):
+        run(giving(extra), engine, width)
+
+
 @every_engine
 @pytest.mark.parametrize("y", [-1, -100, 4])
 def test_padding_may_have_any_output(y: int, engine: EngineOptions, width: int) -> None:
