@@ -184,10 +184,13 @@ class Channel:
 
         Raises:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
-            ValueError: if earlier messages of the sum have other names or shapes; a mean would be wrong.
+            ValueError: if earlier messages of the sum have other names or shapes, with which a mean would be wrong; or
+                if there is not a row and a weight for each client.
             TypeError: if a tensor is complex.
         """
         form = {name: list(values.shape[1:]) for name, values in payload.items()}
+        if len(weights) != len(clients):
+            raise ValueError(f"topic {topic!r}: {len(weights)} weights for {len(clients)} clients")
         unread = self._unread[topic]
         if unread.form not in (None, form):
             raise ValueError(
@@ -322,9 +325,10 @@ class Channel:
     def _count_uplink(
         self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None
     ) -> None:
-        rows = {len(values) for values in payload.values()}
-        if rows - {len(clients)}:
-            raise ValueError(f"topic {topic!r}: {len(clients)} clients but messages with {sorted(rows)} rows")
+        for name, values in payload.items():
+            if values.shape[:1] != (len(clients),):
+                shape = f"{name} has shape {list(values.shape)}"
+                raise ValueError(f"topic {topic!r}: {shape}, not [{len(clients)}, ...], a row for each client")
         if imaginary := [name for name, values in payload.items() if values.is_complex()]:
             raise TypeError(f"topic {topic!r}: {imaginary[0]} is complex; send torch.view_as_real of it")
         if self.integers is not None:  # counted where the sum is read

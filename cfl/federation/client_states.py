@@ -68,8 +68,13 @@ class ClientStates:
         With ``keep``, clients whose entry is False keep their stored tensors.
 
         Raises:
-            ValueError: if the topic's earlier tensors had other names, shapes or dtypes.
+            ValueError: if there is not a row for each client, or if the topic's earlier tensors had other names, shapes
+                or dtypes.
         """
+        for name, values in stacked.items():
+            if values.shape[:1] != (len(clients),):
+                shape = f"{name} has shape {list(values.shape)}"
+                raise ValueError(f"clients' {topic!r}: {shape}, not [{len(clients)}, ...], a row for each client")
         layout = RowLayout.of(stacked)
         rows = layout.pack(stacked)
         if keep is not None and not all(keep):

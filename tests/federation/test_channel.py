@@ -172,8 +172,15 @@ def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("clients", [2, 4])
 def test_as_many_rows_as_clients(clients: int) -> None:
-    with pytest.raises(ValueError, match=f"{clients} clients but messages with"):
+    with pytest.raises(ValueError, match=rf"'update': .* has shape \[3.*\], not \[{clients}, \.\.\.\], a row for each"):
         Channel().uplink("update", messages(3), [1.0] * clients, list(range(clients)))
+    with pytest.raises(ValueError, match=f"'update': {clients} weights for 3 clients"):
+        Channel().uplink("update", messages(3), [1.0] * clients, [0, 1, 2])
+
+
+def test_a_message_without_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'mine': count has shape \[\], not \[1, \.\.\.\], a row for each client"):
+        Channel().uplink("mine", {"count": torch.tensor(3.0)}, [1.0], [0])
 
 
 BAD = [math.nan, math.inf, -math.inf]

@@ -59,6 +59,12 @@ def test_a_client_that_has_nothing_gets_the_default(limit: int | None) -> None:
     assert ClientStates(limit).gather("model", [3], DEFAULT)["count"].tolist() == [7]
 
 
+def test_as_many_rows_as_clients() -> None:
+    """Rows of a whole cohort, for example, when only some of its clients have finished."""
+    with pytest.raises(ValueError, match=r"'model': .* has shape \[3.*\], not \[1, \.\.\.\], a row for each client"):
+        ClientStates().scatter("model", [5], stacked([5, 2, 7]))
+
+
 def test_gathered_and_scattered_memory_is_not_shared(limit: int | None) -> None:
     """Kept tensors share no memory with what was written or read, because cohorts reuse their memory."""
     states, given = ClientStates(limit), stacked([5, 2])
