@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -59,6 +60,9 @@ from cfl.runtime.errors import ConfigError
 
 Pulls = Mapping[str, Pull]
 Factors = Mapping[str, RightFactor]
+
+COPY_IT = "change a copy, and compute with context.network in evaluation_mode"
+"""What a method is to do that changes the global model where it must not."""
 
 
 class Composition(MethodComposition):
@@ -235,10 +239,26 @@ class Composition(MethodComposition):
 
     # Rounds and tasks.
 
+    @contextmanager
+    def _leaving_the_model(self, method: Method, moment: str, instead: str = COPY_IT) -> Iterator[None]:
+        """Within the context a method must not change the global model.
+
+        Raises:
+            TypeError: it does. The message names the method, ``moment``, a changed tensor, and what to do ``instead``.
+        """
+        silent = getattr(type(method), moment) is getattr(Method, moment, None)
+        tensors = {} if silent else self._tensors()
+        before = [tensor._version for tensor in tensors.values()]
+        yield
+        if changed := [n for (n, tensor), was in zip(tensors.items(), before, strict=True) if tensor._version != was]:
+            raise TypeError(f"{method.key}.{moment} changes the global model, in {changed[0]}; {instead}")
+
     def begin_task(self, plan: RoundPlan) -> None:
         """Call the methods before a task's first round."""
         for method in self._told_of_tasks():
             method.begin_task(plan)
+            if type(method).begin_task is not Method.begin_task:
+                self._check_copies(method)
 
     def end_round(self, plan: RoundPlan) -> None:
         """Call the methods after the server has updated the global model, unless no client joined the round.
@@ -247,14 +267,11 @@ class Composition(MethodComposition):
             TypeError: a method changes the global model and does not declare it.
         """
         self._pulls, self._factors, self._multiplied = {}, {}, None
+        declared = "its class has to say moves_model_after_round = True"
         for method in self.values() if plan.clients else ():
-            silent = type(method).end_round is Method.end_round or method.moves_model_after_round
-            tensors = [] if silent else list(self._tensors().values())
-            before = [tensor._version for tensor in tensors]
-            method.end_round(task_free_plan(plan) if method.task_free else plan)
-            if [tensor._version for tensor in tensors] != before:
-                what = f"{method.key}.end_round changes the global model"
-                raise TypeError(f"{what}; its class has to say moves_model_after_round = True")
+            may = method.moves_model_after_round
+            with nullcontext() if may else self._leaving_the_model(method, "end_round", declared):
+                method.end_round(task_free_plan(plan) if method.task_free else plan)
         for finder in self.with_capability(BoundaryFinder).values() if plan.clients else ():
             if finder.rounds_of_ended is not None:
                 for method in self.with_capability(FoundTasks).values():
@@ -264,6 +281,12 @@ class Composition(MethodComposition):
         """Call the methods after a task's last round."""
         for method in self._told_of_tasks():
             method.end_task(plan)
+            if type(method).end_task is not Method.end_task:
+                self._check_copies(method)
+
+    def _check_copies(self, method: Method) -> None:
+        """Raise a TypeError if a method's state holds tensors of the global model in place of copies."""
+        declared_state.check_copies(method.key, method.state_dict(), self._tensors())
 
     def _told_of_tasks(self) -> list[Method]:
         return [method for method in self.values() if not method.task_free]
@@ -299,7 +322,8 @@ class Composition(MethodComposition):
         """Call the methods after clients have received the model, and read the pulls and factors of all their steps."""
         self._pulls, self._factors, self._multiplied = {}, {}, None
         for method in self.values():
-            method.start_clients(self.shown(method))
+            with self._leaving_the_model(method, "start_clients"):
+                method.start_clients(self.shown(method))
         for method in self.with_capability(Regularizer).values():
             cohort = self.shown(method)
             self._pulls[method] = method.pulls(cohort)
@@ -317,7 +341,8 @@ class Composition(MethodComposition):
     def finish_clients(self, positions: Sequence[int]) -> None:
         """Call the methods after clients have taken their last local step."""
         for method in self.values():
-            method.finish_clients(self.shown(method), positions)
+            with self._leaving_the_model(method, "finish_clients"):
+                method.finish_clients(self.shown(method), positions)
 
     def step_factors(self) -> list[Tensor | None]:
         """Each method's factors of the clients' learning rates.
@@ -355,15 +380,18 @@ class Composition(MethodComposition):
         """The step with the samples and extras that methods add.
 
         Raises:
-            TypeError: a method returns no step.
+            TypeError: a method returns no step or, in a cohort's first step, changes the global model.
             TypeError, ValueError: in a cohort's first step, see :func:`cfl.methods.returned_values.check_added`.
         """
         for method in self.with_capability(BatchExtension).values():
             cohort, given = self.shown(method), batch.without_tasks() if method.task_free else batch
-            found = method.extend_batch(cohort, given)
+            # A look at all tensors in every step would take a twentieth of small steps.
+            first = cohort.steps == 1
+            with self._leaving_the_model(method, "extend_batch") if first else nullcontext():
+                found = method.extend_batch(cohort, given)
             if not isinstance(found, CohortBatch):
                 raise TypeError(f"{method.key}.extend_batch gives {type(found).__name__}, not a CohortBatch")
-            if cohort.steps == 1:  # a look at all tensors in every step would take a twentieth of small steps
+            if first:
                 check_added(method, found, given)
             batch = found.with_tasks(batch) if method.task_free else found
         return batch
@@ -513,8 +541,15 @@ class Composition(MethodComposition):
                 raise ConfigError(f"methods.{name}", f"{type(method).__name__}.report", valid) from None
 
     def state_dict(self) -> dict[str, Any]:
-        """Every method's state by its name."""
-        return {name: method.state_dict() for name, method in self.items()}
+        """Every method's state by its name.
+
+        Raises:
+            TypeError: a method's state holds tensors of the global model in place of copies.
+        """
+        found, tensors = {name: method.state_dict() for name, method in self.items()}, self._tensors()
+        for name, state in found.items():
+            declared_state.check_copies(f"methods.{name}", state, tensors)
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""

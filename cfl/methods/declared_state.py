@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -84,6 +84,37 @@ def check(owner: object) -> None:
             kind = type(owner).__name__
             raise TypeError(f"{kind}.state names {attribute}, which {kind} does not have after setup") from None
     save(owner)
+
+
+def check_copies(who: str, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a state that holds tensors of the global model, whose values change with every round.
+
+    Args:
+        who: the method, for the message.
+        state: result of its ``state_dict``.
+        tensors: name -> tensor of the global model.
+
+    Raises:
+        TypeError: naming the method, the key of the state and the tensor.
+    """
+    places = {_place(tensor): name for name, tensor in tensors.items() if tensor.numel()}
+    for key, value in state.items():
+        if found := next((places[at] for at in map(_place, _tensors(value)) if at in places), None):
+            holds = f"{who}: state holds, in {key}, {found} of the global model itself"
+            raise TypeError(f"{holds}, which changes with every round; keep a copy, tensor.detach().clone()")
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.numel():
+            yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for element in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(element)
 
 
 def _is_set(value: Any) -> bool:

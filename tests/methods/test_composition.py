@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from support.tiny import fit, mlp, permuted, sgd, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl import methods as built_in
+from cfl.data.cohorts import CohortBatch
 from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
@@ -27,7 +29,9 @@ from cfl.methods.capabilities import has, leaves_other_gradients
 from cfl.methods.combinations import check_optimizer
 from cfl.methods.composition import Composition
 from cfl.methods.context import Context
+from cfl.models.evaluation import evaluation_mode
 from cfl.runtime.errors import ConfigError
+from cfl.testing.tiny_networks import norm_net
 
 CAPABILITIES = {
     name: kind
@@ -263,6 +267,8 @@ def test_who_only_looks_leaves_gradients_alone() -> None:
     assert leaves_other_gradients(Pulls())
     assert leaves_other_gradients(Multiplies())
     assert not leaves_other_gradients(looking)
+    pulling: Any = type("Pulling", (Adds, Pulls), {"kind": "look"})()
+    assert leaves_other_gradients(pulling), "it looks, but its pulls change gradients"
     assert not leaves_other_gradients(Term())
 
 
@@ -501,10 +507,73 @@ def test_a_method_that_moves_the_model_after_a_round_declares_it() -> None:
 
     data = tiny_data()
     fit(tiny_client(data, methods={"mine": Said()}), data)
-    with pytest.raises(RuntimeError, match=r"methods\.mine\.end_round changes the global model; its class"):
+    with pytest.raises(
+        RuntimeError, match=r"methods\.mine\.end_round changes the global model, in head\.bias; its class"
+    ):
         fit(tiny_client(data, methods={"mine": Silent()}), data)
     with pytest.raises(ConfigError, match="fot"):
         fit(tiny_client(data, methods={"fot": FOT(), "mine": Said()}), data)
+
+
+def _changes(kind: str) -> type[Method]:
+    """A method that changes the global model in one of its functions."""
+
+    @torch.no_grad()
+    def change(self: Method, cohort: Cohort, given: Any) -> Any:
+        self.context.state_tensors()["head.bias"].mul_(0.5)
+        return given
+
+    def start(self: Method, cohort: Cohort) -> None:
+        change(self, cohort, None)
+
+    return type("Mine", (Method,), {kind: start if kind == "start_clients" else change})
+
+
+@pytest.mark.parametrize("kind", ["start_clients", "extend_batch", "finish_clients"])
+def test_a_method_that_changes_the_global_model_while_clients_train_is_refused(kind: str) -> None:
+    data = tiny_data()
+    with pytest.raises(
+        RuntimeError, match=rf"methods\.mine\.{kind} changes the global model, in head\.bias; change a copy"
+    ):
+        fit(tiny_client(data, methods={"mine": _changes(kind)()}), data)
+
+
+def test_a_forward_pass_that_moves_running_statistics_is_refused() -> None:
+    """A teacher in training mode would put the statistics of single clients into the global model."""
+
+    class Teacher(Method):
+        training = True
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            network = self.context.network
+            with torch.no_grad(), nullcontext() if self.training else evaluation_mode(network):
+                return batch.with_extras({"z": torch.stack([network(x) for x in batch.x])})
+
+    class Right(Teacher):
+        training = False
+
+    data = tiny_data()
+    fit(tiny_client(data, norm_net, methods={"mine": Right()}), data)
+    with pytest.raises(RuntimeError, match=r"extend_batch changes the global model, in conv_norm\.\w+; .*evaluation"):
+        fit(tiny_client(data, norm_net, methods={"mine": Teacher()}), data)
+
+
+@pytest.mark.parametrize("moment", ["begin_task", "end_task", "end_round"])
+def test_a_state_that_is_the_global_model_itself_is_refused(moment: str) -> None:
+    """It would change with every round: a teacher would be the student."""
+
+    def keep(self: Any, plan: RoundPlan) -> None:
+        self.old = {"teacher": [tensor.detach() for tensor in self.context.state_tensors().values()]}
+
+    def copy(self: Any, plan: RoundPlan) -> None:
+        self.old = {"teacher": [tensor.detach().clone() for tensor in self.context.state_tensors().values()]}
+
+    for function in (keep, copy):
+        method: Any = type("Mine", (Method,), {"state": ("old",), "old": None, moment: function})()
+        data = tiny_data()
+        refused = pytest.raises((RuntimeError, TypeError), match=r"methods\.mine: state holds, in old, .* keep a copy")
+        with refused if function is keep else nullcontext():
+            fit(tiny_client(data, norm_net, methods={"mine": method}), data).state_dict()
 
 
 def test_a_setup_without_that_of_the_base_class_is_refused() -> None:
