@@ -119,7 +119,8 @@ class SampleWeights(Protocol):
     """Weights a step's samples as a function of their logits (GLFC, iCaRL).
 
     ``replaces_own_loss`` (False): True if it drops the cross-entropy of the step's own samples, which ``sample_loss``
-    replaces. ``reweighs_added_only`` (False): True if it does not change a step without added samples.
+    replaces. ``reweighs_added_only`` (False): True if it changes no step without added samples or extras; such a step
+    is then computed as in federated averaging, bit for bit.
     """
 
     def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
@@ -204,7 +205,10 @@ class GradientTransform(Protocol):
     """
 
     def adjust_gradients(self, cohort: Cohort) -> None:
-        """Change ``cohort.gradients`` (name -> ``[k, ...]``) in place."""
+        """Change ``cohort.gradients`` (name -> ``[k, ...]``) in place.
+
+        They are the gradients of the whole loss, all methods' penalties included, as the methods before have left them,
+        with the pulls and right factors of this method applied, and before clipping."""
 
 
 class LearningRateFactors(Protocol):
@@ -340,4 +344,5 @@ def keeps_state(method: object) -> bool:
 
 def leaves_other_gradients(method: Method) -> bool:
     """Whether a method may change gradients."""
-    return has(method, *CHANGING_GRADIENTS) and method.kind != "look"
+    looks = () if method.kind == "look" else (GradientTransform,)
+    return has(method, Regularizer, RightMultiplication, *looks)
