@@ -69,7 +69,10 @@ def resumed_equals_straight(case: MethodCase) -> None:
                 raise AssertionError(f"resuming: {case.who} fails when resumed {where}: {told(error)}") from error
             differs = difference(everything(resumed), everything(straight))
             if differs:
-                raise AssertionError(f"resuming: {case.who} goes on otherwise when interrupted {where}: {differs}")
+                raise AssertionError(
+                    f"resuming: {case.who} goes on otherwise when interrupted {where}: {differs}; its state has to name "
+                    "every attribute on which later rounds depend"
+                )
 
 
 def state_is_complete(case: MethodCase) -> None:

@@ -87,6 +87,16 @@ class ComputesOtherwise(Method):
                 parameter.grad.mul_(2)
 
 
+def of_the_page(name: str) -> type[Method]:
+    """A class that the page "Writing a method" prints."""
+    blocks = (ROOT / "docs" / "writing-a-method.md").read_text().split("```python\n")
+    (code,) = (block.partition("```")[0] for block in blocks if f"class {name}(" in block)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    kind: type[Method] = names[name]
+    return kind
+
+
 TOYS = (ReadsEveryStep, MixesDevices, ComputesOtherwise)
 FEDPROX = MethodCase(partial(FedProx, 0.1))
 OF_TASKS = MethodCase(TakesSamples, stream=lambda tasks: split(tasks, classes=2 * tasks, train=120), scenario="task")
@@ -115,6 +125,7 @@ SETTINGS = {
         scenario="class",
         data={"class_loss": "seen"},
     ),
+    "a state in a checkpoint": MethodCase(of_the_page("Anchor")),
     "a client that stops": MethodCase(
         partial(LearningRateDecay, factor=1e6, patience=1, threshold=0.99, floor=1e-3),
         data={"validation": 0.25},
