@@ -70,8 +70,8 @@ def resumed_equals_straight(case: MethodCase) -> None:
             differs = difference(everything(resumed), everything(straight))
             if differs:
                 raise AssertionError(
-                    f"resuming: {case.who} goes on otherwise when interrupted {where}: {differs}; its state has to name "
-                    "every attribute on which later rounds depend"
+                    f"resuming: {case.who} goes on otherwise when interrupted {where}: {differs}; its state has to "
+                    "name every attribute on which later rounds depend"
                 )
 
 
