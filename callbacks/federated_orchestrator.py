@@ -158,6 +158,7 @@ class FederatedOrchestrator(Callback):
             client.buffer,
             client.optimizer_for_its_options(clipping) if trains else None,
             self.measures,
+            self.client_weighting,
         )
 
     def _check_options_do_something(self, federation: Federation) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class Federation:
         optimizer: an optimizer with the options of the clients' optimizers, to read them from; None if nothing is
             trained.
         own_measures: name -> metric that a user wants to be computed beside the run's measure.
+        client_weighting: weight of a client's update: ``uniform`` (1) or ``samples`` (its number of training samples).
 
     Attributes:
         round: the next round to run, from 0.
@@ -83,11 +84,12 @@ class Federation:
         buffer: ReplayBuffer | None = None,
         optimizer: Optimizer | None = None,
         own_measures: Mapping[str, Metric] | None = None,
+        client_weighting: Literal["uniform", "samples"] = "uniform",
     ) -> None:
         self.model, self.network, self.clients = model, model.network, model.clients
         self.data, self.methods = data, methods
         self.server, self.channel = server, channel
-        self.optimizer = optimizer
+        self.optimizer, self.client_weighting = optimizer, client_weighting
         self.round = 0
         self.seconds = 0.0
         self.curve: list[float | None] = []

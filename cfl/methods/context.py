@@ -63,6 +63,7 @@ class Context:
         num_tasks: number T of tasks that a client learns.
         num_rounds: number of rounds of all tasks together.
         client_clocks: whether clients change tasks in different rounds.
+        client_weighting: weights of the clients' updates: ``uniform`` (each 1) or ``samples`` (``cohort.sizes``).
         local_epochs: the setting ``schedule.local_epochs``.
         batch_size: batch size of local steps.
         eval_batch_size: batch size of passes without gradients.
@@ -83,7 +84,7 @@ class Context:
         self.channel, self.clients, self.buffer = federation.channel, federation.clients, federation.buffer
         self.methods: Mapping[str, Method] = dict(federation.methods)
         self.seed, self.root = data.seed, data.root
-        self.measure = federation.measure
+        self.measure, self.client_weighting = federation.measure, federation.client_weighting
         self.scenario, self.exposure, self.class_loss = data.scenario, data.exposure, data.class_loss
         self.input_shape, self.num_outputs = data.input_shape, data.num_outputs
         self.num_clients, self.num_tasks = data.num_clients, data.num_tasks

@@ -86,7 +86,17 @@ class TaskFreeContext(_View):
     _TENSORS = frozenset({"state_tensors", "personal_state", "shared_tensors", "evaluation_statistics"})
     _ROUNDS = frozenset({"round", "finished", "num_rounds", "local_epochs", "batch_size", "eval_batch_size"})
     _SETTINGS = frozenset(
-        {"seed", "scenario", "class_loss", "measure", "exposure", "num_clients", "has_personal_models", "optimizer"}
+        {
+            "seed",
+            "scenario",
+            "class_loss",
+            "client_weighting",
+            "measure",
+            "exposure",
+            "num_clients",
+            "has_personal_models",
+            "optimizer",
+        }
     )
     _SHAPES = frozenset({"input_shape", "num_outputs", "most_trained_on"})
     _SHOWN = (

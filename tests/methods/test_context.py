@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
-from support.tiny import fit, permuted, tiny_client, tiny_data
+import torch
+from support.tiny import fit, permuted, tiny_client, tiny_data, unequal
 
 import cfl.methods
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.schedule import BoundSchedule, Schedule
+from cfl.data.schedule import BoundSchedule, RoundPlan, Schedule
+from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.federation.server import Server
 from cfl.methods import Method
@@ -110,3 +113,29 @@ def test_every_method_has_a_context_of_its_own() -> None:
     assert methods["one"].context is not methods["other"].context
     assert methods["one"].context.network is methods["other"].context.network
     assert list(methods["one"].context.methods) == ["one", "other"]
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_messages_can_be_weighted_as_updates_are(weighting: str) -> None:
+    """The mean of what a method sends with ``client_weighting``'s weights is the step of the global model."""
+
+    class Sends(Method):
+        task_free = True
+
+        def start_clients(self, cohort: Cohort) -> None:
+            self.before = {n: v.detach().clone() for n, v in cohort.global_parameters.items()}
+
+        def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+            clients = [cohort.clients[p] for p in positions]
+            by_samples = self.context.client_weighting == "samples"
+            sent = cohort.rows(positions, {n: v.detach() - self.before[n] for n, v in cohort.parameters.items()})
+            weights = [float(cohort.sizes[p]) if by_samples else 1.0 for p in positions]
+            self.context.channel.uplink(self.name, sent, weights, clients)
+
+        def end_round(self, plan: RoundPlan) -> None:
+            now = self.context.state_tensors()
+            for name, step in self.context.channel.mean(self.name).items():
+                torch.testing.assert_close(now[name].detach() - self.before[name], step, rtol=0, atol=1e-6)
+
+    data = unequal(3)
+    fit(tiny_client(data, methods={"mine": Sends()}), data, {"client_weighting": weighting})

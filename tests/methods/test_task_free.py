@@ -274,7 +274,7 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         TaskFreePlan: "clients round",
         TaskFreeCohort: "buffers clients global_parameters gradients gradients_on lr network own parameters round rows "
         "sizes steps use_outputs used_outputs used_rows",
-        TaskFreeContext: "at_server batch_size batchnorm buffer channel class_loss clients device "
+        TaskFreeContext: "at_server batch_size batchnorm buffer channel class_loss client_weighting clients device "
         "eval_batch_size evaluation_statistics everyones exposure finished frozen has_personal_models input_shape "
         "local_epochs measure methods most_trained_on network num_clients num_outputs num_rounds optimizer personal "
         "personal_state round scenario seed shared_buffers shared_parameters shared_tensors "
