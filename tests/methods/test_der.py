@@ -43,8 +43,9 @@ def test_labels_alone() -> None:
     assert_is_the_loop(replay_data(), {"der": DER(0.0, 0.6, 3)}, Settings(der=3, alpha=0.0, beta=0.6))
 
 
-def test_more_samples_than_there_are() -> None:
-    assert_is_the_loop(replay_data(), {"der": DER(1.0, 0.3, 50)}, Settings(der=50, beta=0.3), size=4)
+@pytest.mark.parametrize("size", [4, 40], ids=["full buffers", "buffers of unlike numbers"])
+def test_more_samples_than_there_are(size: int) -> None:
+    assert_is_the_loop(replay_data(), {"der": DER(1.0, 0.3, 50)}, Settings(der=50, beta=0.3), size=size)
 
 
 @pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])

@@ -13,6 +13,7 @@ from support.tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, spl
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
 from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
 from cfl.methods import DER, ER, FOT, DPFedAvg, FedWeIT, Method, PersonalLayers
@@ -33,8 +34,10 @@ class Watched(DPFedAvg):
         super().__init__(*options, **named)
         self.given: list[dict[str, Tensor]] = []
         self.sent: list[dict[str, Tensor]] = []
+        self.rounds: list[int] = []
 
     def bounded_updates(self, updates: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.rounds.append(self.context.round)
         self.given.append({name: rows.clone() for name, rows in updates.items()})
         self.sent.append({name: rows.clone() for name, rows in super().bounded_updates(updates).items()})
         return {name: rows.clone() for name, rows in self.sent[-1].items()}
@@ -71,6 +74,8 @@ def test_every_client_is_bounded_by_itself_and_the_mean_is_over_expected_clients
     layers = [[n for n in names if n.startswith(layer)] for layer in ("layers.0", "head")] if per_layer else [names]
     assert sum(map(len, layers)) == len(names)
     bound = 0.14 / math.sqrt(len(layers))
+    # A twentieth of four clients, but with two bounds as much as leaves z' within twice z = 0.3.
+    assert method._count_noise == pytest.approx(0.3 * math.sqrt(2 / 3) if per_layer else 0.2)
     total = {n: torch.zeros_like(p) for n, p in start.items()}
     clients = within = 0
     for given, sent in zip(method.given[:2], method.sent[:2], strict=True):  # cohorts of the first round
@@ -167,6 +172,28 @@ def test_rounds_that_nobody_joins_close(kind: str) -> None:
             moved = [noisy[round][name] - value for name, value in noisy[round - 1].items()]
             # Noise of standard deviation 0.1 * 0.5, divided by one expected client.
             assert float(torch.cat([m.flatten() for m in moved]).std()) == pytest.approx(0.05, rel=0.3)
+
+
+def test_sums_are_divided_by_the_clients_that_their_round_expects() -> None:
+    """Not by those that joined, nor by those of the first round: the rate is of the clients that hold the task."""
+    schedule = {**POISSON, "clients_per_round": 0.5, "cohort_width": 6}
+    data = tiny_data(num_clients=6, participation=Joining(3, 3), schedule=schedule)
+    method, watch = Watched(0.05, 0.0, quantile=0.5), Rounds()
+    run(data, {"dp": method}, callbacks=[watch])
+    assert [data.rounds.expected_clients(round) for round in (0, 6)] == [1.5, 3.0]
+    joined = set()
+    for round, messages in zip(method.rounds, method.sent, strict=True):
+        expected, count = (1.5, 3.0)[round // 6], len(messages["updates within the bound"])
+        before = watch.models[round - 1] if round else weights_of_start(data)
+        for name, rows in messages.items():
+            if name == "updates within the bound":
+                found = method.report().rows[round]["within"]
+                assert found == pytest.approx(float(rows.sum()) / expected + 0.5, rel=1e-9)
+            else:
+                moved = watch.models[round][name] - before[name]
+                torch.testing.assert_close(moved, rows.sum(0) / expected, rtol=1e-9, atol=1e-12)
+        joined.add((expected, count))
+    assert len({count for expected, count in joined if expected == 3.0}) > 1
 
 
 def test_rounds_that_nobody_joins_leave_an_adaptive_bound_at_the_median_as_it_is() -> None:

@@ -13,6 +13,7 @@ from support.close import assert_close
 from support.naive_fisher import Before, fisher_by_loop
 from support.tiny import (
     NetworkFactory,
+    Rounds,
     double,
     fit,
     five_unequal,
@@ -277,6 +278,19 @@ def test_reports() -> None:
     assert summary.pop("fisher_seconds") == sum(row["fisher_seconds"] for row in rows) > 0
     assert summary == {"client_bytes": 2 * model}
     assert federation.clients.bytes() == 5 * summary["client_bytes"]
+
+
+def test_the_reports_fisher_is_that_of_all_clients() -> None:
+    ewc, models = EWC(1.0), Rounds()
+    federation = run({"ewc": ewc}, callbacks=[models])
+    members = federation.data.members[0].tolist()
+    fishers = [
+        torch.cat([v.flatten() for v in fisher_of(federation, 0, c, models.models[1]).values()]) for c in members
+    ]
+    row = ewc.report().rows[0]
+    assert row["fisher_mean"] == pytest.approx(float(torch.cat(fishers).mean()), rel=1e-6)
+    assert row["fisher_max"] == pytest.approx(max(float(fisher.max()) for fisher in fishers), rel=1e-6)
+    assert fishers[-1].max() < row["fisher_max"]
 
 
 def test_clients_that_drop_out_of_a_tasks_last_round_are_not_in_its_row() -> None:

@@ -544,6 +544,17 @@ def test_slots_move_on_with_new_classes() -> None:
         assert (one.version, one.accuracy) == (other.version, other.accuracy)
 
 
+def test_a_task_without_a_model_of_its_own_leaves_the_previous_one() -> None:
+    proxy = ProxyServer(3)
+    for label in range(3):  # the images of every task shift the slots, and none comes after the first task's model
+        assert proxy.receive(torch.zeros(1, 1, 2, 2), torch.tensor([label]))
+        if label == 0:
+            proxy.judge(named("a"), lambda tensors: 0.5)
+    kept = proxy.old_model(True, torch.tensor([False, False, True]))
+    assert kept is not None
+    assert list(kept.tensors) == ["a"]
+
+
 class Judged(GLFC):
     """Records the accuracy that the proxy server finds for every model."""
 

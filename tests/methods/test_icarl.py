@@ -298,8 +298,9 @@ def test_classes_that_nobody_sends_keep_their_means() -> None:
     assert kept
 
 
-def test_earlier_classes_share_what_is_left_of_the_memory() -> None:
-    federation = run(ICaRL(12))
+@pytest.mark.parametrize("size", [12, 14])
+def test_earlier_classes_share_what_is_left_of_the_memory(size: int) -> None:
+    federation = run(ICaRL(size))
     for client in range(4):
         kept = federation.clients.get("icarl", client)
         assert kept is not None

@@ -101,3 +101,11 @@ def test_an_epsilon_beyond_the_proof_is_accepted_with_a_warning(caplog: pytest.L
         assert not caplog.records
         GaussianMechanism(5.0, 1e-5)
     assert "epsilon = 5" in caplog.text
+
+
+@pytest.mark.parametrize("clip", [0.25, 1.0, 4.0])
+def test_the_ledgers_noise_is_in_multiples_of_the_bound(clip: float) -> None:
+    """Privacy depends on noise over bound alone: with epsilon, delta and rule fixed, on no bound."""
+    noise = GaussianMechanism(0.5, 1e-5, clip).noise(3, "all", "")
+    assert noise.multiplier == pytest.approx(math.sqrt(2 * 11.736069016284437) / 0.5, rel=1e-12)
+    assert (noise.sensitivity, noise.parts) == (clip, 3)
