@@ -267,7 +267,7 @@ class _WatchesSums(Method):
     def setup(self, context: Context) -> None:
         super().setup(context)
         channel, sent = context._federation.channel, dict[str, set[int]]()
-        uplink, read = channel.uplink, channel.sum
+        uplink, read = channel.uplink, channel._read
 
         def noting(
             topic: str,
@@ -279,14 +279,14 @@ class _WatchesSums(Method):
             sent.setdefault(topic, set()).update(clients)
             return uplink(topic, payload, weights, clients, wire_bytes)
 
-        def reading(topic: str) -> tuple[dict[str, Tensor], float]:
+        def reading(topic: str) -> tuple[dict[str, Tensor], float, dict[str, torch.dtype]]:
             senders = len(sent.pop(topic, ()))
             if self._clients > 1 and (self._training or senders == 1):
                 self.single.append((topic, self._round, senders, self._clients))
             return read(topic)
 
-        # Replaced on the run's own channel, so that all calls are recorded: mean calls sum.
-        channel.uplink, channel.sum = noting, reading  # type: ignore[method-assign]
+        # Replaced on the run's own channel, so that all calls are recorded: sum and mean call _read.
+        channel.uplink, channel._read = noting, reading  # type: ignore[method-assign]
 
     def start_clients(self, cohort: Cohort) -> None:
         if cohort.round != self._round:
