@@ -101,7 +101,7 @@ def leaves(tree: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]
 def assert_merged(config: dict[str, Any], combination: tuple[str, ...]) -> None:
     """Require every value of the last file in ``config``, and every earlier value that no later file replaces.
 
-    Settings of the Trainer that have one valid value are left out of ``config``.
+    Settings that have one valid value are left out of ``config``.
     """
     printed = leaves(config)
     expected: dict[tuple[str, ...], Any] = {}
@@ -116,7 +116,7 @@ def assert_merged(config: dict[str, Any], combination: tuple[str, ...]) -> None:
         above = {place[:length] for place in layer for length in range(len(place))}
         expected = {place: value for place, value in expected.items() if place not in above} | layer
     for place, value in expected.items():
-        if place[0] == "trainer" and place[-1] in WITHOUT_CHOICE:
+        if place == ("weights_only",) or (place[0] == "trainer" and place[-1] in WITHOUT_CHOICE):
             assert place not in printed
         elif (*place, "class_path") in printed:
             assert printed[(*place, "class_path")] == value  # a class given by its name alone
