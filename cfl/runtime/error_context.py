@@ -11,7 +11,7 @@ from types import TracebackType
 from cfl.runtime.distributed import ProcessFailed
 from cfl.runtime.errors import FOR_USERS
 
-_NOT_THE_USERS = {"cfl", "torch", "lightning", "numpy", *sys.stdlib_module_names}
+_NOT_THE_USERS = {"cfl", "torch", "torchmetrics", "torchvision", "lightning", "numpy", *sys.stdlib_module_names}
 """Packages whose code is not the user's."""
 
 

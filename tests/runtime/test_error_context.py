@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torchmetrics.functional import accuracy
 
 from cfl.federation.channel import Channel
 from cfl.runtime.error_context import ErrorContext
@@ -34,6 +35,14 @@ def test_of_calls_into_the_program_it_names_the_last_line_of_the_users() -> None
         CONTEXT,
     ):
         Channel().uplink("mine", {"count": torch.tensor(3.0)}, [1.0], [0])
+
+
+def test_of_calls_into_torchmetrics_it_names_the_last_line_of_the_users() -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"\(test_error_context\.py, line \d+, in test_of_calls_into_torchmetrics"),
+        CONTEXT,
+    ):
+        accuracy(torch.zeros(2), torch.zeros(3, dtype=torch.int64), task="binary")
 
 
 def test_without_code_of_the_user_it_names_no_place() -> None:
