@@ -259,6 +259,15 @@ def test_merged_images_are_cut_class_by_class() -> None:
     ]
 
 
+def test_merged_samples_without_classes_are_cut_as_one_class() -> None:
+    images = torch.arange(14, dtype=torch.uint8).view(14, 1, 1, 1)
+    for labels in (torch.rand(14, 2), torch.zeros(14, 3, 5)):
+        found = merged_split([ImageSet(images[:9], labels[:9]), ImageSet(images[9:], labels[9:])], "cut")
+        assert [len(part) for part in found] == [10, 2]
+        for part in found:
+            assert torch.equal(part.labels, labels[part.images.flatten().long()])
+
+
 @pytest.mark.parametrize(
     ("option", "options"),
     [

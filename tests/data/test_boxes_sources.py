@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.tiny import tiny_data
 
-from cfl.data.sources import CocoBoxes, RecordedFrames, VocBoxes
+from cfl.data.sources import Binarised, CocoBoxes, RecordedFrames, VocBoxes
 from cfl.data.sources.boxes import DetectionSource
 from cfl.data.streams import Sequence
 from cfl.runtime.errors import ConfigError, DataFilesMissing
@@ -198,6 +199,27 @@ def test_classes_without_a_box_are_named(make: Any, tmp_path: Path, caplog: pyte
         source.load(tmp_path)
 
 
+def test_categories_may_be_named_by_numbers(tmp_path: Path) -> None:
+    known = coco(tmp_path / "set")
+    named = known.load(tmp_path)
+    for part in ("train", "val"):
+        file = tmp_path / "set" / f"{part}.json"
+        file.write_text(file.read_text().replace('"vehicle"', "1").replace('"bike"', "2").replace('"lamp"', "3"))
+    numbered = CocoBoxes(known.path, "train.json", "val.json", "images", SHAPE, ["1", "2"], most_boxes=3).load(tmp_path)
+    for one, other in zip(named, numbered, strict=True):
+        assert torch.equal(one.labels, other.labels)
+
+
+def test_samples_of_tasks_with_unlike_numbers_of_boxes_are_put_together(tmp_path: Path) -> None:
+    few = recorded(tmp_path / "set")
+    more = RecordedFrames(few.path, SHAPE, CLASSES, most_boxes=5, block=1, test_every=4)
+    data = tiny_data(Sequence([few, more]), exposure="cumulative", num_clients=1)
+    _, y, _ = data.samples_at(torch.arange(6))
+    expected = torch.cat([source.load(tmp_path)[0].labels[:, :3] for source in (few, more)])
+    assert torch.equal(y[:, :3], expected)
+    assert (y[:, 3:] == torch.tensor([-1.0, 0, 0, 0, 0])).all()
+
+
 def test_boxes_of_one_run_have_one_shape_and_one_order_of_classes(tmp_path: Path) -> None:
     """Boxes would not move with the images that ``Sequence`` pads."""
     known = recorded(tmp_path / "set")
@@ -206,8 +228,9 @@ def test_boxes_of_one_run_have_one_shape_and_one_order_of_classes(tmp_path: Path
         (SHAPE, CLASSES[::-1], "boxes with the same classes in the same order"),
     ):
         other = RecordedFrames(known.path, shape, classes)
-        with pytest.raises(ConfigError, match=rf"data\.stream\.sources = .*{said}"):
-            Sequence([known, other])
+        for sources in ([known, other], [Binarised(known), Binarised(other)]):
+            with pytest.raises(ConfigError, match=rf"data\.stream\.sources = .*{said}"):
+                Sequence(sources)
     assert Sequence([known, RecordedFrames(known.path, SHAPE, CLASSES)]).num_tasks == 2
 
 

@@ -15,7 +15,7 @@ from support.tiny import tiny_data
 
 from cfl.data.participation import Holders
 from cfl.data.partitions import Natural
-from cfl.data.sources import CsvTable, Features
+from cfl.data.sources import Binarised, CsvTable, Features
 from cfl.data.sources.csv_rows import read_rows
 from cfl.data.streams import NaturalTasks, Sequence
 from cfl.runtime.errors import ConfigError, DataFilesMissing
@@ -243,6 +243,24 @@ def test_tables_that_number_classes_or_features_differently_share_no_outputs(
             tiny_data(stream, scenario=scenario).setup("fit")
     same = Sequence([source(str(first)), source(str(first))])
     tiny_data(same, scenario="domain").setup("fit")
+
+
+def test_a_column_of_tables_of_unlike_widths_stays_one_input_where_outputs_are_shared(tmp_path: Path) -> None:
+    """Zeros on both sides of narrower rows would move a column that both tables have to another input."""
+
+    def table(name: str, columns: str) -> CsvTable:
+        lines = [[*columns, "kind"], *([*(k + place for place in range(len(columns))), k % 2] for k in range(20))]
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(lines)
+        return CsvTable(str(tmp_path / f"{name}.csv"), "kind")
+
+    first, same_inputs = table("first", "abc"), table("with d", "abcd")
+    moved, others = table("with d and e", "abcde"), table("of others", "vwxyz")
+    for stream, scenario in (([first, same_inputs], "domain"), ([first, others], "domain"), ([first, moved], "task")):
+        tiny_data(Sequence(stream), scenario=scenario).setup("fit")
+    for stream in ([first, moved], [Binarised(first), Binarised(moved)]):
+        with pytest.raises(ConfigError, match=r"'a' is column 1 in .*first and 0 in .*with d and e"):
+            tiny_data(Sequence(stream), scenario="domain").setup("fit")
 
 
 def test_a_column_says_of_which_task_a_row_is(tmp_path: Path) -> None:

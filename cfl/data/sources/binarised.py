@@ -57,7 +57,7 @@ class Binarised(Source):
         self.name = f"{'drawn' if drawn else 'binary'}-{source.name}"
         self.shape, self.num_classes = source.shape, source.num_classes
         self.mean, self.std, self.scale = (0.0,) * self.shape[0], (1.0,) * self.shape[0], 1.0
-        self.superclasses, self.targets = source.superclasses, source.targets
+        self.superclasses, self.class_names, self.targets = source.superclasses, source.class_names, source.targets
 
     @property
     def unlike_published(self) -> str:  # type: ignore[override]
@@ -74,6 +74,10 @@ class Binarised(Source):
     def names(self, root: Path) -> tuple[str, ...]:
         """As for ``source``."""
         return self.source.names(root)
+
+    def columns(self, root: Path) -> tuple[str, ...]:
+        """As for ``source``."""
+        return self.source.columns(root)
 
     def image_of_file(self, path: Path, root: Path) -> Tensor:
         """See :meth:`Source.image_of_file`."""

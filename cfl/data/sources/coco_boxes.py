@@ -64,7 +64,7 @@ class CocoBoxes(DetectionSource):
             raise DataFilesMissing(f"{file} cannot be read ({error}). {where_else(self.path)}") from error
         named: dict[Any, str] = {}
         for category in _listed(held, "categories", file):
-            named[_new(category, named, "category", file)] = entry(category, "name", str(file))
+            named[_new(category, named, "category", file)] = str(entry(category, "name", str(file)))
         found: dict[Any, Record] = {}
         for image in _listed(held, "images", file):
             name = entry(image, "file_name", str(file))

@@ -136,8 +136,8 @@ def joined(parts: Sequence[ImageSet]) -> ImageSet:
 def merged_split(parts: Sequence[ImageSet], purpose: str) -> tuple[ImageSet, ImageSet]:
     """All samples of several sets cut anew: of each class 5/7 for training and 1/7 for tests, rounded down.
 
-    The rest, which would be a validation set, is left out. Samples are drawn at random, the same in every run; both
-    parts keep the order of the whole.
+    The rest, which would be a validation set, is left out. Samples whose labels are numbers or boxes count as one
+    class. Samples are drawn at random, the same in every run; both parts keep the order of the whole.
 
     Args:
         parts: sets of the same kind, in their order.
@@ -145,8 +145,8 @@ def merged_split(parts: Sequence[ImageSet], purpose: str) -> tuple[ImageSet, Ima
     """
     whole = joined(parts)
     train, test = [], []
-    for label in whole.labels.unique().tolist():
-        own = (whole.labels == label).nonzero().squeeze(1).numpy()
+    for label in whole.groups.unique().tolist():
+        own = (whole.groups == label).nonzero().squeeze(1).numpy()
         own = own[numpy_generator(0, purpose, label).permutation(len(own))]
         for_training, for_tests = len(own) * 5 // 7, len(own) // 7
         train.append(own[:for_training])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
+import torch
 from torch.nn.functional import pad
 
 from cfl.data.sources.base import Source
@@ -53,10 +54,12 @@ class Sequence(Stream):
         """See :meth:`Stream.check_numbers`. Tables with some common columns are refused where tasks share outputs."""
         if shared_outputs:
             valid = "data sets that number them alike, or data.scenario: task, where tasks share no outputs"
-            _check_same_numbers("class", self.sources, [source.names(root) for source in self.sources], valid)
+            classes = [_numbered(source.names(root)) for source in self.sources]
+            _check_same_numbers("class", self.sources, classes, valid)
         columns = [source.columns(root) for source in self.sources]
-        valid = "tables with their columns in one order"
-        _check_same_numbers("column", self.sources, columns, valid, all_common=not shared_outputs)
+        places = [_numbered(names, _before(self.shape[2] - len(names))) for names in columns]
+        valid = "tables with the same columns in one order; zeros are put on both sides of shorter rows"
+        _check_same_numbers("column", self.sources, places, valid, all_common=not shared_outputs)
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; nothing here is drawn at random."""
@@ -66,7 +69,7 @@ class Sequence(Stream):
             train, test = enlarge(train, self.shape), enlarge(test, self.shape)
             transform = repeat_channels(source.transform(), self.shape[0])
             tasks.append(Task(source.name, train, test, source.num_classes, transform))
-        return tasks
+        return _with_equally_many_boxes(tasks) if self.targets == "boxes" else tasks
 
 
 def common_shape(sources: list[Source]) -> tuple[int, int, int]:
@@ -104,24 +107,48 @@ def _check_boxes(sources: list[Source]) -> None:
             raise ConfigError("data.stream.sources", given, valid)
 
 
+def _numbered(names: tuple[str, ...], first: int = 0) -> dict[str, int]:
+    """Name -> its number, counted from ``first``."""
+    return {name: number for number, name in enumerate(names, first)}
+
+
 def _check_same_numbers(
-    what: str, sources: list[Source], names: list[tuple[str, ...]], valid: str, all_common: bool = False
+    what: str, sources: list[Source], numbers: list[dict[str, int]], valid: str, all_common: bool = False
 ) -> None:
     """Refuse two data sets with common names, but not the same name for each number that both have.
 
     With ``all_common`` only if they have the same names.
     """
-    known = list(zip((source.name for source in sources), names, strict=True))
+    known = list(zip((source.name for source in sources), numbers, strict=True))
     for (first, own), (second, others) in combinations(known, 2):
-        unlike = [number for number, pair in enumerate(zip(own, others, strict=False)) if len({*pair}) > 1]
-        if unlike and ({*own} == {*others} if all_common else {*own} & {*others}):
-            number = unlike[0]
-            found = f"{what} {number} is {own[number]!r} in {first} and {others[number]!r} in {second}"
-            for name in own:
-                if name in others and own.index(name) != others.index(name):
-                    found = f"{name!r} is {what} {own.index(name)} in {first} and {others.index(name)} in {second}"
-                    break
-            raise ConfigError("data.stream.sources", found, valid)
+        if own.keys() != others.keys() if all_common else own.keys().isdisjoint(others):
+            continue
+        theirs = {number: name for name, number in others.items()}
+        for name, number in own.items():
+            if others.get(name, number) != number:
+                found = f"{name!r} is {what} {number} in {first} and {others[name]} in {second}"
+                raise ConfigError("data.stream.sources", found, valid)
+        for name, number in own.items():
+            if theirs.get(number, name) != name:
+                found = f"{what} {number} is {name!r} in {first} and {theirs[number]!r} in {second}"
+                raise ConfigError("data.stream.sources", found, valid)
+
+
+def _with_equally_many_boxes(tasks: list[Task]) -> list[Task]:
+    """The tasks with as many boxes for each image, so that images of several tasks can be put together."""
+    most = max(part.labels.shape[1] for task in tasks for part in (task.train, task.test))
+
+    def filled(samples: ImageSet) -> ImageSet:
+        missing = most - samples.labels.shape[1]
+        none = samples.labels.new_tensor([-1.0, 0, 0, 0, 0]).expand(len(samples), missing, 5)
+        return replace(samples, labels=torch.cat([samples.labels, none], 1)) if missing else samples
+
+    return [replace(task, train=filled(task.train), test=filled(task.test)) for task in tasks]
+
+
+def _before(difference: int) -> int:
+    """How much of a difference in size is put before an image (left, above); the rest is put behind it."""
+    return difference // 2
 
 
 def enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
@@ -130,7 +157,8 @@ def enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
     stored = images.images
     down, right = height - stored.shape[2], width - stored.shape[3]
     if down or right:
-        stored = pad(stored, (right // 2, right - right // 2, down // 2, down - down // 2))
+        left, above = _before(right), _before(down)
+        stored = pad(stored, (left, right - left, above, down - above))
     return replace(images, images=stored.expand(-1, channels, -1, -1))
 
 
