@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl.models.base import Network
+from cfl.models.base import Network, require_head
 from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
 from cfl.models.evaluation import evaluation_mode
 from cfl.models.mlp import MLP
@@ -81,8 +81,10 @@ class ACGAN(Network):
         self.generator_norm, self.bound = generator_norm, float(bound)
 
         self.trunk: Network = (MLP if classifier is None else classifier)(self.input_shape, num_outputs)
-        if isinstance(self.trunk, ACGAN):
-            raise ConfigError("model.network.classifier", "ACGAN", "a network without generator")
+        if isinstance(self.trunk, ACGAN) or self.trunk.predicts != "vector":
+            name = type(self.trunk).__name__
+            raise ConfigError("model.network.classifier", name, "a network of classes without generator")
+        require_head(self.trunk)
         # Class masks refer to the output layer by the name ``head``, so it has this name with every trunk.
         self.head = self.trunk.head
         del self.trunk.head

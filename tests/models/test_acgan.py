@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from cfl.models import ACGAN, MLP, AlexNet, ResNet18, SmallCNN, num_parameters
+from cfl.models import ACGAN, MADE, MLP, AlexNet, ResNet18, SmallCNN, num_parameters
 from cfl.models.acgan import enlarged
 from cfl.runtime.errors import ConfigError
 
@@ -160,12 +160,23 @@ def test_in_use_an_image_depends_on_its_own_noise_alone(kind: Any) -> None:
         ({"noise_dim": 0}, "noise_dim"),
         ({"bound": 0.0}, "bound"),
         ({"classifier": ACGAN}, "classifier"),
+        ({"classifier": lambda shape, _: MADE(shape, 16)}, "classifier"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ACGAN((1, 4, 4), 3, **options)
     assert caught.value.key == f"model.network.{key}"
+
+
+def test_the_critic_needs_a_linear_head() -> None:
+    class Headless(MLP):
+        def __init__(self, shape: tuple[int, int, int], outputs: int) -> None:
+            super().__init__(shape, outputs)
+            self.head = nn.Sequential(self.head)  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match=r"Headless, whose head is Sequential.*a network with self.head = nn.Linear"):
+        ACGAN((1, 4, 4), 3, Headless)
 
 
 def test_a_residual_network_with_batch_statistics_can_be_the_critic() -> None:
