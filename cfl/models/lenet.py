@@ -13,38 +13,18 @@ from cfl.models.initial_weights import variance_scaled
 from cfl.runtime.option_checks import check_choices
 
 
-class LocalResponseNorm(nn.Module):
-    """Local response normalisation as ``tf.nn.local_response_normalization`` defines it.
+def local_response_norm(x: Tensor) -> Tensor:
+    """Local response normalisation as ``tf.nn.local_response_normalization`` defines it, with FedWeIT's settings.
 
-    ``y[c] = x[c] / (bias + alpha * sum_{|j - c| <= depth_radius} x[j]^2)^beta`` over existing channels j. It is
-    ``torch.nn.LocalResponseNorm`` with ``size = 2 * depth_radius + 1`` and that layer's alpha set to ``size * alpha``.
-    The sum over channels is a 1 x 1 convolution with a band matrix here: pooling over the channel axis, torch's way,
-    takes about ten times as long on a CPU, more than the convolution before it.
-
-    Args:
-        depth_radius: neighbouring channels on each side, >= 0.
-        bias: offset, > 0.
-        alpha: factor of the sum of squares, not divided by anything.
-        beta: exponent.
+    ``y[c] = x[c] / (1 + 0.001 / 9 * sum_{|j - c| <= 4} x[j]^2)^0.75`` over existing channels j, for maps
+    ``[B, C, H, W]``. It is ``torch.nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1)``. The sum over channels is a
+    1 x 1 convolution with a band matrix here: pooling over the channel axis, torch's way, takes about ten times as long
+    on a CPU, more than the convolution before it.
     """
-
-    def __init__(self, depth_radius: int, bias: float, alpha: float, beta: float) -> None:
-        super().__init__()
-        self.depth_radius, self.bias, self.alpha, self.beta = depth_radius, bias, alpha, beta
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, C, H, W]`` to ``[B, C, H, W]``."""
-        channel = torch.arange(x.shape[1], device=x.device)
-        near = ((channel[:, None] - channel).abs() <= self.depth_radius).to(x.dtype)
-        divisor = conv2d(x.square(), self.alpha * near[:, :, None, None], x.new_full(channel.shape, self.bias))
-        if self.beta != 0.75:
-            return x * divisor**-self.beta
-        root = divisor.rsqrt()
-        return x * (root * root.sqrt())  # several times as fast as a power
-
-    def extra_repr(self) -> str:
-        """The settings, for ``print(network)``."""
-        return f"depth_radius={self.depth_radius}, bias={self.bias}, alpha={self.alpha}, beta={self.beta}"
+    channel = torch.arange(x.shape[1], device=x.device)
+    near = ((channel[:, None] - channel).abs() <= 4).to(x.dtype)
+    root = conv2d(x.square(), 0.001 / 9 * near[:, :, None, None], x.new_ones(channel.shape)).rsqrt()
+    return x * (root * root.sqrt())  # several times as fast as a power
 
 
 def same_max_pool2d(x: Tensor) -> Tensor:
@@ -86,7 +66,6 @@ class LeNet(Network):
         channels, height, width = self.input_shape
         self.conv1 = nn.Conv2d(channels, 20, 5, padding=2)
         self.conv2 = nn.Conv2d(20, 50, 5, padding=2)
-        self.response_norm = LocalResponseNorm(depth_radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75)
         self.fc1 = nn.Linear(50 * -(-height // 4) * -(-width // 4), 800)
         self.fc2 = nn.Linear(800, 500)
         self.head = nn.Linear(500, num_outputs)
@@ -98,5 +77,5 @@ class LeNet(Network):
     def features(self, x: Tensor) -> Tensor:
         """Images ``[B, C, H, W]`` to the second wide layer ``[B, 500]``."""
         for conv in (self.conv1, self.conv2):
-            x = same_max_pool2d(self.response_norm(relu(conv(x))))
+            x = same_max_pool2d(local_response_norm(relu(conv(x))))
         return relu(self.fc2(relu(self.fc1(x.flatten(1)))))
