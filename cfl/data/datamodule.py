@@ -257,7 +257,7 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         require_memory("schedule.local_epochs", epochs, needed, "fewer")
         if not self._warned and not distributed.rank():
             self._warned = True
-            for sentence in to_warn_of(self, self.input_shape):
+            for sentence in to_warn_of(self):
                 warnings.warn(sentence, stacklevel=2)
 
     # Lightning's loaders.

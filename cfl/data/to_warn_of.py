@@ -11,16 +11,12 @@ _USUAL_CHANNELS = 4
 """Most channels that images usually have."""
 
 
-def to_warn_of(data: ClientDataAssignment, input_shape: tuple[int, int, int]) -> list[str]:
+def to_warn_of(data: ClientDataAssignment) -> list[str]:
     """Return warnings about idle clients, unreached tasks, owners of samples that are ignored or do not take part, and
     swapped axes of images.
 
     Idle clients may be intended, to leave their samples out. Unreached tasks are evaluated, but not trained. Owners of
     samples are ignored by all partitions except ``Natural``. Axes are probably swapped if images have many channels.
-
-    Args:
-        data: the samples of clients.
-        input_shape: ``(C, H, W)`` of one image.
     """
     found = []
     idle = np.setdiff1d(np.arange(data.num_clients), np.concatenate(data.members)).tolist()
@@ -42,7 +38,7 @@ def to_warn_of(data: ClientDataAssignment, input_shape: tuple[int, int, int]) ->
     tested = (task.test.clients for task in data.tasks if data.partition.by_owner)
     if any(of is not None and bool(((of < 0) | (of >= data.num_clients)).any()) for of in tested):
         found.append("some test samples are of clients without training samples; no accuracy of a client counts them")
-    channels, height, width = input_shape
+    channels, height, width = data.stream.shape
     if channels > _USUAL_CHANNELS >= min(height, width):
         read = f"images are read as {channels} channels of {height} x {width} pixels"
         found.append(f"{read}: if that is not meant, their axes are in another order than the data set expects")

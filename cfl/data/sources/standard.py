@@ -150,8 +150,6 @@ class StandardSource(Source):
                 f"not {list(self.shape)}{others}"
             )
         if self.targets != "classes":
-            if not bool(read.labels.isfinite().all()):
-                raise DataFilesMissing(f"{self.name}: the {part} labels hold NaN or infinity, or too large a number")
             return
         lowest, highest = int(read.labels.min()), int(read.labels.max())
         if lowest < 0 or highest >= self.num_classes:
