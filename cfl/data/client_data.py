@@ -71,30 +71,6 @@ class ClientDataAssignment:
         check_stream(stream)
         needed = _BYTES_PER_CLIENT * num_clients * stream.num_tasks
         require_memory("data.num_clients", num_clients, needed, "fewer clients")
-        check_choices("data", EXPOSURES, exposure=exposure)
-        if portion is not None and exposure in STREAMING:
-            check_numbers("data", "(0, inf)", portion=portion)
-        elif portion is not None and (exposure != "asynchronous" or not isinstance(portion, int) or portion < 1):
-            valid = "a whole number of samples with data.exposure: asynchronous, seconds with streaming, else null"
-            raise ConfigError("data.portion", portion, valid)
-        if sequences is not None and exposure in OWN_PACE:
-            raise ConfigError("data.exposure", exposure, "another exposure with data.sequences")
-        if schedule.clock_spread and exposure not in ONE_AT_A_TIME:
-            raise ConfigError("data.exposure", exposure, f"{' or '.join(ONE_AT_A_TIME)} with schedule.clock_spread")
-        if sequences is not None and not repartition:
-            raise ConfigError("data.repartition", repartition, "true with data.sequences")
-        shares_samples = sequences is not None and sequences.split == "whole"
-        if shares_samples and not isinstance(partition, IID):
-            valid = "IID with data.sequences.split: whole, under which clients have all samples of their tasks"
-            raise ConfigError("data.partition", partition.name, valid)
-        check_numbers("data", "[0, 1)", validation=validation)
-        if shares_samples and validation:
-            valid = "0 with data.sequences.split: whole, under which others train on what a client would set aside"
-            raise ConfigError("data.validation", validation, valid)
-        own_pace = bool(schedule.clock_spread) or exposure in OWN_PACE
-        if own_pace and participation.min_samples:
-            valid = f"another one with schedule.clock_spread or data.exposure: {' or '.join(OWN_PACE)}"
-            raise ConfigError("data.participation", participation.name, valid)
         self._given = self.stream = stream
         self.schedule = schedule
         self.partition = partition
@@ -107,6 +83,7 @@ class ClientDataAssignment:
         self.validation = validation
         self.root = root
         self.seed = seed
+        self._refuse_contradictions()
         self._drawn: np.ndarray | None = None
         """``[C, T]`` int64, the given stream's number of each client's t-th task; None unless outputs go by place."""
         if sequences is not None and sequences.outputs == "place":
@@ -115,6 +92,33 @@ class ClientDataAssignment:
         elif sequences is not None and sequences.length > stream.num_tasks:
             _ = self.order  # raises ConfigError before anything is built for so many tasks
         self._exposed: tuple[int, Mapping[int, np.ndarray]] | None = None
+
+    def _refuse_contradictions(self) -> None:
+        """Refuse an unknown exposure, and settings that do not go together with it or with sequences."""
+        exposure, portion, sequences = self.exposure, self.portion, self.sequences
+        check_choices("data", EXPOSURES, exposure=exposure)
+        if portion is not None and exposure in STREAMING:
+            check_numbers("data", "(0, inf)", portion=portion)
+        elif portion is not None and (exposure != "asynchronous" or not isinstance(portion, int) or portion < 1):
+            valid = "a whole number of samples with data.exposure: asynchronous, seconds with streaming, else null"
+            raise ConfigError("data.portion", portion, valid)
+        if sequences is not None and exposure in OWN_PACE:
+            raise ConfigError("data.exposure", exposure, "another exposure with data.sequences")
+        if self.schedule.clock_spread and exposure not in ONE_AT_A_TIME:
+            raise ConfigError("data.exposure", exposure, f"{' or '.join(ONE_AT_A_TIME)} with schedule.clock_spread")
+        if sequences is not None and not self.repartition:
+            raise ConfigError("data.repartition", self.repartition, "true with data.sequences")
+        shares_samples = sequences is not None and sequences.split == "whole"
+        if shares_samples and not isinstance(self.partition, IID):
+            valid = "IID with data.sequences.split: whole, under which clients have all samples of their tasks"
+            raise ConfigError("data.partition", self.partition.name, valid)
+        check_numbers("data", "[0, 1)", validation=self.validation)
+        if shares_samples and self.validation:
+            valid = "0 with data.sequences.split: whole, under which others train on what a client would set aside"
+            raise ConfigError("data.validation", self.validation, valid)
+        if self.participation.min_samples and (self.schedule.clock_spread or exposure in OWN_PACE):
+            valid = f"another one with schedule.clock_spread or data.exposure: {' or '.join(OWN_PACE)}"
+            raise ConfigError("data.participation", self.participation.name, valid)
 
     @property
     def num_tasks(self) -> int:

@@ -58,8 +58,6 @@ class GlobalIndex:
 
     def _starts(self, device: torch.device) -> Tensor:
         """:attr:`starts` on ``device``; copied to an accelerator once."""
-        if device.type == "cpu":
-            return torch.from_numpy(self.starts)
         if device not in self._starts_on:
             self._starts_on[device] = torch.from_numpy(self.starts).to(device)
         return self._starts_on[device]

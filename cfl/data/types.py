@@ -44,8 +44,8 @@ class ImageSet:
             raise TypeError(
                 f"labels must be int64 [N={count}], float32 [N={count}, D] or [N={count}, M, 5], got {found}"
             )
-        told = (("clients", torch.int64), ("seconds", torch.float64), ("tasks", torch.int64))
-        for name, held, dtype in ((name, getattr(self, name), dtype) for name, dtype in told):
+        for name, dtype in (("clients", torch.int64), ("seconds", torch.float64), ("tasks", torch.int64)):
+            held = getattr(self, name)
             if held is not None and (held.dtype, held.shape) != (dtype, self.labels.shape[:1]):
                 wanted = f"{str(dtype).removeprefix('torch.')} [N={len(self.images)}]"
                 raise TypeError(f"{name} must be {wanted}, got {held.dtype} {list(held.shape)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +64,16 @@ def _damaged(path: Path, reason: object, layout: Layout) -> DataFilesMissing:
     return DataFilesMissing(f"{path} cannot be used: {reason}. Expected: {layout.about}.")
 
 
+@contextmanager
+def _opened(path: Path, layout: Layout) -> Iterator[NpzFile]:
+    """As :func:`opened_npz`; what is wrong with the file is raised as DataFilesMissing."""
+    try:
+        with opened_npz(path) as file:
+            yield file
+    except ValueError as error:
+        raise _damaged(path, error, layout) from error
+
+
 def _claims(file: NpzFile, layout: Layout) -> dict[str, Claim]:
     """Return the headers of all four arrays after checking that they fit together."""
     if lacking := sorted(set(layout.keys) - set(file.keys)):
@@ -97,11 +108,8 @@ def stored_shape(path: Path, layout: Layout) -> tuple[int, ...]:
     Raises:
         DataFilesMissing: the file does not have the layout.
     """
-    try:
-        with opened_npz(path) as file:
-            return _claims(file, layout)[f"train_{layout.kind}"].shape
-    except ValueError as error:
-        raise _damaged(path, error, layout) from error
+    with _opened(path, layout) as file:
+        return _claims(file, layout)[f"train_{layout.kind}"].shape
 
 
 def stored_num_classes(path: Path, layout: Layout) -> int:
@@ -110,14 +118,11 @@ def stored_num_classes(path: Path, layout: Layout) -> int:
     Raises:
         DataFilesMissing: the file does not have the layout, or a label in between has no training sample.
     """
-    try:
-        with opened_npz(path) as file:
-            found = _claims(file, layout)
-            if layout.numbers:
-                return _width(found["train_labels"].shape)
-            train, test = (checked_labels(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS)
-    except ValueError as error:
-        raise _damaged(path, error, layout) from error
+    with _opened(path, layout) as file:
+        found = _claims(file, layout)
+        if layout.numbers:
+            return _width(found["train_labels"].shape)
+        train, test = (checked_labels(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS)
     return count_classes(path, train, test, layout)
 
 
@@ -148,18 +153,15 @@ def read_arrays(path: Path, layout: Layout, convert: Callable[[NDArray[Any]], Te
     Raises:
         DataFilesMissing: the file does not have the layout.
     """
-    try:
-        with opened_npz(path) as file:
-            _claims(file, layout)
-            checked = checked_numbers if layout.numbers else checked_labels
-            labels = {part: checked(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS}
-            owners = [
-                _client_numbers(file.read(key), key, len(labels[part])) if key in file.keys else (None, ())
-                for part, key in CLIENTS.items()
-            ]
-            samples = [convert(file.read(f"{part}_{layout.kind}")) for part in _PARTS]
-    except ValueError as error:
-        raise _damaged(path, error, layout) from error
+    with _opened(path, layout) as file:
+        _claims(file, layout)
+        checked = checked_numbers if layout.numbers else checked_labels
+        labels = {part: checked(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS}
+        owners = [
+            _client_numbers(file.read(key), key, len(labels[part])) if key in file.keys else (None, ())
+            for part, key in CLIENTS.items()
+        ]
+        samples = [convert(file.read(f"{part}_{layout.kind}")) for part in _PARTS]
     train, test = (
         ImageSet(of_part, torch.from_numpy(labels[part]), clients, client_names=names)
         for part, of_part, (clients, names) in zip(_PARTS, samples, owners, strict=True)
@@ -202,11 +204,8 @@ def stored_names(path: Path, layout: Layout, num_classes: int) -> tuple[str, ...
     Raises:
         DataFilesMissing: the file cannot be read, or ``class_names`` are not ``num_classes`` texts.
     """
-    try:
-        with opened_npz(path) as file:
-            found = file.read(NAMES) if NAMES in file.keys else None
-    except ValueError as error:
-        raise _damaged(path, error, layout) from error
+    with _opened(path, layout) as file:
+        found = file.read(NAMES) if NAMES in file.keys else None
     if found is None:
         return ()
     if found.shape != (num_classes,) or found.dtype.kind != "U":

@@ -239,8 +239,7 @@ def _classes(texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
     names = sorted(set(texts))
     if all(len(name) <= _WHOLE_NUMBERS and name.removeprefix("-").isdecimal() for name in names):
         names.sort(key=int)
-    places = {name: place for place, name in enumerate(names)}
-    return torch.tensor([places[text] for text in texts], dtype=torch.int64), tuple(names)
+    return _numbered(texts, names)
 
 
 def _clients(texts: Sequence[str], rows: NDArray[np.int64]) -> tuple[Tensor, tuple[str, ...]]:
@@ -249,9 +248,12 @@ def _clients(texts: Sequence[str], rows: NDArray[np.int64]) -> tuple[Tensor, tup
     No array of texts is made, because all its entries would take as much memory as the longest one.
     """
     own = [texts[row] for row in rows.tolist()]
-    names = sorted(set(own))
+    return _numbered(own, sorted(set(own)))
+
+
+def _numbered(texts: Sequence[str], names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
     places = {name: place for place, name in enumerate(names)}
-    return torch.tensor([places[name] for name in own], dtype=torch.int64), tuple(names)
+    return torch.tensor([places[text] for text in texts], dtype=torch.int64), tuple(names)
 
 
 def _numbers(texts: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:

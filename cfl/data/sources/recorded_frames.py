@@ -84,12 +84,12 @@ class RecordedFrames(DetectionSource):
         for town in self.towns or sorted(frames):
             numbers = sorted(frames[town])
             seconds = [lasting / self.rate for lasting in _lasting(numbers)]
-            began = 0.0
+            began, whole = 0.0, sum(seconds)
             for place, number in enumerate(numbers):
                 record = frames[town][number]._replace(seconds=seconds[place])
                 held_out = place // self.block % self.test_every == self.test_every - 1
                 if self.drivers is not None and not held_out:
-                    stretch = int(began / sum(seconds) * len(self.drivers) + 1e-9)
+                    stretch = int(began / whole * len(self.drivers) + 1e-9)
                     record = record._replace(client=self.drivers[stretch])
                 (test if held_out else train).append(record)
                 began += seconds[place]
