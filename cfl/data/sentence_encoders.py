@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, reason
 from cfl.runtime.extras import install
 
 WORDLLAMA_SIZES = (256, 128, 64)
@@ -69,14 +69,17 @@ class SentenceTransformersFolder:
         folder: folder of the model. Its name becomes the encoder's name, the SHA-256 of its files part of the version.
 
     Raises:
-        ConfigError: there is no such folder, or the package is not installed.
+        ConfigError: there is no such folder, the package cannot load it, or is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise ConfigError("--encoder", str(folder), _valid())
         package = _package("sentence_transformers", str(folder), "pip install sentence-transformers")
-        self._model = package.SentenceTransformer(str(folder.resolve()), local_files_only=True)
+        try:
+            self._model = package.SentenceTransformer(str(folder.resolve()), local_files_only=True)
+        except Exception as error:  # of many classes
+            raise ConfigError("--encoder", str(folder), f"{_valid()} ({reason(error)})") from error
         self.name = folder.resolve().name
         self.version = f"{importlib.metadata.version('sentence-transformers')}, files {_sha256(folder)}"
 

@@ -222,6 +222,17 @@ def test_a_folder_of_sentence_transformers(tmp_path: Path, asked: dict[str, Any]
     assert encoder(["a", "b"]).dtype == np.float32
 
 
+def test_a_folder_without_a_model_is_refused(
+    tmp_path: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ValueError("unrecognised\nmodel")
+
+    monkeypatch.setattr(sys.modules["sentence_transformers"], "SentenceTransformer", fails)
+    with pytest.raises(ConfigError, match=r"--encoder = .* sentence-transformers \(unrecognised model\)"):
+        sentence_encoder(str(tmp_path))
+
+
 def test_another_model_of_the_same_name_is_another_version(tmp_path: Path, asked: dict[str, Any]) -> None:
     """The version depends on the model's files, so that features of a fine-tuned model do not pass for its own."""
     for place in ("here", "there"):
