@@ -59,6 +59,14 @@ def test_images_and_labels_are_the_data_sets(form: str) -> None:
     check_source(source)
 
 
+@pytest.mark.parametrize("form", ["array", "tensor", "float"])
+def test_arrays_have_the_channels_first_or_last(form: str) -> None:
+    source = FromDataset(Pairs(True, form), Pairs(False, form))
+    images = source.load(Path())[0].images
+    for stored in (images, images.permute(0, 2, 3, 1)):
+        assert torch.equal(source.images_of_array(stored.numpy(), Path()), images)
+
+
 def test_floating_point_images_are_network_input_where_nothing_else_is_said() -> None:
     source = FromDataset(Pairs(True, "float"), Pairs(False, "float"), max_train=8)
     train, _ = source.load(Path())
@@ -139,6 +147,13 @@ class Named(Pairs):
         return super().__getitem__(index)[0], "ant"
 
 
+class ChannelsFirst(Pairs):
+    """A data set of arrays that have the channels where tensors have them."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.held.images[index].numpy(), 0
+
+
 class Keyed(Pairs):
     """A data set whose samples are mappings."""
 
@@ -153,6 +168,7 @@ class Keyed(Pairs):
         (Broken, DataFilesMissing, r"Broken\[2\] cannot be used: the disk is gone"),
         (Noisy, ConfigError, r"Noisy, whose sample 0 is another one when it is read again.*without random transforms"),
         (Unequal, DataFilesMissing, r"train\[5\] is torch\.uint8 \[3, 4, 5\], the first training image"),
+        (ChannelsFirst, DataFilesMissing, r"ChannelsFirst\[0\] .*its image is an array \[3, 4, 4\], not \[H, W, C\]"),
         (Keyed, DataFilesMissing, r"Keyed\[0\] cannot be used: it is a dict, not a pair \(image, label\)"),
         (Named, DataFilesMissing, r"Named\[0\] cannot be used: its label is 'ant', not an integer from 0"),
     ],

@@ -158,8 +158,8 @@ class FromDataset(StandardSource):
         return self._like_the_first(found, str(path))
 
     def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
-        """See :meth:`Source.images_of_array`; rows are images as for the class."""
-        found = [_image(row) for row in stored]
+        """See :meth:`Source.images_of_array`; rows are images as for the class, or ``[C, H, W]``."""
+        found = [_image(torch.from_numpy(np.array(row)) if row.shape == self.shape else row) for row in stored]
         if any(image.shape != self.shape or image.dtype != self._dtype for image in found):
             expected = f"images that become {self._dtype} {list(self.shape)}"
             raise ValueError(f"it is {stored.dtype} {list(stored.shape)}, not {expected}")
@@ -222,6 +222,8 @@ def _image(image: Any) -> Tensor:
             raise ValueError(f"its picture has Pillow's mode {image.mode}, not {' or '.join(MODES.values())}")
         return pixels_of(image)
     if isinstance(image, np.ndarray):
+        if image.ndim == 3 and image.shape[0] in MODES and image.shape[2] not in MODES:
+            raise ValueError(f"its image is an array {list(image.shape)}, not [H, W, C]; tensors are [C, H, W]")
         stored = torch.from_numpy(np.array(image.transpose(2, 0, 1) if image.ndim == 3 else image, order="C"))
     elif isinstance(image, Tensor):
         stored = image
