@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.functional import pad
 from cfl.data.sources.base import Source
 from cfl.data.sources.loading import check_announced, load_checked
 from cfl.data.streams.base import Stream
+from cfl.data.streams.same_numbers import check_same_numbers, numbered
 from cfl.data.types import ImageSet, PixelTransform, Task
 from cfl.runtime.errors import ConfigError
 
@@ -54,12 +54,12 @@ class Sequence(Stream):
         """See :meth:`Stream.check_numbers`. Tables with some common columns are refused where tasks share outputs."""
         if shared_outputs:
             valid = "data sets that number them alike, or data.scenario: task, where tasks share no outputs"
-            classes = [_numbered(source.names(root)) for source in self.sources]
-            _check_same_numbers("class", self.sources, classes, valid)
+            classes = [numbered(source.names(root)) for source in self.sources]
+            check_same_numbers("class", self.sources, classes, valid)
         columns = [source.columns(root) for source in self.sources]
-        places = [_numbered(names, _before(self.shape[2] - len(names))) for names in columns]
+        places = [numbered(names, _before(self.shape[2] - len(names))) for names in columns]
         valid = "tables with the same columns in one order; zeros are put on both sides of shorter rows"
-        _check_same_numbers("column", self.sources, places, valid, all_common=not shared_outputs)
+        check_same_numbers("column", self.sources, places, valid, all_common=not shared_outputs)
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; nothing here is drawn at random."""
@@ -105,33 +105,6 @@ def _check_boxes(sources: list[Source]) -> None:
         if len({*values}) > 1:
             given = [f"{s.name}: {what} {list(v or ())}" for s, v in zip(boxes, values, strict=True)]
             raise ConfigError("data.stream.sources", given, valid)
-
-
-def _numbered(names: tuple[str, ...], first: int = 0) -> dict[str, int]:
-    """Name -> its number, counted from ``first``."""
-    return {name: number for number, name in enumerate(names, first)}
-
-
-def _check_same_numbers(
-    what: str, sources: list[Source], numbers: list[dict[str, int]], valid: str, all_common: bool = False
-) -> None:
-    """Refuse two data sets with common names, but not the same name for each number that both have.
-
-    With ``all_common`` only if they have the same names.
-    """
-    known = list(zip((source.name for source in sources), numbers, strict=True))
-    for (first, own), (second, others) in combinations(known, 2):
-        if own.keys() != others.keys() if all_common else own.keys().isdisjoint(others):
-            continue
-        theirs = {number: name for name, number in others.items()}
-        for name, number in own.items():
-            if others.get(name, number) != number:
-                found = f"{name!r} is {what} {number} in {first} and {others[name]} in {second}"
-                raise ConfigError("data.stream.sources", found, valid)
-        for name, number in own.items():
-            if theirs.get(number, name) != name:
-                found = f"{what} {number} is {name!r} in {first} and {theirs[number]!r} in {second}"
-                raise ConfigError("data.stream.sources", found, valid)
 
 
 def _with_equally_many_boxes(tasks: list[Task]) -> list[Task]:
