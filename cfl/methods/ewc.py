@@ -124,13 +124,12 @@ class EWC(Method):
         optimizer = context.optimizer
         if self.limit is not None and optimizer is not None and not isinstance(optimizer, SGD):
             valid = f"null while the optimizer is {type(optimizer).__name__}, whose steps it does not bound"
-            raise ConfigError("methods.ewc.limit", self.limit, valid)
+            raise ConfigError(f"{self.key}.limit", self.limit, valid)
         self.refuse_twins(EWC, "one EWC; its strength is the sum of theirs")
         parameters = [name for name, _ in context.network.named_parameters()]
         self._names = [name for name in parameters if name not in context.frozen]
-        check_fisher(
-            self.fisher, context.network, "methods.ewc.fisher", context.measure, context.input_shape, self._names
-        )
+        key = f"{self.key}.fisher"
+        check_fisher(self.fisher, context.network, key, context.measure, context.input_shape, self._names)
         self._remembered = NewestTwo(context, "ewc")
 
     # Local steps.

@@ -145,15 +145,14 @@ class FedCurv(Method):
         self._lr = float(optimizer.param_groups[0]["lr"]) if isinstance(optimizer, SGD) else None
         if self._lr is None and optimizer is not None and self.on_unstable != "warn":
             valid = f"warn while the optimizer is {type(optimizer).__name__}"
-            raise ConfigError("methods.fedcurv.on_unstable", self.on_unstable, valid)
+            raise ConfigError(f"{self.key}.on_unstable", self.on_unstable, valid)
         self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
         self._names = context.shared_parameters
-        check_fisher(
-            self.fisher, context.network, "methods.fedcurv.fisher", context.measure, context.input_shape, self._names
-        )
+        key = f"{self.key}.fisher"
+        check_fisher(self.fisher, context.network, key, context.measure, context.input_shape, self._names)
         if self.strength > 0 and not self._names:
             valid = "0 where all parameters stay on their client: clients share no parameters"
-            raise ConfigError("methods.fedcurv.strength", self.strength, valid)
+            raise ConfigError(f"{self.key}.strength", self.strength, valid)
         exposure = context.exposure
         if exposure not in ONE_AT_A_TIME:
             valid = "sequential or unannounced while FedCurv takes the Fisher of a task's samples"
@@ -304,14 +303,15 @@ class FedCurv(Method):
         found = f"2 strength lr max(u) = {2 * self.strength * self._lr * u_max:.3g} after round {plan.round}"
         if self.on_unstable == "stop":
             raise ConfigError(
-                "methods.fedcurv.strength",
+                f"{self.key}.strength",
                 self.strength,
                 f"in a new run less than {limit:.3g}, or a smaller model.optimizer lr: {found}; steps diverge above 2",
             )
         if not self._warned:
             rank_zero_only(_log.warning)(
-                "methods.fedcurv.strength = %g with lr = %g and max(u) = %.3g: %s, and steps diverge above 2; in a new "
-                "run, strength below %.3g, a smaller lr or on_unstable = clip help",
+                "%s.strength = %g with lr = %g and max(u) = %.3g: %s, and steps diverge above 2; in a new run, "
+                "strength below %.3g, a smaller lr or on_unstable = clip help",
+                self.key,
                 self.strength,
                 self._lr,
                 u_max,

@@ -52,7 +52,7 @@ class FedProx(Method):
         """Refuse a run in which clients and server exchange no parameter."""
         super().setup(context)
         if self.mu > 0 and not context.shared_parameters:
-            raise ConfigError("methods.fedprox.mu", self.mu, "0 where all parameters stay on their client")
+            raise ConfigError(f"{self.key}.mu", self.mu, "0 where all parameters stay on their client")
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         """Pulls towards the received model."""

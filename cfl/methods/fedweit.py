@@ -137,7 +137,7 @@ class FedWeIT(APD):
         super().setup(context)
         if self.communicating < 1 and (context.client_clocks or context.channel.loses_messages):
             valid = "1 with schedule.clock_spread or schedule.client_dropout"
-            raise ConfigError(f"{self._key}.communicating", self.communicating, valid)
+            raise ConfigError(f"{self.key}.communicating", self.communicating, valid)
         self._sent = {x.name: torch.ones(len(x.weight), dtype=torch.bool) for x in self._layers}
         if self.borrows and context.num_tasks > 1:
             # Zeros for the trial of engines, because reading the knowledge base takes most of the time in all tasks but

@@ -115,14 +115,14 @@ class GPM(Method):
         super().setup(context)
         self.refuse_twins(GPM, "one GPM; which layers, with which thresholds, are its options")
         free = context.network.head if context.scenario != "domain" else None
-        self._protected = choose_layers(context.network, self.layers, "methods.gpm.layers", free, context.frozen)
+        self._protected = choose_layers(context.network, self.layers, f"{self.key}.layers", free, context.frozen)
         self._dims = {name: layer_dim(layer) for name, layer in self._protected.items()}
         self._thresholds = {name: self._threshold_of(name) for name in self._protected}
         if isinstance(self.threshold, dict):
             for pattern in self.threshold:
                 if not any(fnmatchcase(name, pattern) for name in self._protected):
                     valid = f"patterns that match one of {list(self._protected)}"
-                    raise ConfigError("methods.gpm.threshold", pattern, valid)
+                    raise ConfigError(f"{self.key}.threshold", pattern, valid)
         self._frozen = _affine_parameters(context.network, self._protected) if self.freeze_affine else []
 
     def _threshold_of(self, layer: str) -> float:
@@ -131,7 +131,7 @@ class GPM(Method):
         for pattern, number in self.threshold.items():
             if fnmatchcase(layer, pattern):
                 return number
-        raise ConfigError("methods.gpm.threshold", self.threshold, f"a pattern that matches {layer}; '*' matches all")
+        raise ConfigError(f"{self.key}.threshold", self.threshold, f"a pattern that matches {layer}; '*' matches all")
 
     # Training.
 

@@ -128,12 +128,12 @@ class RGO(Method):
         super().setup(context)
         self.refuse_twins(RGO, "one RGO; which layers is its option")
         free = context.network.head if context.scenario != "domain" else None
-        self._layers = choose_layers(context.network, self.layers, "methods.rgo.layers", free, context.frozen)
+        self._layers = choose_layers(context.network, self.layers, f"{self.key}.layers", free, context.frozen)
         self._dims = {name: layer_dim(layer) for name, layer in self._layers.items()}
         count = context.num_clients
         if self.share > 0 and round(self.share * count) == 0:
             valid = f"0, or at least {0.5 / count:g}, so that one of {count} clients keeps a matrix"
-            raise ConfigError("methods.rgo.share", self.share, valid)
+            raise ConfigError(f"{self.key}.share", self.share, valid)
         if self.feature_encoding:
             self._check_encoding()
             first = next(iter(weighted_layers(context.network)))

@@ -105,9 +105,9 @@ class SCAFFOLD(Method):
             raise ConfigError("methods", [self.name], "no SCAFFOLD where all parameters stay on their client")
         if self.variant == "I":
             if not context.measure.by_outputs:
-                raise ConfigError("methods.scaffold.variant", "I", "II where a density is estimated: I looks at labels")
+                raise ConfigError(f"{self.key}.variant", "I", "II where a density is estimated: I looks at labels")
             if context.exposure != "sequential":
-                valid = "sequential while methods.scaffold.variant is I; II works with any"
+                valid = f"sequential while {self.key}.variant is I; II works with any"
                 raise ConfigError("data.exposure", context.exposure, valid)
             self._masks = DropoutMasks(context.network, context.input_shape)
 
@@ -128,7 +128,7 @@ class SCAFFOLD(Method):
             raise ConfigError(
                 "model.optimizer",
                 described,
-                "SGD without momentum, for which SCAFFOLD is made, or methods.scaffold.any_optimizer=true",
+                f"SGD without momentum, for which SCAFFOLD is made, or {self.key}.any_optimizer=true",
             )
         rank_zero_warn(
             f"SCAFFOLD with {described}: its analysis holds for plain SGD"
