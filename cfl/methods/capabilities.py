@@ -338,8 +338,8 @@ def crosses_tasks(method: object) -> bool:
 
 
 def keeps_state(method: object) -> bool:
-    """Whether a method goes on with what it has kept of earlier rounds, learning rates aside."""
-    return bool(declared_state(type(method))) and not has(method, LearningRateFactors)
+    """Whether a method goes on with what it has kept of earlier rounds, learning rates and updates' bounds aside."""
+    return bool(declared_state(type(method))) and not has(method, LearningRateFactors, UpdateProtection)
 
 
 def leaves_other_gradients(method: Method) -> bool:

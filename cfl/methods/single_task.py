@@ -13,7 +13,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import UpdateProtection, crosses_tasks, has, keeps_state
+from cfl.methods.capabilities import crosses_tasks, keeps_state
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 
@@ -58,8 +58,7 @@ class SingleTask(Method):
         others = {name: method for name, method in context.methods.items() if not isinstance(method, SingleTask)}
         if backward := [name for name, method in others.items() if method.looks_back or crosses_tasks(method)]:
             raise ConfigError("methods", backward, "no method that looks back at earlier tasks beside SingleTask")
-        kept = [name for name, method in others.items() if keeps_state(method) and not has(method, UpdateProtection)]
-        if kept:
+        if kept := [name for name, method in others.items() if keeps_state(method)]:
             valid = "no method that begins a task with what it has kept of the last one beside SingleTask"
             raise ConfigError("methods", kept, valid)
         self._initial = {name: tensor.detach().clone() for name, tensor in context.shared_tensors().items()}

@@ -45,6 +45,7 @@ from cfl.methods import (
     GPM,
     RGO,
     SCAFFOLD,
+    DPFedAvg,
     FedAGEM,
     FedCurv,
     FedProx,
@@ -378,9 +379,13 @@ def test_evaluation_uses_every_tasks_own_order() -> None:
         assert float(federation.accuracy.compute()[2, task]) == pytest.approx(100 * correct / len(test), abs=1e-3)
 
 
-@pytest.mark.parametrize("beside", [FedProx(0.5), PersonalLayers(["head.*"]), LearningRateDecay(factor=2.0)])
+@pytest.mark.parametrize(
+    "beside",
+    [FedProx(0.5), PersonalLayers(["head.*"]), LearningRateDecay(factor=2.0), DPFedAvg(0.1, 0.1, True, quantile=0.5)],
+)
 def test_who_stands_first_changes_nothing(beside: Method) -> None:
-    """Anchors, own tensors and validation are in the task's order while clients train, in any order of the methods."""
+    """Anchors, own tensors and validation are in the task's order while clients train, in any order of the methods.
+    Updates are bounded in the server's order."""
     found = []
     for names in (["beside", "rgo"], ["rgo", "beside"]):
         methods: dict[str, Method] = {"beside": copy.deepcopy(beside), "rgo": RGO(share=0.0)}
