@@ -18,7 +18,6 @@ from cfl.methods.capabilities import TestedOtherwise, has
 from cfl.methods.components.layer_inputs.of_clients import evaluating
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.context import Context
-from cfl.methods.scaffold import SCAFFOLD
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers, check_numbers
 
@@ -58,8 +57,8 @@ class LearningRateDecay(Method):
 
     Sends nothing of its own. Extra memory per client: four numbers; it trains on fewer samples. Extra compute: a
     forward pass over the validation samples per client and round, and two element-wise passes over the weights per
-    local step once a rate has fallen. Scenarios: all; task boundaries must be known. Not with SCAFFOLD, which computes
-    gradients from updates of a known learning rate.
+    local step once a rate has fallen. Scenarios: all; task boundaries must be known. Not with option II of SCAFFOLD,
+    which computes gradients from updates of a known learning rate.
 
     Args:
         factor: number by which the learning rate is divided, at least 1; 1 changes nothing.
@@ -70,7 +69,7 @@ class LearningRateDecay(Method):
 
     Raises:
         ConfigError: for other values, a floor that is not below the learning rate, a client without validation samples,
-            two such methods, or SCAFFOLD beside it.
+            or two such methods.
     """
 
     scenarios = EVERY_SCENARIO
@@ -110,10 +109,6 @@ class LearningRateDecay(Method):
         self.refuse_twins(LearningRateDecay, "one LearningRateDecay, which knows the clients' learning rates")
         if self.factor == 1:
             return
-        reading = [name for name, method in context.methods.items() if isinstance(method, SCAFFOLD)]
-        if reading:
-            valid = "no SCAFFOLD beside LearningRateDecay: it divides updates by one learning rate of all clients"
-            raise ConfigError("methods", reading, valid)
         if context.validation == 0:
             raise ConfigError("data.validation", 0, "above 0 while LearningRateDecay is used")
         for task in range(context.num_tasks):
@@ -171,7 +166,6 @@ class LearningRateDecay(Method):
     ) -> Tensor:
         """``[k]`` float64 validation losses; NaN for clients that have stopped."""
         context = self.context
-        device = next(iter(trained.values())).device
         found = torch.full((len(clients),), torch.nan, dtype=torch.float64)
         with evaluating(context):
             names = context.state_tensors()  # without running statistics if they are dropped
@@ -184,7 +178,7 @@ class LearningRateDecay(Method):
                     found[row] = validation_loss(
                         context.network,
                         model,
-                        context.validation_batches(task, client, self.batch_size, device),
+                        context.validation_batches(task, client, self.batch_size, context.device),
                         context.outputs_in_loss(task, client),
                         client,
                         context.measure,

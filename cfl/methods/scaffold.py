@@ -17,6 +17,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.updates import plain_sgd
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method
+from cfl.methods.capabilities import LearningRateFactors, has
 from cfl.methods.components.mean_gradient import Labelled, mean_gradient
 from cfl.methods.context import Context
 from cfl.models.dropout import DropoutMasks
@@ -77,8 +78,8 @@ class SCAFFOLD(Method):
 
     Raises:
         ConfigError: for values other than these, another optimizer, two of these methods, no parameters that clients
-            and server exchange, or option I where clients are exposed to more than one task's samples, or a density is
-            estimated.
+            and server exchange, option I where clients are exposed to more than one task's samples, or a density is
+            estimated, or option II beside a method that gives clients learning rates of their own.
     """
 
     scenarios = EVERY_SCENARIO
@@ -90,7 +91,7 @@ class SCAFFOLD(Method):
         check_choices("methods.scaffold", ("II", "I"), variant=variant)
         self.variant, self.any_optimizer = variant, any_optimizer
         self.variate: Tensors = {}
-        # name -> [k, ...] c - c_i of the current cohort, in its order of features; None between cohorts.
+        # name -> [k, ...] c - c_i of the current cohort; None between cohorts.
         self._correction: Tensors | None = None
         # [k, O] local steps in which outputs were corrected: some outputs enter the loss after the first step.
         self._corrected: Tensor | None = None
@@ -110,6 +111,11 @@ class SCAFFOLD(Method):
                 valid = f"sequential while {self.key}.variant is I; II works with any"
                 raise ConfigError("data.exposure", context.exposure, valid)
             self._masks = DropoutMasks(context.network, context.input_shape)
+            return
+        rated = [n for n, m in context.methods.items() if has(m, LearningRateFactors) and m.computes_locally]
+        if rated:
+            valid = f"none with {self.key}.variant = II, which divides updates by one learning rate of all clients"
+            raise ConfigError("methods", rated, valid)
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse, or warn about, optimizers other than plain SGD.
@@ -192,7 +198,7 @@ class SCAFFOLD(Method):
         self._correction = self._corrected = None
 
     def _own(self, clients: Sequence[int]) -> Tensors:
-        """The clients' ``c_i``, ``[k, ...]``, in the server's order of features."""
+        """The clients' ``c_i``, ``[k, ...]``."""
         tensors = self.context.state_tensors()
         names = self.context.shared_parameters
         nothing = {n: tensors[n].detach().new_zeros(()).expand(tensors[n].shape) for n in names}

@@ -380,7 +380,7 @@ def test_what_cannot_work_is_refused_before_training() -> None:
 
     decay = LearningRateDecay
     refused({"a": decay()}, r"data\.validation", validation=0.0)
-    refused({"a": decay(), "s": SCAFFOLD()}, "no SCAFFOLD beside LearningRateDecay")
+    refused({"a": decay(), "s": SCAFFOLD()}, r"methods = \['a'\].*s\.variant = II")
     refused({"a": decay(floor=0.1)}, r"methods\.a\.floor = 0\.1 .*below the learning rate, 0\.1")
     refused({"a": decay()}, "model.optimizer", partial(torch.optim.Rprop, lr=0.1))
     refused({"a": decay()}, "none has two samples of a task", partition=None, stream=permuted(2, train=5))

@@ -635,3 +635,20 @@ def test_option_one_is_refused_where_clients_train_on_other_tasks_too() -> None:
     with pytest.raises(ConfigError, match=r"data\.exposure = 'cumulative'.*variant is I"):
         run({"scaffold": SCAFFOLD("I")}, data_of(exposure="cumulative"))
     assert run({"scaffold": SCAFFOLD("II")}, data_of(exposure="cumulative")).finished
+
+
+def test_option_two_is_refused_beside_learning_rates_of_clients() -> None:
+    """Its variates would be gradients times those rates. Option I looks at no update: its variates are the same."""
+
+    class Halves(Method):
+        def step_factors(self, cohort: Cohort) -> Tensor:
+            return torch.full((len(cohort.clients),), 0.5, dtype=torch.float64)
+
+    with pytest.raises(ConfigError, match=r"methods = \['halves'\].*methods\.it\.variant = II"):
+        run({"it": SCAFFOLD(), "halves": Halves()})
+    once = {"rounds_per_task": 1}
+    found = [
+        run({"it": SCAFFOLD("I"), **beside}, data_of(stream=permuted(1), schedule=once)).methods["it"].variate
+        for beside in ({}, {"halves": Halves()})
+    ]
+    assert_close(found[1], found[0])
