@@ -74,8 +74,7 @@ class AGEM(Method):
     def adjust_gradients(self, cohort: Cohort) -> None:
         """Project the step's gradients by the buffer's gradient."""
         if self._reference:
-            gradients = cohort.gradients
-            product = inner(gradients, self._reference)
-            length = inner(self._reference, self._reference)
-            dtype = next(iter(gradients.values())).dtype
-            refine(gradients, self._reference, conflicts(product, length, dtype), product=product, length=length)
+            gradients, reference = cohort.gradients, self._reference
+            product, length = inner(gradients, reference), inner(reference, reference)
+            rows = conflicts(product, length, next(iter(gradients.values())).dtype)
+            refine(gradients, reference, rows, product, length)

@@ -191,7 +191,7 @@ class EWC(Method):
         )
 
     def _fisher(self, task: int, client: int, moment: int) -> tuple[Tensors, Tensors]:
-        """One client's Fisher and the model at which it was computed, both in the server's order of features.
+        """One client's Fisher and the model at which it was computed.
 
         Args:
             task: the task whose samples are used.

@@ -170,8 +170,7 @@ class FedAGEM(Method):
         self._opened = True
         if not self.reference:
             return
-        device = next(iter(cohort.parameters.values())).device
-        self.reference = {name: value.to(device) for name, value in self.reference.items()}
+        self.reference = {name: value.to(self.context.device) for name, value in self.reference.items()}
         lacking = len(set(cohort.clients) - self._have)
         self.context.channel.downlink("reference gradient", self.reference, lacking)
         self._received = {name: value[None] for name, value in self.reference.items()}
@@ -198,7 +197,7 @@ class FedAGEM(Method):
         if self.when == "conflict":
             rows = rows & conflicts(product, length, next(iter(gradients.values())).dtype)
         rows = rows & moved(self._chosen(cohort), rows.device)
-        refine(gradients, self._received, rows, self.refinement, product, length)
+        refine(gradients, self._received, rows, product, length, self.refinement)
         self._use_outputs(cohort, rows)
         self._seen = self._seen.to(rows.device) + torch.stack([training.sum(), rows.sum()])
 

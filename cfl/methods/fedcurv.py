@@ -162,9 +162,7 @@ class FedCurv(Method):
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         """Pulls towards ``v_s / u_s`` that add ``2 strength (u_s w - v_s)`` to gradients."""
-        held = self._held_to(cohort)
-        anchors = {name: _anchor(u, v) for name, (u, v) in held.items()}
-        return {name: Pull(2 * self.strength * u, anchors[name]) for name, (u, _) in held.items()}
+        return {name: Pull(2 * self.strength * u, _anchor(u, v)) for name, (u, v) in self._held_to(cohort).items()}
 
     def _held_to(self, cohort: Cohort) -> dict[str, tuple[Tensor, Tensor]]:
         """u_s and v_s of these clients: the sums without the clients' own shares, on the cohort's device."""
@@ -178,7 +176,7 @@ class FedCurv(Method):
         own = context.clients.gather("fedcurv", cohort.clients, default)
         own_u, own_v = parted(own, "u", "v")
         took_part = own["round"] == self._of_round
-        others_u, others_v = {}, {}
+        found = {}
         for name in self._names:
             total_u, total_v = (sums[name].to(tensors[name].device) for sums in (self.u, self.v))
             mine = took_part.to(total_u.device, total_u.dtype).view(-1, *[1] * total_u.ndim)
@@ -187,8 +185,8 @@ class FedCurv(Method):
             if self.on_unstable == "clip" and self._lr:
                 share = (1 / (2 * self.strength * self._lr * u)).clamp_(max=1)
                 u, v = u.mul_(share), v.mul_(share)
-            others_u[name], others_v[name] = u, v
-        return {n: (u, others_v[n]) for n, u in others_u.items()}
+            found[name] = u, v
+        return found
 
     @property
     def computes_locally(self) -> bool:
@@ -224,7 +222,7 @@ class FedCurv(Method):
         self._fisher_seconds += time.perf_counter() - started
 
     def _fishers(self, cohort: Cohort, clients: Sequence[int], trained: Mapping[str, Tensor]) -> Tensors:
-        """Fishers by name, ``[k, ...]``, in the clients' order of features; on a CPU one client per math thread."""
+        """Fishers by name, ``[k, ...]``, on a CPU one client per math thread."""
         context, task = self.context, cohort.task
 
         def compute(network: nn.Module, row: int) -> Tensors:

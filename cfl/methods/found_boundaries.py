@@ -118,7 +118,6 @@ class FoundBoundaries(Method):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Let clients compute the loss of the model that they have received, and send it."""
         context = self.context
-        device = next(iter(cohort.parameters.values())).device
         clients = [cohort.clients[position] for position in positions]
         losses = torch.zeros(len(clients), dtype=torch.float64)
         with evaluating(context):
@@ -126,7 +125,7 @@ class FoundBoundaries(Method):
                 losses[row] = validation_loss(
                     context.network,
                     client_model(context, client),
-                    context.client_batches(cohort.task, client, self.batch_size, device),
+                    context.client_batches(cohort.task, client, self.batch_size, context.device),
                     context.outputs_in_loss(cohort.task, client),
                     client,
                     context.measure,

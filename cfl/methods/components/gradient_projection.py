@@ -48,9 +48,9 @@ def refine(
     gradients: Gradients,
     reference: Gradients,
     rows: Tensor,
+    product: Tensor,
+    length: Tensor,
     how: Refinement = "project",
-    product: Tensor | None = None,
-    length: Tensor | None = None,
 ) -> None:
     """Change the gradients of some clients, in place (Dai et al., 2024, eq 5 and section 5.3.1).
 
@@ -66,11 +66,10 @@ def refine(
         gradients: gradients of k clients.
         reference: their reference; parameters that it lacks have reference 0.
         rows: ``[k]`` bool, clients whose gradients to change.
+        product: ``[k]`` inner products of gradients and reference.
+        length: ``[k]`` or ``[1]`` squared length of the reference.
         how: one of the four ways above.
-        product: ``[k]`` inner products of gradients and reference, if known.
-        length: ``[k]`` or ``[1]`` squared length of the reference, if known.
     """
-    length = inner(reference, reference) if length is None else length
     rows = rows & (length > 0)
     if rows.device.type == "cpu" and not bool(rows.any()):  # on an accelerator, this test would wait for the device
         return
@@ -78,7 +77,6 @@ def refine(
     if how == "average":
         _combine(gradients, reference, rows, 0.5 * ones, 0.5 * ones)
         return
-    product = inner(gradients, reference) if product is None else product
     along = -product / length.clamp(min=torch.finfo(torch.float64).tiny)
     if how == "project":
         _combine(gradients, reference, rows, None, along)
