@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -64,7 +65,6 @@ class SingleTask(Method):
         self._initial = {name: tensor.detach().clone() for name, tensor in context.shared_tensors().items()}
         self._initial |= {name: context.state_tensors()[name].detach().clone() for name in context.personal}
         self._tasks = TaskStates(context.clients, "single task")
-        self._beginners: frozenset[int] = frozenset()
 
     def begin_task(self, plan: RoundPlan) -> None:
         """Reset the global model to the initial one, and the server's momentum."""
@@ -83,10 +83,8 @@ class SingleTask(Method):
             return
         latest = self._tasks.latest(cohort.clients)
         beginners = [position for position, task in enumerate(latest) if task != cohort.task]
-        self._beginners = frozenset(beginners)
         experienced = [position for position in beginners if latest[position] >= 0]
         if experienced:
-            # In the server's order of features, not in the task's.
             own = context.personal_state(tuple(cohort.clients[position] for position in experienced))
             clients = [cohort.clients[position] for position in experienced]
             self._tasks.file(clients, [latest[position] for position in experienced], own)
@@ -96,9 +94,8 @@ class SingleTask(Method):
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Store that clients have begun the task."""
-        beginners = [position for position in positions if position in self._beginners]
-        if beginners:
-            self._tasks.begin([cohort.clients[position] for position in beginners], cohort.task)
+        if self.context.has_personal_models:
+            self._tasks.begin([cohort.clients[position] for position in positions], cohort.task)
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model with the personal parameters stored for the task."""
@@ -121,7 +118,7 @@ class SingleTask(Method):
         context = self.context
         diagonal = context.accuracy.compute().diagonal(dim1=-2, dim2=-1)
         value = diagonal.nanmean().item()
-        found = {"acc_single_task": None if value != value else value}
+        found = {"acc_single_task": None if math.isnan(value) else value}
         if context.has_personal_models and not context.shared_parameters:
             present, filed = context.clients.holders("model"), self._tasks.filed(context.num_tasks)
             one = payload_bytes(dict(context.network.named_parameters()))
