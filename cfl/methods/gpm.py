@@ -141,7 +141,7 @@ class GPM(Method):
         places = held["tasks"].nonzero().flatten().tolist()
         if not places:
             return {}
-        device = next(iter(cohort.parameters.values())).device
+        context, device = self.context, self.context.device
         clients, ranks = [cohort.clients[place] for place in places], held["ranks"][places].max(0).values.tolist()
         holders = torch.tensor(places, device=device)
         memories = {
@@ -149,7 +149,7 @@ class GPM(Method):
             for name, rank in zip(self._dims, ranks, strict=True)
             if rank > 0
         }
-        steps = self._local_steps(max(cohort.sizes))
+        steps = context.local_epochs * math.ceil(max(cohort.sizes) / context.batch_size)
         everyone = len(places) == len(cohort.clients)
         frozen = {name: nothing(holders, cohort.parameters[name]) for name in self._frozen}
         return frozen | {
@@ -161,10 +161,6 @@ class GPM(Method):
     def computes_locally(self) -> bool:
         """Whether any layer is protected."""
         return bool(self._protected)
-
-    def _local_steps(self, samples: int) -> int:
-        context = self.context
-        return context.local_epochs * math.ceil(samples / context.batch_size)
 
     # Clients' states: in "gpm" the number of directions of each layer, and the directions in blocks.
 
@@ -216,13 +212,12 @@ class GPM(Method):
             for x in some_samples(context, task, client, self.samples, "gpm samples", self.batch_size):
                 run_model(context, model, x)
         first = int(held["tasks"][0]) == 0
-        chosen = {n: self._leading(seen, self._threshold_after(task, n), first).T for n, seen in inputs.items()}
         ranks, found = [], []
-        for name, directions in chosen.items():
-            basis = grow_basis(memories[name].T, directions.T)
+        for name, seen in inputs.items():
+            basis = grow_basis(memories[name].T, self._leading(seen, self._threshold_after(task, name), first))
             self._keep(name, client, basis, before[name])
             ranks.append(basis.shape[1])
-            found.append((before[name], basis.shape[1], inputs[name].share))
+            found.append((before[name], basis.shape[1], seen.share))
         state = {"tasks": held["tasks"] + 1, "ranks": torch.tensor([ranks])}
         context.clients.scatter("gpm", [client], state)
         return found

@@ -12,6 +12,7 @@ from torch import Tensor
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
+from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import crosses_tasks, keeps_state
 from cfl.methods.components.curvature.fisher import drawn_labels
@@ -200,8 +201,8 @@ class RGO(Method):
         places = [place for place, client in enumerate(cohort.clients) if client in holders]
         if not places:
             return {}
-        device = next(iter(cohort.parameters.values())).device
-        held = self._held([cohort.clients[place] for place in places], device)
+        device = self.context.device
+        held = self._held([cohort.clients[place] for place in places])
         positions = None if len(places) == len(cohort.clients) else torch.tensor(places, device=device)
         both = self._both_sides(cohort.task, {n: held[n] for n in self._dims})
         return {f"{name}.weight": RightFactor(matrix, positions=positions) for name, matrix in both.items()}
@@ -211,14 +212,18 @@ class RGO(Method):
         """Whether any client keeps a matrix; feature encoding adds nothing to local steps."""
         return self.share > 0 and bool(self._layers)
 
-    def _held(self, clients: list[int], device: torch.device) -> dict[str, Tensor]:
+    def _held(self, clients: list[int]) -> dict[str, Tensor]:
         """Layer -> ``P [k, d, d]``, ``<layer> scale`` -> ``[k]`` with ``S^-1 = scale P``, 0 where there is no ``S``."""
-        default: dict[str, Tensor] = {}
+        return self.context.clients.gather("rgo", clients, self._plain(self.context.device))
+
+    def _plain(self, device: torch.device | str) -> dict[str, Tensor]:
+        """What a client without ``S`` has: ``P = I``."""
+        found: dict[str, Tensor] = {}
         for name, d in self._dims.items():
             dtype = torch.promote_types(self._layers[name].weight.dtype, torch.float32)
-            default[name] = torch.eye(d, dtype=dtype, device=device)
-            default[f"{name} scale"] = torch.zeros((), dtype=torch.float64, device=device)
-        return self.context.clients.gather("rgo", clients, default)
+            found[name] = torch.eye(d, dtype=dtype, device=device)
+            found[f"{name} scale"] = torch.zeros((), dtype=torch.float64, device=device)
+        return found
 
     # The recursion.
 
@@ -236,7 +241,7 @@ class RGO(Method):
     @torch.no_grad()
     def _update(self, task: int, client: int) -> list[tuple[float, float]]:
         """Update one client's ``P``. Returns per layer: mean curvature ``trace(c A) / d``, free share of ``P``."""
-        held = self._held([client], self.context.device)
+        held = self._held([client])
         figures = []
         for name, curvature in self._curvatures(task, client).items():
             mean = curvature.diagonal().mean()
@@ -264,7 +269,7 @@ class RGO(Method):
             rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
             moments[name] += rows.T @ rows
 
-        allowed = context.outputs.train
+        allowed = context.outputs_in_loss(task, client)
         generator = torch_generator(context.seed, "rgo labels", task, client)
         samples = 0
         with seen_inputs(self._layers, see), probed_outputs(self._layers if weigh else {}) as probes:
@@ -274,7 +279,7 @@ class RGO(Method):
                     logits = run_model(context, model, x)
                     if not weigh:
                         continue
-                    loss = drawn_label_loss(logits, None if allowed is None else allowed[task].to(device), generator)
+                    loss = drawn_label_loss(logits, None if allowed is None else allowed.to(device), generator)
                 used = [(name, probe) for name, ones in probes.items() for probe in ones]
                 gradients = torch.autograd.grad(loss, [probe for _, probe in used], materialize_grads=True)
                 for (name, _), gradient in zip(used, gradients, strict=True):
@@ -319,11 +324,8 @@ class RGO(Method):
         return Report(figures, self._rows)
 
     def _matrix_bytes(self) -> int:
-        """Bytes of the matrices of a client."""
-        return sum(
-            d * d * torch.promote_types(self._layers[name].weight.dtype, torch.float32).itemsize + 8
-            for name, d in self._dims.items()
-        )
+        """Bytes of the matrices of a client, and of their scales."""
+        return payload_bytes(self._plain("meta"))
 
     def client_storage(self) -> int:
         """Bytes of the matrices, at clients that keep them; 0 before the end of the first task."""
