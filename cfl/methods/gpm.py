@@ -22,8 +22,9 @@ from cfl.methods.components.layer_inputs.of_clients import (
     some_samples,
 )
 from cfl.methods.components.layer_inputs.residual import ResidualInputs
+from cfl.methods.components.layer_inputs.rows import layer_dim
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
-from cfl.methods.components.subspace import choose_rank, grow_basis, layer_dim
+from cfl.methods.components.subspace import choose_rank, grow_basis
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers

@@ -26,8 +26,8 @@ from cfl.methods.components.layer_inputs.of_clients import (
     some_samples,
 )
 from cfl.methods.components.layer_inputs.recursive_inverse import inverse_with, normalised
+from cfl.methods.components.layer_inputs.rows import layer_dim
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
-from cfl.methods.components.subspace import layer_dim
 from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator, torch_generator
 from cfl.runtime.errors import ConfigError

@@ -40,8 +40,7 @@ from cfl.data.streams import Permuted, Stream
 from cfl.federation.channel import Channel
 from cfl.methods import FOT
 from cfl.methods.components.layer_inputs import covariance, sketch
-from cfl.methods.components.layer_inputs.sketch import LayerSketch
-from cfl.methods.components.subspace import Sketch
+from cfl.methods.components.layer_inputs.sketch import LayerSketch, Sketch
 
 NORM_INPUTS = {"conv": 9, "fc": 8, "head": 5}
 

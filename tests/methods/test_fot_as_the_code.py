@@ -16,8 +16,9 @@ from torch.nn.functional import conv2d, linear, max_pool2d
 from cfl.federation.channel import Channel
 from cfl.methods import FOT
 from cfl.methods.components.layer_inputs.before_dropout import watch_before_dropout
+from cfl.methods.components.layer_inputs.sketch import Sketch, sketch_rows
 from cfl.methods.components.layer_inputs.workers_in_step import stream_of
-from cfl.methods.components.subspace import Sketch, choose_rank, principal_directions, sketch_rows
+from cfl.methods.components.subspace import choose_rank, principal_directions
 from cfl.models import MLP
 from cfl.models.dropout import DropoutMasks, convert_dropout
 from cfl.randomness.generators import seed_for, torch_generator

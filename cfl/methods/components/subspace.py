@@ -1,4 +1,4 @@
-"""Orthogonal subspaces of layer inputs: sketches, choice of the rank, growing a basis, projecting updates.
+"""Orthogonal subspaces of layer inputs: choice of the rank, growing a basis, projecting updates.
 
 The linear algebra of FOT (Federated Orthogonal Training, ICLR 2024) and of its parent GPM (Gradient Projection
 Memory, ICLR 2021), as plain functions on tensors. A layer computes ``W x``. If every change of ``W`` is orthogonal
@@ -12,12 +12,10 @@ acts as ``rows @ weight.T``. A basis ``O`` is ``[d, k]`` with orthonormal column
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 RankRule = Literal["code", "gpm"]
 
@@ -29,149 +27,9 @@ _ROUNDING = 1e-6
 _INSIDE = 1e-5
 
 
-def layer_dim(layer: nn.Module, with_bias: bool = False) -> int:
-    """Length ``d`` of a layer's input vectors: columns of its weight viewed as ``[o, d]``, plus 1 for the bias.
-
-    Args:
-        layer: as :func:`cfl.methods.components.layer_inputs.weighted_layers.choose_layers` chooses it.
-        with_bias: count the bias too, as the weight of one more input that is always 1.
-    """
-    return layer.get_parameter("weight")[0].numel() + with_bias
-
-
-def layer_inputs(layer: nn.Module, x: Tensor, with_bias: bool = False, max_rows: int = 2048) -> Iterator[Tensor]:
-    """The vectors a layer multiplies its weight with, as rows ``[n, d]``, in pieces of at most ``max_rows``.
-
-    ``rows @ weight.view(o, -1).T`` is the layer's output without bias, one row per sample (Linear) or per sample and
-    output position in row-major order (Conv2d). With ``with_bias`` a column of ones is appended, so that
-    ``rows @ cat([weight.view(o, -1), bias[:, None]], 1).T`` is the whole output: a change of weight and bias that is
-    orthogonal to these rows changes no output. (If a convolution is padded so widely that a patch is all padding, its
-    bias is then frozen, since the output for this patch is the bias.)
-
-    A convolution's rows hold each activation ``kh * kw`` times over, so they are yielded in pieces. How they are cut
-    changes neither their values nor their order.
-
-    Args:
-        layer: see :func:`layer_dim`.
-        x: the layer's input: ``[..., in_features]`` for Linear, ``[..., C, H, W]`` for Conv2d.
-        with_bias: append the column of ones.
-        max_rows: largest ``n`` of a piece, at least 1.
-    """
-    if isinstance(layer, nn.Conv2d):
-        pieces = _patches(layer, x.reshape(-1, *x.shape[-3:]), max_rows)
-    else:
-        pieces = iter(x.reshape(-1, x.shape[-1]).split(max_rows))
-    return (torch.cat([p, p.new_ones(len(p), 1)], 1) for p in pieces) if with_bias else pieces
-
-
-def _patches(layer: nn.Conv2d, x: Tensor, max_rows: int) -> Iterator[Tensor]:
-    """Patches of ``x`` [B, C, H, W] as rows ``[n, C * kh * kw]``, channel-major like the weight."""
-    windows = F.pad(x, conv_padding(layer))
-    for axis in (0, 1):
-        kernel, dilation = layer.kernel_size[axis], layer.dilation[axis]
-        extent = dilation * (kernel - 1) + 1
-        windows = windows.unfold(axis + 2, extent, layer.stride[axis])[..., ::dilation]
-    windows = windows.permute(0, 2, 3, 1, 4, 5)  # a view, [B, H', W', C, kh, kw]: nothing is copied so far
-    images, height, width = windows.shape[:3]
-    # Blocks of whole images; of whole lines if one image is too much; of parts of a line if one line is.
-    step_b = max(1, max_rows // (height * width))
-    step_h = max(1, min(height, max_rows // width))
-    step_w = min(width, max_rows)
-    for b in range(0, images, step_b):
-        for h in range(0, height, step_h):
-            for w in range(0, width, step_w):
-                yield windows[b : b + step_b, h : h + step_h, w : w + step_w].flatten(0, 2).flatten(1)
-
-
-def conv_padding(layer: nn.Conv2d) -> list[int]:
-    """Zeros on the (left, right, top, bottom) of a convolution's input."""
-    sides = []
-    for axis in (1, 0):
-        if isinstance(layer.padding, str):
-            total = layer.dilation[axis] * (layer.kernel_size[axis] - 1) if layer.padding == "same" else 0
-            sides += [total // 2, total - total // 2]
-        else:
-            sides += [layer.padding[axis]] * 2
-    return sides
-
-
-class Sketch:
-    """A client's random sketch of one layer's inputs, built piece by piece (FOT eq 8-9).
-
-    ``A = X* G`` with ``X*`` the inputs minus their part inside the basis, one column per input, and ``G`` standard
-    normal. ``E[A A^T] = s X* X*^T``, so the principal directions of ``A`` approximate those of the data, and the sum
-    of several clients' ``A`` is the sketch of their pooled data: the server needs only sums. That holds if every
-    client and piece has its own ``G``; shared draws would sketch the sum of the clients' inputs instead.
-
-    :func:`cfl.methods.components.layer_inputs.covariance.draw_sketch` gives a sketch of the same distribution from the
-    inputs' covariance alone.
-
-    Float32 products must be true float32 here: with TF32 the residual of an input inside the basis is up to 1e-3 of it
-    instead of 1e-7. Autocast is switched off inside. TF32 is switched off by the caller, between local steps
-    (:func:`cfl.runtime.precision.full_precision`).
-
-    Args:
-        d: length of the input vectors, see :func:`layer_dim`.
-        s: number of columns. More columns give a more accurate spectrum: on power-law spectra ``s = 5 d`` comes close,
-            while ``s = d`` under-estimates the rank for a given threshold.
-        dtype: of ``A`` and of the arithmetic, ``torch.float32`` or ``torch.float64``.
-        device: where ``A`` lives.
-
-    Attributes:
-        A: ``[d, s]``.
-        input_energy: ``||X||_F^2``, float64 scalar tensor on ``device``.
-        residual_energy: ``||X*||_F^2``, likewise.
-        rows: number of inputs so far.
-    """
-
-    def __init__(
-        self, d: int, s: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
-    ) -> None:
-        # Allocated later: filling a wide sketch with zeros takes longer than multiplying its first piece.
-        self.A = torch.zeros((), dtype=dtype, device=device).expand(d, s)
-        self.input_energy = torch.zeros((), dtype=torch.float64, device=device)
-        self.residual_energy = torch.zeros((), dtype=torch.float64, device=device)
-        self.rows = 0
-
-    @torch.no_grad()
-    def add(self, rows: Tensor, basis: Tensor | None, gaussian: Tensor) -> None:
-        """Add one piece of inputs; they are not stored.
-
-        Args:
-            rows: ``[n, d]`` layer inputs, any float dtype.
-            basis: ``[d, k]`` basis of earlier tasks, or None.
-            gaussian: ``[n, s]`` standard normal, drawn afresh for every piece.
-        """
-        with torch.autocast(self.A.device.type, enabled=False):
-            rows = rows.to(self.A.dtype)
-            residual = rows if basis is None else project(rows, basis.to(self.A.dtype))
-            gaussian = gaussian.to(self.A.dtype)
-            self.A = residual.T @ gaussian if self.rows == 0 else self.A.addmm_(residual.T, gaussian)
-            self.input_energy += energy(rows)
-            self.residual_energy += energy(residual)
-        self.rows += len(rows)
-
-
 def energy(rows: Tensor) -> Tensor:
     """``||rows||_F^2`` as float64: short sums in the rows' own precision, the long one over rows in float64."""
     return torch.linalg.vector_norm(rows, dim=1).double().square().sum()
-
-
-def sketch_rows(sketch: Sketch, rows: Iterable[Tensor], basis: Tensor | None, generator: torch.Generator) -> None:
-    """Add pieces of inputs to a sketch, drawing each piece's Gaussian matrix from ``generator``.
-
-    The draws are float32 on the generator's device, so a CPU generator gives the same numbers for a sketch on any
-    device. The same pieces give the same draws; cutting the same inputs differently gives other, equally good draws.
-
-    Args:
-        sketch: changed in place.
-        rows: pieces ``[n, d]``, such as :func:`layer_inputs` yields.
-        basis: ``[d, k]`` or None, see :meth:`Sketch.add`.
-        generator: one per client, layer and task, so that no two clients share draws.
-    """
-    for piece in rows:
-        gaussian = torch.randn(len(piece), sketch.A.shape[1], generator=generator, device=generator.device)
-        sketch.add(piece, basis, gaussian.to(sketch.A.device))
 
 
 def residual_share(input_energy: Tensor | float, residual_energy: Tensor | float) -> float:
@@ -204,7 +62,8 @@ def choose_rank(
       where GPM keeps 90 %, for ``threshold`` 0.9 and ``rho`` 0.5. FOT's eq 12 as printed is met by ``r = 0`` at the
       first task (it adds the residual's share instead of the covered one) and is not offered.
 
-    Both assume an exact spectrum; see :class:`Sketch` for what a narrow sketch does to it.
+    Both assume an exact spectrum. That of a narrow sketch is spread, so that the rank comes out too small
+    (:class:`cfl.methods.components.layer_inputs.sketch.Sketch`).
 
     The result may be 0, if the basis covers the task well enough. The authors' code adds one direction in that case
     too (``minimum_rank=1``). Over 20 tasks that alone takes 19 of the 27 dimensions of a first layer on 3x3 patches of

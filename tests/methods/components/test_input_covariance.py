@@ -14,14 +14,9 @@ from cfl.methods.components.layer_inputs.covariance import (
     covariance_is_cheaper,
     draw_sketch,
 )
+from cfl.methods.components.layer_inputs.rows import layer_dim, layer_inputs
 from cfl.methods.components.layer_inputs.sketch import LayerSketch
-from cfl.methods.components.subspace import (
-    choose_rank,
-    layer_dim,
-    layer_inputs,
-    principal_directions,
-    residual_share,
-)
+from cfl.methods.components.subspace import choose_rank, principal_directions, residual_share
 from cfl.randomness.generators import torch_generator
 
 

@@ -7,17 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cfl.methods.components.layer_inputs.rows import layer_dim, layer_inputs
+from cfl.methods.components.layer_inputs.sketch import Sketch, sketch_rows
 from cfl.methods.components.subspace import (
-    Sketch,
     choose_rank,
     grow_basis,
-    layer_dim,
-    layer_inputs,
     principal_directions,
     project,
     project_with_bias,
     residual_share,
-    sketch_rows,
     used_share,
 )
 from cfl.randomness.generators import torch_generator

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cfl.methods.components.subspace import conv_padding, layer_dim, layer_inputs
+from cfl.methods.components.layer_inputs.rows import conv_padding, layer_dim, layer_inputs
 
 _MAX_ROWS = 4096
 
@@ -25,9 +25,9 @@ _ROOT = 9
 class InputCovariance:
     """``C = sum_j x_j x_j^T`` over a layer's input vectors ``x_j [d]``, batch by batch.
 
-    The vectors are those of :func:`cfl.methods.components.subspace.layer_inputs`. By default products are float64,
-    because the singular values of a sketch drawn from ``C`` are square roots of its eigenvalues: in float32 singular
-    values that are 0 would come out as 3e-4 of the largest.
+    The vectors are those of :func:`cfl.methods.components.layer_inputs.rows.layer_inputs`. By default products are
+    float64, because the singular values of a sketch drawn from ``C`` are square roots of its eigenvalues: in float32
+    singular values that are 0 would come out as 3e-4 of the largest.
 
     A convolution with vertical stride 1 needs no patches. With ``l_t`` the vector of all values that a patch sees of
     padded image line t (``channels * kw`` long, one per horizontal position), the block of kernel lines i and i + a is
@@ -35,7 +35,7 @@ class InputCovariance:
     products of whole images and some products of single lines are enough for all kh^2 blocks.
 
     Args:
-        layer: see :func:`cfl.methods.components.subspace.layer_dim`.
+        layer: see :func:`cfl.methods.components.layer_inputs.rows.layer_dim`.
         with_bias: append an input that is always 1.
         dtype: of products and sums. float32 takes a third of the time, and is enough where ``C`` is sent in float32.
 

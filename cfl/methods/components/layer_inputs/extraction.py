@@ -16,8 +16,8 @@ from cfl.methods.components.layer_inputs.of_clients import (
     evaluating,
     inputs_watched,
 )
+from cfl.methods.components.layer_inputs.rows import layer_dim, layer_inputs
 from cfl.methods.components.layer_inputs.workers_in_step import stream_of
-from cfl.methods.components.subspace import layer_dim, layer_inputs
 from cfl.methods.context import Context
 from cfl.models.copies import networks_for_threads
 from cfl.models.dropout import DropoutMasks
@@ -114,10 +114,7 @@ class SubspaceExtraction:
         senders: Sequence[int],
         bases: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """One client's message about the layer inputs of ``network`` with the tensors of ``model``.
-
-        Model and bases are in the task's order of features, the message is in the server's.
-        """
+        """One client's message about the layer inputs of ``network`` with the tensors of ``model``."""
         context = self.context
         device = next(network.parameters()).device
         layers = {name: network.get_submodule(name) for name in self._names}

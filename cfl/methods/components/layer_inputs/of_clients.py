@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cfl.methods.components.layer_inputs.rows import layer_inputs
 from cfl.methods.components.layer_inputs.weighted_layers import WeightedLayer
-from cfl.methods.components.subspace import layer_inputs
 from cfl.models.evaluation import evaluation_mode
 from cfl.randomness.generators import numpy_generator
 

@@ -9,7 +9,7 @@ from cfl.methods.components.subspace import energy, principal_directions, projec
 
 
 class ResidualInputs:
-    """Exact counterpart of :class:`cfl.methods.components.subspace.Sketch` for inputs that are not sent.
+    """Exact counterpart of :class:`cfl.methods.components.layer_inputs.sketch.Sketch` for inputs that are not sent.
 
     Rows are stored while there are fewer than ``d`` of them; from then on, their second moments ``[d, d]``.
 

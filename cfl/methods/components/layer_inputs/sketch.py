@@ -1,17 +1,93 @@
-"""One client's sketch of one layer's inputs, computed in the cheaper of two ways."""
+"""One client's sketch of one layer's inputs (FOT eq 8, 9)."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from cfl.methods.components.layer_inputs.covariance import InputCovariance, covariance_is_cheaper, draw_sketch
-from cfl.methods.components.subspace import Sketch, layer_dim, layer_inputs, sketch_rows
+from cfl.methods.components.layer_inputs.rows import layer_dim, layer_inputs
+from cfl.methods.components.subspace import energy, project
+
+
+class Sketch:
+    """A client's random sketch of one layer's inputs, built piece by piece (FOT eq 8-9).
+
+    ``A = X* G`` with ``X*`` the inputs minus their part inside the basis, one column per input, and ``G`` standard
+    normal. ``E[A A^T] = s X* X*^T``, so the principal directions of ``A`` approximate those of the data, and the sum
+    of several clients' ``A`` is the sketch of their pooled data: the server needs only sums. That holds if every
+    client and piece has its own ``G``; shared draws would sketch the sum of the clients' inputs instead.
+
+    :func:`cfl.methods.components.layer_inputs.covariance.draw_sketch` gives a sketch of the same distribution from the
+    inputs' covariance alone.
+
+    Float32 products must be true float32 here: with TF32 the residual of an input inside the basis is up to 1e-3 of it
+    instead of 1e-7. Autocast is switched off inside. TF32 is switched off by the caller, between local steps
+    (:func:`cfl.runtime.precision.full_precision`).
+
+    Args:
+        d: length of the input vectors, see :func:`cfl.methods.components.layer_inputs.rows.layer_dim`.
+        s: number of columns. More columns give a more accurate spectrum: on power-law spectra ``s = 5 d`` comes close,
+            while ``s = d`` under-estimates the rank for a given threshold.
+        dtype: of ``A`` and of the arithmetic, ``torch.float32`` or ``torch.float64``.
+        device: where ``A`` lives.
+
+    Attributes:
+        A: ``[d, s]``.
+        input_energy: ``||X||_F^2``, float64 scalar tensor on ``device``.
+        residual_energy: ``||X*||_F^2``, likewise.
+        rows: number of inputs so far.
+    """
+
+    def __init__(
+        self, d: int, s: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    ) -> None:
+        # Allocated later: filling a wide sketch with zeros takes longer than multiplying its first piece.
+        self.A = torch.zeros((), dtype=dtype, device=device).expand(d, s)
+        self.input_energy = torch.zeros((), dtype=torch.float64, device=device)
+        self.residual_energy = torch.zeros((), dtype=torch.float64, device=device)
+        self.rows = 0
+
+    @torch.no_grad()
+    def add(self, rows: Tensor, basis: Tensor | None, gaussian: Tensor) -> None:
+        """Add one piece of inputs; they are not stored.
+
+        Args:
+            rows: ``[n, d]`` layer inputs, any float dtype.
+            basis: ``[d, k]`` basis of earlier tasks, or None.
+            gaussian: ``[n, s]`` standard normal, drawn afresh for every piece.
+        """
+        with torch.autocast(self.A.device.type, enabled=False):
+            rows = rows.to(self.A.dtype)
+            residual = rows if basis is None else project(rows, basis.to(self.A.dtype))
+            gaussian = gaussian.to(self.A.dtype)
+            self.A = residual.T @ gaussian if self.rows == 0 else self.A.addmm_(residual.T, gaussian)
+            self.input_energy += energy(rows)
+            self.residual_energy += energy(residual)
+        self.rows += len(rows)
+
+
+def sketch_rows(sketch: Sketch, rows: Iterable[Tensor], basis: Tensor | None, generator: torch.Generator) -> None:
+    """Add pieces of inputs to a sketch, drawing each piece's Gaussian matrix from ``generator``.
+
+    The draws are float32 on the generator's device, so a CPU generator gives the same numbers for a sketch on any
+    device. The same pieces give the same draws; cutting the same inputs differently gives other, equally good draws.
+
+    Args:
+        sketch: changed in place.
+        rows: pieces ``[n, d]``, such as :func:`cfl.methods.components.layer_inputs.rows.layer_inputs` yields.
+        basis: ``[d, k]`` or None, see :meth:`Sketch.add`.
+        generator: one per client, layer and task, so that no two clients share draws.
+    """
+    for piece in rows:
+        gaussian = torch.randn(len(piece), sketch.A.shape[1], generator=generator, device=generator.device)
+        sketch.add(piece, basis, gaussian.to(sketch.A.device))
 
 
 class LayerSketch:
-    """Computes ``A = X* G`` (FOT eq 8, 9), either piece by piece (:class:`cfl.methods.components.subspace.Sketch`) or
-    from the covariance.
+    """Computes ``A = X* G`` (FOT eq 8, 9), either piece by piece (:class:`Sketch`) or from the covariance.
 
     Both ways have the same distribution (:func:`cfl.methods.components.layer_inputs.covariance.draw_sketch`). The
     choice depends on layer, ``rows`` and ``columns`` only. It is the same on every machine and device. Draws from the
@@ -19,7 +95,7 @@ class LayerSketch:
     convolutions, the covariance is several times cheaper.
 
     Args:
-        layer: see :func:`cfl.methods.components.subspace.layer_dim`.
+        layer: see :func:`cfl.methods.components.layer_inputs.rows.layer_dim`.
         with_bias: whether 1 is appended to its inputs.
         columns: s.
         basis: ``[d, k]`` of earlier tasks' inputs, on the layer's device, or None.
