@@ -31,6 +31,7 @@ from cfl.methods.components.gradient_inversion import (
 )
 from cfl.methods.components.herding import herd
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global, run_model
+from cfl.methods.components.old_outputs import old_sigmoids
 from cfl.methods.components.own_loss import OwnLoss
 from cfl.methods.components.weighted_sum import weighted_sum
 from cfl.methods.context import Context
@@ -255,39 +256,24 @@ class GLFC(OwnLoss):
         return with_exemplars(self, self._table, cohort, batch, self.batch_size, self._extras)
 
     def _extras(self, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """:meth:`_known` of all clients' samples ``[K, M]``, stacked in the wider of their dtypes."""
-        known = [self._known(row, *of_client) for row, of_client in enumerate(zip(x, y, mask, strict=True))]
-        found = {}
-        for name in known[0]:
-            dtype = max((k[name].dtype for k in known), key=lambda d: d.itemsize)
-            found[name] = torch.stack([k[name].to(dtype) for k in known])
-        return found
-
-    def _known(self, row: int, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """The extras of one client's samples ``[M]``: their compensation groups, and the old model's sigmoids.
+        """The clients' samples' compensation groups, and the old models' outputs for them.
 
         Args:
-            row: the client's place in the cohort.
-            x: ``[M, C, H, W]`` inputs.
-            y: ``[M]`` output indices.
-            mask: ``[M]`` on the CPU, False where there is no sample.
+            x: ``[K, M, C, H, W]`` inputs.
+            y: ``[K, M]`` output indices.
+            mask: ``[K, M]`` bool on the CPU, False where there is no sample.
 
         Returns:
-            ``group`` ``[M]`` int64, see :func:`compensation`; ``distils`` ``[M]`` bool, whether there is an old model;
-            ``old`` ``[M, O]``, -1 for the classes that it does not know.
+            ``group`` ``[K, M]`` int64, see :func:`compensation`; ``old`` ``[K, M, O]``, the old model's sigmoids, -1
+            for classes that it does not know, and for all without an old model.
         """
-        learned = self._table["learned"][row]
-        group = torch.where(moved(learned, y.device)[y], 2, 1) if bool(learned.any()) else torch.zeros_like(y)
-        old = self._old[row]
-        target = torch.full((len(y), self.context.num_outputs), -1.0, device=y.device)
-        if old is not None and bool(mask.any()):
-            with torch.no_grad(), evaluating(self.context):
-                rows = moved(mask.nonzero().squeeze(1), x.device)
-                logits = run_model(self.context, old.tensors, x[rows])
-            target = target.to(logits.dtype)
-            target[rows] = torch.where(old.classes, logits.sigmoid(), -1.0)
-        distils = torch.full(y.shape, old is not None, device=y.device)
-        return {f"{self.name} group": group, f"{self.name} distils": distils, f"{self.name} old": target}
+        learned = moved(self._table["learned"], y.device)
+        group = torch.where(learned.gather(1, y), 2, 1) * learned.any(1, keepdim=True)
+        none = torch.zeros_like(learned[0])
+        known = torch.stack([none if old is None else old.classes for old in self._old])
+        models = [None if old is None else old.tensors for old in self._old]
+        target = torch.where(known.unsqueeze(1), old_sigmoids(self.context, models, x, mask), -1.0)
+        return {f"{self.name} group": group, f"{self.name} old": target}
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Gradient compensation and relation distillation."""
@@ -296,9 +282,9 @@ class GLFC(OwnLoss):
         truth = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
         factors = compensation(logits.detach(), samples.y, ours, extras[f"{self.name} group"])
         old = extras[f"{self.name} old"].to(logits.dtype)
-        distils = extras[f"{self.name} distils"].bool()
         compensated = factors * mean_bce(logits, truth, samples.allowed)
         related = mean_bce(logits, torch.where(old >= 0, old, truth), samples.allowed)
+        distils = (old >= 0).any(-1)
         losses = torch.where(distils, 0.5 * compensated + 0.5 * related, compensated)
         return weighted_sum(losses, samples.weights, ours)
 

@@ -20,6 +20,7 @@ from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.components.common_model import network_with_common_features
 from cfl.methods.components.exemplars import Table, no_exemplars, with_classes, with_exemplars
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, run_model
+from cfl.methods.components.old_outputs import old_sigmoids
 from cfl.methods.components.own_loss import OwnLoss
 from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.components.weighted_sum import weighted_sum
@@ -159,24 +160,10 @@ class ICaRL(OwnLoss):
             batch = batch.with_extras(self._outputs(batch.x, batch.y, batch.mask_on_cpu))
         return with_exemplars(self, self._table, cohort, batch, self.batch_size, self._outputs)
 
-    @torch.no_grad()
     def _outputs(self, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """``sigmoid(h_old(x))`` ``[k, M, O]``, the old model in evaluation mode; 0 where there is no sample.
-
-        Computed client by client: layers may depend on the whole batch, and clients' running statistics may differ.
-        ``mask`` is on the CPU. Empty without an old model.
-        """
-        if not self._models:
-            return {}
-        found = x.new_zeros((*mask.shape, self._network.num_outputs))
-        with evaluating(self.context):
-            for row, (model, own) in enumerate(zip(self._models, mask, strict=True)):
-                if bool(own.any()):
-                    rows = moved(own.nonzero().squeeze(1), x.device)
-                    logits = run_model(self.context, model, x[row][rows])
-                    found = found.to(logits.dtype)
-                    found[row, rows] = logits.sigmoid()
-        return {f"{self.name} old": found}
+        """``sigmoid(h_old(x))`` ``[K, M, O]``, see :func:`cfl.methods.components.old_outputs.old_sigmoids`; empty
+        without an old model."""
+        return {f"{self.name} old": old_sigmoids(self.context, self._models, x, mask)} if self._models else {}
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Binary cross-entropy over the classes seen, with the old model's outputs as targets for earlier ones."""
