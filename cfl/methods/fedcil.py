@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -16,6 +16,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.components.gan.consolidation import MadeBatch, consolidated
 from cfl.methods.components.gan.losses import acgan_loss, class_losses, divergences, generated_images
+from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.context import Context
 from cfl.models.acgan import ACGAN
 from cfl.models.dropout import DropoutMasks
@@ -86,7 +87,7 @@ class FedCIL(Method):
     looks_back: ClassVar[bool] = True
     asks_after_tasks = False
     common_order: ClassVar[bool] = True
-    state = ("_replay", "_receivers")
+    state: ClassVar[Mapping[str, str]] = {"replay": "_replay.tensors", "receivers": "_replay.holders"}
 
     def __init__(
         self,
@@ -111,8 +112,7 @@ class FedCIL(Method):
         self.consolidation_steps, self.consolidation_source = consolidation_steps, consolidation_source
         self.consolidation_batch_size, self.consolidation_lr = consolidation_batch_size, consolidation_lr
         self.individual_uplinks = consolidation_steps > 0 and consolidation_source == "clients"
-        self._replay: dict[str, Tensor] = {}
-        self._receivers: set[int] = set()
+        self._replay = PreviousModel()
 
     def setup(self, context: Context) -> None:
         """Check the network.
@@ -169,8 +169,7 @@ class FedCIL(Method):
     def start_clients(self, cohort: Cohort) -> None:
         """Send the replay generator to clients that are sampled for the first time in a task."""
         if self._replays:
-            new = [client for client in cohort.clients if client not in self._receivers]
-            self.context.channel.downlink(f"{self.name} replay generator", self._replay, len(new))
+            self._replay.lend(self.context, f"{self.name} replay generator", cohort.clients, self.context.device)
 
     @property
     def _replays(self) -> bool:
@@ -230,9 +229,8 @@ class FedCIL(Method):
 
     def _replayed(self, noise: Tensor, y: Tensor) -> Tensor:
         """Images of the replay generator in evaluation mode, for given noise and outputs."""
-        # Kept, so that a resumed run, which reads them to the CPU, does not copy them in every step.
-        self._replay = {name: tensor.to(noise.device) for name, tensor in self._replay.items()}
-        return generated_images(self._network, self._replay, noise, y)
+        parameters = {name: tensor.to(noise.device) for name, tensor in self._replay.tensors.items()}
+        return generated_images(self._network, parameters, noise, y)
 
     # Consistency enforcement.
 
@@ -305,7 +303,7 @@ class FedCIL(Method):
 
     def end_round(self, plan: RoundPlan) -> None:
         """Consolidate the model."""
-        self._receivers.update(plan.clients)
+        self._replay.note(plan.clients)
         if self.consolidation_steps > 0:
             self._consolidate(plan)
 
@@ -377,14 +375,13 @@ class FedCIL(Method):
 
     def end_task(self, plan: RoundPlan) -> None:
         """Store the global generator as the next task's replay generator."""
-        self._receivers = set()
         if not self.context.is_last(plan.task):
             tensors = self.context.state_tensors()
-            self._replay = {name: tensors[name].detach().clone() for name in self._network.generator_names}
+            self._replay.keep({name: tensors[name] for name in self._network.generator_names}, ())
 
     def client_storage(self) -> int:
         """Bytes of the replay generator."""
-        return payload_bytes(self._replay) if self._replays else 0
+        return payload_bytes(self._replay.tensors) if self._replays else 0
 
     def report(self) -> Report:
         """Size of the replay generator that a client stores."""

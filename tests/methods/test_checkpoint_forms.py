@@ -71,8 +71,8 @@ STATES: dict[str, dict[str, tuple[str, str]]] = {
         "refined": ("_refined", "int"),
     },
     "FedCIL": {
-        "replay": ("_replay", MODEL),
-        "receivers": ("_receivers", "list"),
+        "replay": ("_replay.tensors", MODEL),
+        "receivers": ("_replay.holders", "list[int]"),
     },
     "FedCurv": {
         "u": ("u", MODEL),

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class PreviousModel:
-    """An earlier global model, such as the previous task's. A client receives it once, when it first needs it."""
+    """An earlier global model or a part of it, such as the previous task's. A client receives it once, when it first
+    needs it."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
