@@ -109,9 +109,10 @@ class FOT(Method):
             none. ``shared``: clients that draw the same Gaussian numbers (``sketch_sharing``) also have the same masks.
         sketch_sharing: worker processes that draw the same Gaussian numbers; 1 as in the paper: every client has its
             own. The authors' code seeds its MPI workers alike (5 on Permuted MNIST by its README, elsewhere 8). As we
-            read it, the p-th clients of all workers with equally many clients then draw the same numbers; of 64 clients
-            on 5 workers, those of four. Their sketches add up to sketches of sums over clients, in which the common
-            mean weighs more, and ranks fall. Clients are dealt out as by ``numpy.array_split``, in ascending order.
+            read it, the p-th clients of all workers with equally many clients then draw the same numbers: four of 5
+            workers if there are 64 clients. The sum of such sketches is a sketch of the clients' summed inputs, in
+            which their common mean weighs more, so that ranks fall. Clients are dealt out as by
+            ``numpy.array_split``, in ascending order.
         protect_bias: treat the bias as the weight of an input that is always 1, so that outputs for earlier tasks'
             inputs do not change at all; the paper does not protect biases.
         freeze_first_layer: freeze weight and bias of the first layer after the first task, and leave it out of GPSE
