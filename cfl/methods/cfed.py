@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -336,7 +336,7 @@ class CFeD(Method):
         """The old model and a shard of images, a byte per pixel."""
         if self.share == 0 or self.context.num_tasks == 1:
             return 0
-        shard = int(np.prod(self._images.shape[1:])) * max(map(len, self._shards))
+        shard = math.prod(self._images.shape[1:]) * max(map(len, self._shards))
         return payload_bytes(self.context.shared_tensors()) + shard
 
     def report(self) -> Report:

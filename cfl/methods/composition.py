@@ -181,7 +181,8 @@ class Composition(MethodComposition):
         found: dict[str, Noise] = {}
         for method in self.with_capability(NoisySums).values():
             released = method.releases(task_free_plan(plan) if method.task_free else plan)
-            found |= check_releases(method.key, released)
+            check_releases(method.key, released)
+            found |= released
         return found
 
     def setup(self, federation: Federation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, get_args
@@ -200,8 +201,7 @@ class ER(Method):
         """Bytes of a full memory, a byte per pixel, with label and task; 0 if no task end ever fills it."""
         if self.update == "task" and self.context.num_tasks == 1:
             return 0
-        channels, height, width = self.context.input_shape
-        return self.memory.size * (channels * height * width + 2)
+        return self.memory.size * (math.prod(self.context.input_shape) + 2)
 
     def report(self) -> Report:
         """Number of samples that a client can keep."""

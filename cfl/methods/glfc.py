@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -388,8 +389,7 @@ class GLFC(OwnLoss):
     def client_storage(self) -> int:
         """Bytes of memory with label and rank, samples before the current ones, old model, entropy and flags."""
         context = self.context
-        channels, height, width = context.input_shape
-        pixels, old = channels * height * width, payload_bytes(context.shared_tensors())
+        pixels, old = math.prod(context.input_shape), payload_bytes(context.shared_tensors())
         return self.size * (pixels + 2) + context.most_trained_on * (pixels + 1) + old + 8 + context.num_outputs
 
     def report(self) -> Report:

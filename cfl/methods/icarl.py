@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -260,10 +261,9 @@ class ICaRL(OwnLoss):
 
     def client_storage(self) -> int:
         """Bytes of the exemplars with label and rank, and of the old model."""
-        channels, height, width = self.context.input_shape
-        several = self.context.num_tasks > 1
-        old = payload_bytes(self.context.shared_tensors()) if several else 0
-        return self.size * (channels * height * width + 2) + old
+        context = self.context
+        old = payload_bytes(context.shared_tensors()) if context.num_tasks > 1 else 0
+        return self.size * (math.prod(context.input_shape) + 2) + old
 
     def report(self) -> Report:
         """Number of exemplars that a client can keep."""

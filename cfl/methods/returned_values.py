@@ -67,8 +67,7 @@ def check_factors(who: str, factors: Mapping[str, RightFactor], cohort: Cohort) 
         TypeError: naming the method, if they are no factors.
         ValueError: naming the method and the parameter.
     """
-    if not isinstance(factors, Mapping) or not all(isinstance(one, RightFactor) for one in factors.values()):
-        raise TypeError(f"{who}.right_factors gives no mapping of names to RightFactor, but {factors!r:.60}")
+    _check_mapping(f"{who}.right_factors", factors, "names", RightFactor)
     if unknown := sorted(set(factors).difference(cohort.parameters)):
         raise ValueError(f"{who}.right_factors names {unknown[0]}, no parameter of the network")
 
@@ -80,8 +79,7 @@ def check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:
         TypeError: naming the method, if they are no pulls, or an anchor is of another type than the weights.
         ValueError: naming the method and the parameter.
     """
-    if not isinstance(pulls, Mapping) or not all(isinstance(pull, Pull) for pull in pulls.values()):
-        raise TypeError(f"{who}.pulls gives no mapping of names to Pull, but {pulls!r:.60}")
+    _check_mapping(f"{who}.pulls", pulls, "names", Pull)
     if unknown := sorted(set(pulls).difference(cohort.parameters, cohort.buffers)):
         raise ValueError(f"{who}.pulls names {unknown[0]}, no parameter of the network")
     for name in set(pulls).intersection(cohort.parameters):
@@ -99,15 +97,18 @@ def check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:
                 raise ValueError(f"{shape}; the weights of these clients have {wanted}, the first axis may be 1")
 
 
-def check_releases(who: str, found: Any) -> Mapping[str, Noise]:
-    """Return a method's releases.
+def check_releases(who: str, found: Any) -> None:
+    """Refuse releases that are no mapping of topics to Noise.
 
     Raises:
-        TypeError: naming the method, if they are no mapping of topics to Noise.
+        TypeError: naming the method.
     """
-    if not isinstance(found, Mapping) or not all(isinstance(noise, Noise) for noise in found.values()):
-        raise TypeError(f"{who}.releases gives no mapping of topics to Noise, but {found!r:.60}")
-    return found
+    _check_mapping(f"{who}.releases", found, "topics", Noise)
+
+
+def _check_mapping(who: str, found: Any, of: str, kind: type) -> None:
+    if not isinstance(found, Mapping) or not all(isinstance(value, kind) for value in found.values()):
+        raise TypeError(f"{who} gives no mapping of {of} to {kind.__name__}, but {found!r:.60}")
 
 
 def check_added(method: Method, found: CohortBatch, given: CohortBatch) -> None:

@@ -6,7 +6,6 @@ import pickle
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Callback
 from torch import Tensor
@@ -113,7 +112,7 @@ def reduces_to_fedavg(case: MethodCase) -> None:
     """With its neutral options it is federated averaging, bit for bit."""
     if case.reduces_to_fedavg is None:
         return
-    differs = _first_difference(case.run("neutral"), case.run("fedavg"))
+    differs = _first_of(case.run("neutral").models, case.run("fedavg").models, 0.0)
     if differs:
         found, plain = case.run("neutral", in_double=True).models, case.run("fedavg", in_double=True).models
         raise AssertionError(
@@ -166,7 +165,7 @@ def clients_may_lack_tasks(case: MethodCase) -> None:
 
 def require_equal(case: MethodCase, what: str, which: str, found: Run, expected: Run, tolerance: float) -> None:
     """Require equal models after every round, states of clients and method, and bytes."""
-    differs = _first_difference(found, expected, tolerance)
+    differs = _first_of(found.models, expected.models, tolerance)
     assert found.method is not None
     assert expected.method is not None
     differs = differs or difference(found.kept(), expected.kept(), tolerance, "what clients keep")
@@ -178,11 +177,7 @@ def require_equal(case: MethodCase, what: str, which: str, found: Run, expected:
         raise AssertionError(f"{what}: {case.who} computes something else {which}: {differs} ({tolerance:.3g} allowed)")
 
 
-def _first_difference(found: Run, expected: Run, tolerance: float = 0.0) -> str | None:
-    return _first_of(found.models, expected.models, tolerance)
-
-
-def _first_of(found: Sequence[Any], expected: Sequence[Any], tolerance: float) -> str | None:
+def _first_of(found: Models, expected: Models, tolerance: float) -> str | None:
     """The first round after which two global models differ, in words; rounds count from 0."""
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         differs = difference(one, other, tolerance)
