@@ -183,15 +183,14 @@ class CFeD(Method):
         self._taken = dict.fromkeys(rows, 0)
         if not rows:
             return
-        device = context.device
-        old = self._old.lend(context, f"{self.name} old model", [cohort.clients[row] for row in rows], device)
+        old = self._old.lend(context, f"{self.name} old model", [cohort.clients[row] for row in rows])
         for row in rows:
             client = cohort.clients[row]
             count = cohort.sizes[row] * context.local_epochs
             purpose = f"{self.name} order"
             self._orders[row] = passes(self._shards[client], count, context.seed, purpose, cohort.round, client)
             self._models[row] = {**client_model(context, client), **old}
-        self._compared = self._outputs(cohort.task).to(device)
+        self._compared = self._outputs(cohort.task).to(context.device)
         if cohort.used_outputs is not None:  # reviewing clients do not train the outputs of the task
             cohort.used_outputs[rows] = self._compared
         cohort.withhold(rows)

@@ -169,7 +169,7 @@ class FedCIL(Method):
     def start_clients(self, cohort: Cohort) -> None:
         """Send the replay generator to clients that are sampled for the first time in a task."""
         if self._replays:
-            self._replay.lend(self.context, f"{self.name} replay generator", cohort.clients, self.context.device)
+            self._replay.lend(self.context, f"{self.name} replay generator", cohort.clients)
 
     @property
     def _replays(self) -> bool:

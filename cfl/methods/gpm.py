@@ -142,11 +142,11 @@ class GPM(Method):
         places = held["tasks"].nonzero().flatten().tolist()
         if not places:
             return {}
-        context, device = self.context, self.context.device
+        context = self.context
         clients, ranks = [cohort.clients[place] for place in places], held["ranks"][places].max(0).values.tolist()
-        holders = torch.tensor(places, device=device)
+        holders = torch.tensor(places, device=context.device)
         memories = {
-            name: self._directions(name, clients, rank, device)
+            name: self._directions(name, clients, rank)
             for name, rank in zip(self._dims, ranks, strict=True)
             if rank > 0
         }
@@ -168,9 +168,10 @@ class GPM(Method):
     def _nothing(self) -> dict[str, Tensor]:
         return {"tasks": torch.tensor(0), "ranks": torch.zeros(len(self._dims), dtype=torch.int64)}
 
-    def _directions(self, layer: str, clients: Sequence[int], rank: int, device: torch.device) -> Tensor:
+    def _directions(self, layer: str, clients: Sequence[int], rank: int) -> Tensor:
         """``[k, rank, d]``, the clients' memories of a layer as rows, with zeros where they have fewer directions."""
-        empty = {"directions": torch.zeros(BLOCK, self._dims[layer], dtype=self._dtype(layer), device=device)}
+        device, dtype = self.context.device, self._dtype(layer)
+        empty = {"directions": torch.zeros(BLOCK, self._dims[layer], dtype=dtype, device=device)}
         blocks = [
             self.context.clients.gather(f"gpm {layer} {block}", clients, empty)["directions"]
             for block in range(math.ceil(rank / BLOCK))
@@ -206,7 +207,7 @@ class GPM(Method):
         context = self.context
         held = context.clients.gather("gpm", [client], self._nothing())
         before = dict(zip(self._dims, held["ranks"][0].tolist(), strict=True))
-        memories = {name: self._directions(name, [client], rank, context.device)[0] for name, rank in before.items()}
+        memories = {name: self._directions(name, [client], rank)[0] for name, rank in before.items()}
         inputs = {n: ResidualInputs(rows.T) for n, rows in memories.items()}
         model = client_model(context, client)
         with seen_inputs(self._protected, lambda name, rows: inputs[name].add(rows)):

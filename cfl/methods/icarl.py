@@ -152,7 +152,7 @@ class ICaRL(OwnLoss):
             cohort.used_outputs |= moved(self._seen(cohort.task), cohort.used_outputs.device)
         if not self._old:
             return
-        old = self._old.lend(context, "old model", cohort.clients, context.device)
+        old = self._old.lend(context, "old model", cohort.clients)
         self._models = [{**client_model(context, client), **old} for client in cohort.clients]
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:

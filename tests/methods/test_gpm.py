@@ -156,7 +156,7 @@ def memories_of(gpm: GPM, federation: Federation, client: int) -> dict[str, Tens
     if state is None:
         return {}
     ranks = dict(zip(gpm._dims, state["ranks"].tolist(), strict=True))
-    return {n: gpm._directions(n, [client], r, torch.device("cpu"))[0].T for n, r in ranks.items()}
+    return {n: gpm._directions(n, [client], r)[0].T for n, r in ranks.items()}
 
 
 @pytest.mark.parametrize("optimizer", [sgd, MOMENTUM], ids=["sgd", "momentum"])

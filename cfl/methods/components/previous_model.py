@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -34,15 +33,15 @@ class PreviousModel:
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.holders = set(holders)
 
-    def lend(self, context: Context, topic: str, clients: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+    def lend(self, context: Context, topic: str, clients: Sequence[int]) -> dict[str, Tensor]:
         """Send the model to those of these clients that do not have it. Call :meth:`note` later to record them.
 
         Returns:
-            Name -> tensor on the device.
+            Name -> tensor on the network's device.
         """
         late = [client for client in clients if client not in self.holders]
         context.channel.downlink(topic, self.tensors, len(late))
-        self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        self.tensors = {name: tensor.to(context.device) for name, tensor in self.tensors.items()}
         return self.tensors
 
     def note(self, clients: Collection[int]) -> None:

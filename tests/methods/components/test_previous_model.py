@@ -11,8 +11,6 @@ from cfl.methods import Method
 from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.context import Context
 
-CPU = torch.device("cpu")
-
 
 class Lends(Method):
     state: ClassVar[dict[str, str]] = {"old": "lent.tensors", "received": "lent.holders"}
@@ -37,14 +35,14 @@ def test_every_client_is_sent_it_once() -> None:
     model["w"].zero_()
     sent = []
     for clients in ([0, 1], [1, 2], [0, 1, 2, 3]):
-        assert lent.lend(ours, "old", clients, CPU)["w"].tolist() == [1.0] * 10
+        assert lent.lend(ours, "old", clients)["w"].tolist() == [1.0] * 10
         lent.note(clients)
         sent.append(ours.channel.downlink_bytes["old"])
     assert sent == [40, 80, 80], "client 1, then 2, then nobody; 40 bytes each"
     method, resumed = Lends(lent), Lends(PreviousModel())
     resumed.load_state_dict(method.state_dict())
-    resumed.lent.lend(ours, "old", [0, 1, 2, 3], CPU)
+    resumed.lent.lend(ours, "old", [0, 1, 2, 3])
     assert ours.channel.downlink_bytes["old"] == 80
     lent.keep({"w": torch.zeros(10)}, [])
-    lent.lend(ours, "old", [0, 1], CPU)
+    lent.lend(ours, "old", [0, 1])
     assert ours.channel.downlink_bytes["old"] == 160, "another model, to be sent anew"
