@@ -66,8 +66,8 @@ class FedAGEM(Method):
     clients that compute a gradient and do not take part in the next round. Storage per client: the buffer, and the
     reference if ``every`` is above 1. Extra compute: one forward and backward pass over ``samples`` per client and
     reference; per local step an inner product and an element-wise pass over the weights. Scenarios: task-, class- and
-    domain-incremental. Optimizers: any. The guarantee holds for plain SGD; momentum and Adam may change the direction
-    of the step.
+    domain-incremental; regression and detection, with their losses in place of the cross-entropy. Optimizers: any. The
+    guarantee holds for plain SGD; momentum and Adam may change the direction of the step.
 
     Args:
         samples: samples drawn per client for its gradient, or all of the buffer if it holds fewer. The paper does not
