@@ -170,9 +170,9 @@ def _constant_statistics(network: nn.Module, also_training: bool) -> Iterator[No
     before = [(layer, layer.running_mean, layer.running_var) for layer in layers]
     found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
-    def hook(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+    def hook(layer: Any, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         if layer not in found:
-            x = inputs[0].detach()
+            x = (inputs[0] if inputs else named["input"]).detach()
             variance, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
             found[layer] = (mean, variance)
         layer.running_mean, layer.running_var = found[layer]
@@ -180,7 +180,7 @@ def _constant_statistics(network: nn.Module, also_training: bool) -> Iterator[No
     try:
         with ExitStack() as handles:
             for layer in layers:
-                handles.enter_context(layer.register_forward_pre_hook(hook))
+                handles.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
             yield
     finally:
         for layer, mean, variance in before:

@@ -38,16 +38,18 @@ def watch_before_dropout(
         watchers: weighted layer of ``network`` -> called as ``watcher(layer, input)`` with ``[b, ...]``.
     """
 
-    def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        dropped, kept = inputs[0].chunk(2)
+    def hook(
+        layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]
+    ) -> tuple[tuple[Tensor], dict[str, Tensor]]:
+        dropped, kept = (inputs[0] if inputs else named["input"]).chunk(2)
         if layer in watchers:
             watchers[layer](layer, kept)
-        return torch.cat([dropped, dropped])
+        return (torch.cat([dropped, dropped]),), {}
 
     both = {name: torch.cat([mask, torch.ones_like(mask)]) for name, mask in masks.items()}
     with _dropping(network, both), ExitStack() as handles:
         for layer in weighted_layers(network).values():
-            handles.enter_context(layer.register_forward_pre_hook(hook))
+            handles.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
         functional_call(network, dict(model), (torch.cat([x, x]),))
 
 

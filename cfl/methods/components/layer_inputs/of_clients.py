@@ -81,12 +81,12 @@ def evaluating_global(context: Context) -> Iterator[None]:
 def inputs_watched(watchers: Mapping[nn.Module, Callable[[nn.Module, Tensor], None]]) -> Iterator[None]:
     """Within the context, every layer calls its watcher, as ``watcher(layer, x)``, with its input."""
 
-    def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        watchers[layer](layer, inputs[0])
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        watchers[layer](layer, inputs[0] if inputs else named["input"])
 
     with ExitStack() as handles:
         for layer in watchers:
-            handles.enter_context(layer.register_forward_pre_hook(hook))
+            handles.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
         yield
 
 
