@@ -199,20 +199,24 @@ def _mask_shapes(
     shapes: dict[str, tuple[int, ...]] = {}
 
     def record(name: str, whole_maps: bool) -> object:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            x = inputs[0] if inputs else named["input"]
             if name in shapes:
                 used = f"dropout layer {name}, used more than once in a forward pass"
                 raise ConfigError("model.network", used, "a dropout layer of its own for each use")
-            if len(inputs[0]) != 1:
-                used = f"dropout layer {name}, whose input of one sample is {list(inputs[0].shape)}"
+            if len(x) != 1:
+                used = f"dropout layer {name}, whose input of one sample is {list(x.shape)}"
                 raise ConfigError("model.network", used, "inputs with the batch first (batch_first=True)")
-            one = tuple(inputs[0].shape[1:])
+            one = tuple(x.shape[1:])
             shapes[name] = (one[0], *[1] * (len(one) - 1)) if whole_maps else one
 
         return hook
 
     handles = [
-        layer.register_forward_pre_hook(record(name, isinstance(layer, nn.Dropout2d)))  # type: ignore[arg-type]
+        layer.register_forward_pre_hook(
+            record(name, isinstance(layer, nn.Dropout2d)),  # type: ignore[arg-type]
+            with_kwargs=True,
+        )
         for name, layer in layers.items()
     ]
     some = next(network.parameters())

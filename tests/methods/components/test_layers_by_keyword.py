@@ -17,14 +17,15 @@ class ByPosition(Network):
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
         self.fc, self.norm, self.head = nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, num_outputs)
+        self.drop = nn.Dropout(0.5)
 
     def features(self, x: Tensor) -> Tensor:
-        return torch.relu(self.norm(self.fc(x.flatten(1))))
+        return self.drop(torch.relu(self.norm(self.fc(x.flatten(1)))))
 
 
 class ByKeyword(ByPosition):
     def features(self, x: Tensor) -> Tensor:
-        return torch.relu(self.norm(input=self.fc(input=x.flatten(1))))
+        return self.drop(input=torch.relu(self.norm(input=self.fc(input=x.flatten(1)))))
 
 
 METHODS: dict[str, Callable[[], Method]] = {
