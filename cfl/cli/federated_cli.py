@@ -31,7 +31,7 @@ from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.kept_options import KEYS, kept_options
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
-from cfl.cli.optimizer_options import check_optimizer_options, kept_rate
+from cfl.cli.optimizer_options import check_optimizer_options
 from cfl.cli.own_classes import check_options, check_untyped, naming_what_cannot_be_made
 from cfl.cli.parsing import options_given
 from cfl.cli.reasons import disk_error, reason_for_user
@@ -166,21 +166,13 @@ class FederatedCLI(LightningCLI):
         if settings.get("weights_only") is False:
             raise ConfigError("weights_only", False, "true: checkpoints hold tensors and plain values only")
         settings.trainer.strategy = strategy_for(**{name: settings.trainer[name] for name in DECIDE_STRATEGY})
-        self._check_optimizer(settings.model.optimizer)
+        check_optimizer_options(plain["model"]["optimizer"].get("init_args") or {})
         self._say_kept_options(settings)
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
 
-    def _check_optimizer(self, optimizer: Namespace) -> None:
-        """Refuse options that learn nothing, and say if a learning rate was meant for another optimizer."""
-        options = optimizer.get("init_args", Namespace()).as_dict()
-        check_optimizer_options(options)
-        line = kept_rate(options_given(), _default_options(), optimizer.class_path, options.get("lr"))
-        if line and self.subcommand == "fit" and signals.is_first_process():
-            print(printable(line), flush=True)
-
     def _say_kept_options(self, settings: Namespace) -> None:
-        """Say which options keep values that were meant for another stream, partition, participation or network."""
+        """Say which options keep values that were meant for another class, such as another optimizer."""
         if self.subcommand != "fit" or not signals.is_first_process():
             return
         every = [*_default_options(), *options_given()]

@@ -10,8 +10,8 @@ from cfl.cli.given import Given
 from cfl.runtime.class_paths import named_class, own_parameter
 from cfl.runtime.errors import shown
 
-KEYS = ("data.stream", "data.partition", "data.participation", "model.network")
-"""Keys of classes whose options are looked at. The optimizer's are in :mod:`cfl.cli.optimizer_options`."""
+KEYS = ("data.stream", "data.partition", "data.participation", "model.network", "model.optimizer")
+"""Keys of classes whose options are looked at."""
 
 
 def kept_options(every: Sequence[Given], key: str, path: str, options: Mapping[str, Any]) -> Iterator[str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from cfl.cli.given import Given
-from cfl.runtime.class_paths import named_class
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_numbers
 
@@ -29,37 +26,6 @@ _OFF = {
     "differentiable": "nothing is derived from a step",
     "capturable": "engines capture steps in ways of their own, and torch has it on some devices only",
 }
-
-
-def kept_rate(given: Sequence[Given], defaults: Iterable[Given], path: str, lr: Any) -> str | None:
-    """Return a sentence if a file set the learning rate for another optimizer than the one that is used; else None.
-
-    Args:
-        given: the options that were given, in order.
-        defaults: the options of the default configuration.
-        path: dotted path of the optimizer's class.
-        lr: its learning rate.
-    """
-    every = [*defaults, *given]
-    named = {one.file: _last_part(one.value) for one in every if one.key == KEY}  # within a file, in any order
-    used, optimizer, whose, file = _last_part(path), "", "", None
-    for one in every:
-        if one.key == KEY:
-            optimizer = _last_part(one.value)
-        elif one.key == f"{KEY}.lr":
-            whose, file = named.get(one.file, optimizer), one.file
-    if file is None or whose == used:
-        return None
-    found = named_class(path)
-    own = inspect.signature(found).parameters.get("lr") if found is not None else None
-    if own is None or own.default == lr or not isinstance(lr, int | float):
-        return None
-    usual = f" instead of {own.default:g}" if isinstance(own.default, int | float) else ""
-    return f"{KEY}.lr is {lr:g}{usual}, as {file} sets it for {whose}; set {KEY}.lr behind {KEY}={used}"
-
-
-def _last_part(path: Any) -> str:
-    return str(path).rpartition(".")[2]
 
 
 def check_optimizer_options(options: Mapping[str, Any]) -> None:

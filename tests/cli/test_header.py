@@ -12,8 +12,6 @@ import yaml
 from support import tiny_cli
 
 import cfl
-from cfl.cli import optimizer_options
-from cfl.cli.given import Given
 from cfl.cli.header import announce
 from cfl.cli.main import main
 from cfl.reporting.experiment import benchmark_name, method_name
@@ -142,9 +140,13 @@ def test_a_fit_begins_with_what_and_where(tmp_path: Path, capsys: pytest.Capture
         (("--config", "adam.yaml"), None),
         (("--config", "sgd.yaml", "--config", "adam.yaml"), None),
         (("--config", "sgd.yaml", "--model.optimizer", "SGD"), None),
+        (
+            ("--config", "sgd.yaml", "--model.optimizer", "RMSprop", "--model.optimizer.lr", "0.01"),
+            "momentum is 0.5 instead of 0, as sgd.yaml sets it for SGD; set model.optimizer.momentum behind",
+        ),
     ],
 )
-def test_a_learning_rate_meant_for_another_optimizer_is_named(
+def test_an_option_meant_for_another_optimizer_is_named(
     words: tuple[str, ...],
     said: str | None,
     tmp_path: Path,
@@ -154,13 +156,13 @@ def test_a_learning_rate_meant_for_another_optimizer_is_named(
     """A rate for SGD is far too large for Adam, which would learn nothing with it."""
     monkeypatch.chdir(tmp_path)
     for name, content in {
-        "sgd.yaml": "model: {optimizer: {class_path: SGD, init_args: {lr: 0.05}}}",
+        "sgd.yaml": "model: {optimizer: {class_path: SGD, init_args: {lr: 0.05, momentum: 0.5}}}",
         "adam.yaml": "model: {optimizer: {init_args: {lr: 0.05}, class_path: torch.optim.Adam}}",
     }.items():
         Path(name).write_text(content)
     short = ("--data.stream.num_tasks", "1", "--schedule.rounds_per_task", "1", "--run.dir", "run")
     assert tiny_cli.run("fit", *words, *short) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("model.optimizer.lr ")]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("model.optimizer.")]
     assert len(lines) == (said is not None)
     assert said is None or said in lines[0]
 
@@ -218,20 +220,3 @@ def test_options_meant_for_another_class_are_named(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("model.network.")]
     assert len(lines) == len(said)
     assert all(sentence in line for sentence, line in zip(said, lines, strict=True))
-
-
-@pytest.mark.parametrize(("default", "said"), [(0.5, " instead of 0.5,"), (None, "is 0.2, as"), (0.2, None)])
-def test_a_learning_rate_is_named_whatever_the_optimizers_own_is(
-    default: float | None, said: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def mine(lr: float | None = default) -> None:
-        pass
-
-    monkeypatch.setattr(optimizer_options, "named_class", lambda path: mine)
-    defaults = [
-        Given("model.optimizer", "torch.optim.SGD", "default.yaml"),
-        Given("model.optimizer.lr", 0.2, "default.yaml"),
-    ]
-    found = optimizer_options.kept_rate([Given("model.optimizer", "my.Mine")], defaults, "my.Mine", 0.2)
-    assert (found is None) == (said is None)
-    assert said is None or said in str(found)
