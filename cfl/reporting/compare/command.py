@@ -146,7 +146,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _listed(text: str) -> list[str]:
-    return [part for part in (part.strip() for part in text.split(",")) if part]
+    """The parts of a text between commas, each once."""
+    return list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
 
 
 def _columns(text: str) -> list[str]:

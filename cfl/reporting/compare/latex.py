@@ -42,11 +42,15 @@ def latex_report(compared: Compared, columns: Sequence[str] = ()) -> str:
     Args:
         compared: the tables, each with the row against which its differences are taken.
         columns: keys that :func:`check_columns` allows; empty: the usual ones of papers, such as ACC, FGT and BWT.
+            Tables that have none of them are left out.
     """
     text, labels = _HEAD, set[str]()
     for comparison, baseline in compared:
         keys = [key for key in columns or _columns_of_papers(comparison) if key in valid_columns([comparison])]
         text += "".join(f"% {on_one_line(note)}\n" for note in comparison.notes)
+        if not keys:
+            text += f"% {on_one_line(comparison.title)}: no such columns\n"
+            continue
         name = re.sub("[^a-z0-9]+", "-", comparison.title.lower()).strip("-") or "runs"
         blocks = [(name, _means(comparison, keys), _about_means(comparison, keys))]
         if baseline is not None and (differences := _differences(comparison, baseline, keys)):
@@ -184,12 +188,9 @@ def _about_means(comparison: Comparison, keys: Sequence[str]) -> str:
     several = any(len(row.seeds) > 1 for row in comparison.rows)
     told = "Means $\\pm$ sample standard deviations over seeds" if several else "Results of one seed"
     bold = ", best in bold" if len(comparison.rows) > 1 else ""
-    meanings = "; ".join(
-        f"{in_latex(figure.heading)}: {in_latex(figure.meaning)}"
-        for figure in figures_of(comparison)
-        if figure.key in keys
-    )
-    return f"{told}{bold}. {_about(comparison)} {meanings}."
+    shown = [figure for figure in figures_of(comparison) if figure.key in keys]
+    meanings = "; ".join(f"{in_latex(figure.heading)}: {in_latex(figure.meaning)}" for figure in shown)
+    return f"{told}{bold}. {_about(comparison)}{f' {meanings}.' if meanings else ''}"
 
 
 def _about_differences(comparison: Comparison, baseline: Row) -> str:

@@ -231,10 +231,27 @@ def test_it_compiles_without_overfull_boxes(form: str, wide_report: str, tmp_pat
     assert "multiply defined" not in log
 
 
+def test_a_table_without_any_of_the_columns_is_left_out(tmp_path: Path) -> None:
+    """Of runs with accuracies and runs with densities, ``acc`` is a column of the former only."""
+    runs = [make_run(tmp_path / "acc"), make_density_run(tmp_path / "nll")]
+    tables = compare([read(run, []) for run in runs])
+    assert len(tables) == 2
+    latex = latex_report([(table, None) for table in tables], ["acc"])
+    assert rows_of(latex) == [["method", r"ACC \% $\uparrow$"], ["FOT", "$82.45$"]]
+    assert latex.count(r"\begin{table}") == 1
+    assert "% digits, shards-2, density: no such columns" in latex
+
+
+def test_a_caption_without_figures_ends_with_the_seeds(tmp_path: Path) -> None:
+    latex = report_of(tmp_path, *TWO, columns=("seeds", "rank"))
+    (caption,) = [line for line in latex.splitlines() if line.startswith(r"\caption{Means")]
+    assert caption.endswith("seeds 0, 1.}")
+
+
 def test_the_columns_can_be_chosen_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run")
     out = tmp_path / "out"
-    assert main([str(tmp_path / "run"), "--out", str(out), "--columns", "acc, seconds"]) == 0
+    assert main([str(tmp_path / "run"), "--out", str(out), "--columns", "acc, seconds, acc"]) == 0
     assert [len(row) for row in rows_of((out / "comparison.tex").read_text())] == [3, 3]
     capsys.readouterr()
     assert main([str(tmp_path / "run"), "--columns", "acc"]) == 2
