@@ -40,7 +40,7 @@ class OwnMatrix(CollectedMatrix):
         num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
 
     Raises:
-        ConfigError: the metric does not say whether higher values are better.
+        ConfigError: it is no metric, or does not say whether higher values are better.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class OwnMatrix(CollectedMatrix):
         super().__init__(num_tasks, num_clients)
         self.key, self._of_classes = own_key(name), of_classes
         self._path = f"{type(metric).__module__}.{type(metric).__qualname__}"
+        if not isinstance(metric, Metric) or metric.higher_is_better is None:
+            raise ConfigError(self.key, self._path, "a torchmetrics.Metric with higher_is_better = True, or False")
         own = vars(metric).keys() - _of_every_metric()
         options = {key: value for key, value in vars(metric).items() if key in own and _is_option(metric, key, value)}
         self.definition = f"{self._path}({', '.join(f'{key}={options[key]!r}' for key in sorted(options))})"
-        if metric.higher_is_better is None:
-            raise ConfigError(self.key, self._path, "a metric with higher_is_better = True, or False")
         self.better: Better = "higher" if metric.higher_is_better else "lower"
         self._template = [metric]  # in a list, so that its states are no part of this module's
 

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, Trainer
 from support import tiny_cli
 from support.made_up import make_run
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassCalibrationError
 from torchmetrics.regression import MeanAbsoluteError
 
@@ -270,12 +270,18 @@ class Undirected(Batches):
         (Forgetful, "add up over batches; 67 of all samples at once, 41 of"),
         (Several, r"one number of log-probabilities \[B, O\] and classes \[B\]; .*Error: "),
         (Failing, r"RuntimeError: selected index k out of range \(test_own.py, line \d+\)"),
-        (Undirected, "a metric with higher_is_better = True, or False"),
+        (Undirected, "a torchmetrics.Metric with higher_is_better = True, or False"),
     ],
 )
 def test_metrics_that_cannot_work_are_refused(kind: type[Metric], said: str) -> None:
     with pytest.raises(ConfigError, match=rf"measures.x = .*test_own.{kind.__name__}.* cannot work; valid: .*{said}"):
         OwnMatrix("x", kind(), True, 2).try_out(4, None)
+
+
+@pytest.mark.parametrize("one", [MetricCollection([MeanMetric()]), lambda scores, y: 0.0])
+def test_what_is_no_metric_is_refused(one: Any) -> None:
+    with pytest.raises(ConfigError, match=r"measures\.x = .* cannot work; valid: a torchmetrics\.Metric with"):
+        OwnMatrix("x", one, True, 2)
 
 
 @pytest.mark.parametrize(
