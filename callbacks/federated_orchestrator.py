@@ -109,6 +109,8 @@ class FederatedOrchestrator(Callback):
 
         Raises:
             ConfigError: the Trainer's settings do not allow rounds.
+            RuntimeError: the Trainer has trained another Client. Lightning would train nothing, because it goes on
+                counting that one's epochs.
         """
         client, data = client_of(pl_module), data_of(trainer)
         if stage == "fit":
@@ -117,6 +119,9 @@ class FederatedOrchestrator(Callback):
         else:
             check_evaluation(trainer)
         if client.federation is None:
+            if stage == "fit" and trainer.current_epoch:
+                found = f"this Trainer has trained another Client for {trainer.current_epoch} rounds"
+                raise RuntimeError(f"{found}; a new Client needs a new Trainer")
             client.federation = self._build(trainer, client, data, trains=stage == "fit")
             self._check_options_do_something(client.federation)
             self._check_weighting(client)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
-from support.tiny import tiny_data
+from support.tiny import tiny_client, tiny_data
 from support.tiny_cli import TINY
 from support.tiny_cli import fit as fit_by_command
 
@@ -245,6 +245,17 @@ def test_a_run_from_parts_is_that_of_the_same_configuration(run: cfl.Run, tmp_pa
     assert torch.equal(found.accuracy_matrix, run.accuracy_matrix)
     with pytest.raises(RunFolderError, match=r"config\.yaml"):
         found.model  # noqa: B018
+
+
+def test_a_trainer_serves_one_client(tmp_path: Path) -> None:
+    """Lightning would train nothing, and the folder would lose its summary."""
+    data = tiny_data()
+    trainer = cfl.trainer(data, tmp_path / "run", accelerator="cpu")
+    trainer.fit(tiny_client(data), data)
+    acc = cfl.load(tmp_path / "run").acc
+    with pytest.raises(RuntimeError, match=r"this Trainer has trained another Client for \d+ rounds; .* a new Trainer"):
+        trainer.fit(tiny_client(data), data)
+    assert cfl.load(tmp_path / "run").acc == acc
 
 
 def test_importing_the_package_imports_no_torch() -> None:
