@@ -12,6 +12,7 @@ from cfl.callbacks import OF_SECTIONS, DashboardLog, RoundCheckpoint, RunRecord
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.quiet import silence_libraries
 from cfl.data.datamodule import FederatedDataModule
+from cfl.runtime.errors import ConfigError
 from cfl.runtime.yaml_file import read_yaml
 from cfl.training.strategy import DECIDE_STRATEGY, strategy_for
 
@@ -31,19 +32,23 @@ def trainer(
 
     Args:
         data: the data module to train on. It gives the number of rounds.
-        run_dir: the run folder, with tables, pictures, summary and checkpoint; None writes nothing.
+        run_dir: the run folder, with tables, pictures, summary and checkpoint; None writes nothing. Loggers need one.
         callbacks: further callbacks. One of the program's own, e.g. ``FederatedOrchestrator(server_lr=0.5)``, replaces
             the one with default options.
         settings: settings of the Trainer, which override those of ``configs/default.yaml``.
 
     Raises:
+        ConfigError: a logger without ``run_dir``.
         MisconfigurationException: Lightning's Trainer does not accept the settings. Settings with which there can be no
             rounds are refused when the fit begins.
     """
     silence_libraries()
+    if run_dir is None and (logger := settings.get("logger")) and not _has(callbacks, DashboardLog):
+        shown = logger if isinstance(logger, bool) else type(logger).__name__
+        raise ConfigError("logger", shown, "false without run_dir: loggers get the figures of the run folder")
     # The order of callbacks is that of cfl fit: those of the user come first.
     own: list[Callback] = [
-        RunRecord(dir=str(run_dir)) if kind is RunRecord else kind()
+        RunRecord(dir=str(Path(run_dir).expanduser())) if run_dir is not None and kind is RunRecord else kind()
         for kind in OF_SECTIONS.values()
         if run_dir is not None or kind not in _OF_A_RUN_FOLDER
     ]
@@ -56,6 +61,10 @@ def trainer(
     }
     settings["strategy"] = strategy_for(**{name: settings[name] for name in DECIDE_STRATEGY if name in settings})
     return Trainer(
-        callbacks=[*callbacks, *(one for one in own if not any(isinstance(given, type(one)) for given in callbacks))],
+        callbacks=[*callbacks, *(one for one in own if not _has(callbacks, type(one)))],
         **settings,
     )
+
+
+def _has(callbacks: Sequence[Callback], kind: type[Callback]) -> bool:
+    return any(isinstance(one, kind) for one in callbacks)

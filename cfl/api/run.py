@@ -57,7 +57,7 @@ class Run:
     """
 
     def __init__(self, folder: str | Path, allow: str | Sequence[str] = ()) -> None:
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
         self.folder = folder.parent if folder.name == CHECKPOINT else folder
         self._allow = (allow,) if isinstance(allow, str) else tuple(allow)
         self.figures = read_run(self.folder)

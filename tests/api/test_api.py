@@ -14,13 +14,14 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
 from support.tiny import tiny_client, tiny_data
 from support.tiny_cli import TINY
 from support.tiny_cli import fit as fit_by_command
 
 import cfl
 from cfl.api.fitting import _as_options
-from cfl.callbacks import OF_SECTIONS, FederatedOrchestrator
+from cfl.callbacks import OF_SECTIONS, FederatedOrchestrator, RunRecord
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
 from cfl.data.schedule import Schedule
@@ -256,6 +257,22 @@ def test_a_trainer_serves_one_client(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"this Trainer has trained another Client for \d+ rounds; .* a new Trainer"):
         trainer.fit(tiny_client(data), data)
     assert cfl.load(tmp_path / "run").acc == acc
+
+
+@pytest.mark.parametrize(("logger", "shown"), [(True, "True"), (CSVLogger("logs"), "'CSVLogger'")])
+def test_a_logger_without_a_run_folder_is_refused(logger: Any, shown: str, tmp_path: Path) -> None:
+    """It would get no figures."""
+    with pytest.raises(ConfigError, match=f"logger = {shown} cannot work; valid: false without run_dir"):
+        cfl.trainer(tiny_data(), logger=logger, accelerator="cpu")
+    assert cfl.trainer(tiny_data(), tmp_path, logger=CSVLogger(tmp_path), accelerator="cpu").loggers
+
+
+def test_a_tilde_is_the_home_folder(run: cfl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(run.folder.parent))
+    assert cfl.load(f"~/{run.folder.name}").acc == run.acc
+    trainer: Any = cfl.trainer(tiny_data(), "~/another", accelerator="cpu")
+    (record,) = [one for one in trainer.callbacks if isinstance(one, RunRecord)]
+    assert record.folder == run.folder.parent / "another"
 
 
 def test_importing_the_package_imports_no_torch() -> None:
