@@ -51,7 +51,9 @@ def page_data(
     labels = list(dict.fromkeys(row.label for row in rows))
     styles = styles_of(comparison for comparison, _ in comparisons)
     own = own_measures(comparison for comparison, _ in comparisons)
-    measures = [measure for measure in matrices_with(own) if any(row.matrices(measure.key) for row in rows)]
+    # Also those of which no row has a mean matrix, as its runs have different numbers of tasks.
+    measured = {key for row in rows for reading in row.readings for key in reading.matrices}
+    measures = [measure for measure in matrices_with(own) if measure.key in measured]
     place = {label: k for k, label in enumerate(labels)}
     count = max(1, len(rows))
     side = int(min(100, max(5, math.sqrt(share * _MATRIX_CELLS / (count * max(1, len(measures)))))))

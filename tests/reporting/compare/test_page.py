@@ -188,6 +188,14 @@ def test_settings_partition_space_and_clients_are_there(tmp_path: Path) -> None:
     assert (partition["seed"], partition["row"], partition["total_clients"]) == (0, "FOT", 10)
 
 
+def test_there_is_a_measure_even_if_runs_of_a_row_differ_in_their_tasks(tmp_path: Path) -> None:
+    """Without any measure the page's program would fail, and the page stay empty."""
+    runs = readings(tmp_path, {"tasks": 3}, {"tasks": 4, "seed": 1})
+    data = page_data([(table, None) for table in compare(runs, ["method"])])
+    assert [measure["key"] for measure in data["measures"]] == ["accuracy"]
+    assert data["tables"][0]["rows"][0]["measures"] == {}
+
+
 def test_nll_is_a_measure_of_its_own(tmp_path: Path) -> None:
     runs = readings(tmp_path, {"method": "fot", "nll": True}, {"method": "er", "nll": True})
     data = data_of(runs)

@@ -121,6 +121,23 @@ def test_accuracy_against_epsilon_is_drawn_where_a_run_has_one(browser: Any, tmp
     page.close()
 
 
+def test_runs_without_common_matrices_or_figures_have_a_page(browser: Any, tmp_path: Path) -> None:
+    """Runs of a row differ in their tasks; a run with a matrix per client has stopped before its last task."""
+    for seed, tasks in enumerate((3, 4)):
+        make_run(tmp_path / "tasks" / f"run{seed}", seed=seed, tasks=tasks)
+    table = make_run(tmp_path / "stopped" / "run", personal=5, stopped_early=True, rounds=6) / "rounds.csv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:5]))
+    summary = table.with_name("summary.json")
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"rounds": 4}))
+    for runs, words in (("tasks", ["--group-by", "method"]), ("stopped", [])):
+        assert main([str(tmp_path / runs), *words, "--out", str(tmp_path / "report")]) == 0
+        page = browser.new_page(viewport={"width": 1300, "height": 5000})
+        page.goto((tmp_path / "report" / "report.html").as_uri())
+        drawn(page)
+        assert page.locator("#runs td").count() > 0
+        page.close()
+
+
 def test_charts_are_seen_and_not_blank(tab: Any) -> None:
     """Every method's line and every matrix is visible in its chart."""
     for chart in ("seen", "first", "rounds"):

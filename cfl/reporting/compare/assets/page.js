@@ -448,7 +448,7 @@
       sections.push(section("space", "Used subspace per layer", "Share of each layer's input space that is protected after a task.",
         labelled("layer", select([["", "all (line styles)"], ...layers.map((name) => [name, name])], (value) => { layer = value; refresh(); })), chart));
     }
-    if (here.rows.some((row) => row.clients.length)) sections.push(section("clients", "Spread over clients", `Each client's own ${mainName()} at the end, all seeds together.`, plot(clients)));
+    if (aimed && here.rows.some((row) => row.clients.length)) sections.push(section("clients", "Spread over clients", `Each client's own ${mainName()} at the end, all seeds together.`, plot(clients)));
 
     const panelled = here.rows.filter((row) => row.measures[measure().key]);
     if (panelled.length) {
