@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cfl.cli.main import restored
 from cfl.export.answer import Answer, Choice
-from cfl.export.prediction import ImageClassifier
+from cfl.export.prediction import ANSWERED, ImageClassifier, first_without_answer
 from cfl.metrics.measure import Measure, called
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
@@ -158,19 +158,19 @@ class Run:
 
         Raises:
             RunFolderError: as for :attr:`model`.
-            ConfigError: images have another shape or type, the task is missing or does not exist, the run estimates a
-                density or finds boxes, or as for :attr:`model`.
+            ConfigError: images have another shape or type, the outputs for one are not finite, the task is missing or
+                does not exist, the run estimates a density or finds boxes, or as for :attr:`model`.
         """
         classifier, choice = self._classifier, Choice(client, task)
         data = classifier.federation.data
         try:
-            images = torch.as_tensor(images)
-        except (TypeError, ValueError) as error:
+            images = torch.as_tensor(images, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
             valid = "an array or a tensor; cfl predict reads files"
             raise ConfigError("images", type(images).__name__, f"{valid} ({error})") from error
         if images.ndim == 2 and data.input_shape[:2] == (1, 1):
             try:
-                rows = classifier.source(choice).images_of_array(images.detach().cpu().numpy(), data.root)
+                rows = classifier.source(choice).images_of_array(images.detach().numpy(), data.root)
             except ValueError as error:
                 raise ConfigError("images", list(images.shape), f"rows as in the run's data set ({error})") from error
             images = classifier.network_input(rows, choice)
@@ -185,6 +185,8 @@ class Run:
         if stored:
             images = classifier.network_input(images, choice)
         scores = classifier.scores(images.to(torch.float32), choice)
+        if (row := first_without_answer(scores)) is not None:
+            raise ConfigError(f"images[{row}]", images[row].flatten().tolist(), ANSWERED)
         return scores.argmax(1) if self._measure.targets == "classes" else scores
 
     @cached_property

@@ -15,7 +15,7 @@ from cfl.cli.main import restored
 from cfl.cli.reasons import told
 from cfl.export.answer import Choice, as_option
 from cfl.export.box_prediction import Box, boxes_found
-from cfl.export.prediction import ImageClassifier, output_names
+from cfl.export.prediction import ANSWERED, ImageClassifier, first_without_answer, output_names
 from cfl.export.reading import read_images
 from cfl.reporting.csv_file import csv_text
 from cfl.reporting.text_table import TextTable, print_table
@@ -151,10 +151,8 @@ def _scores(classifier: ImageClassifier, places: Sequence[Path], choice: Choice)
     source = classifier.source(choice)
     for files, stored in _batches(read_images(places, source, classifier.federation.data.root)):
         scores = classifier.scores(classifier.network_input(stored, choice), choice).double()
-        strange = (scores.isnan() | scores.isposinf()).any(1) | scores.isneginf().all(1)
-        if bool(strange.any()):
-            valid = "inputs of a size as in training: the network's outputs for these are not finite"
-            raise ConfigError("FILE", files[int(strange.long().argmax())], valid)
+        if (row := first_without_answer(scores)) is not None:
+            raise ConfigError("FILE", files[row], ANSWERED)
         yield files, scores
 
 

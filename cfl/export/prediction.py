@@ -15,6 +15,9 @@ from cfl.methods.capabilities import Predictor
 from cfl.runtime.errors import ConfigError
 from cfl.training.client import Client
 
+ANSWERED = "inputs of a size as in training: the network's outputs for these are not finite"
+"""What is valid in place of the samples of :func:`first_without_answer`."""
+
 
 class ImageClassifier:
     """Classifies images by the model of a run.
@@ -150,6 +153,12 @@ class ImageClassifier:
                 raise
             return True
         return False
+
+
+def first_without_answer(scores: Tensor) -> int | None:
+    """The first row of scores ``[N, O]`` with NaN, infinity or minus infinity throughout; None without such a row."""
+    strange = (scores.isnan() | scores.isposinf()).any(1) | scores.isneginf().all(1)
+    return int(strange.long().argmax()) if bool(strange.any()) else None
 
 
 def last_task(federation: Federation) -> int:

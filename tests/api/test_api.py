@@ -151,10 +151,16 @@ def test_predictions_have_the_accuracy_of_the_runs_tests(run: cfl.Run) -> None:
 def test_images_that_cannot_be_are_refused(run: cfl.Run) -> None:
     with pytest.raises(ConfigError, match=r"^images = 'str' .*an array or a tensor; cfl predict reads files"):
         run.predict("x.png")
+    with pytest.raises(ConfigError, match=r"^images = 'NoneType' .*an array or a tensor"):
+        run.predict(None)
     with pytest.raises(ConfigError, match=r"images = \[3, 1, 5, 4\].*\[N, 1, 4, 4\]"):
         run.predict(torch.zeros(3, 1, 5, 4))
     with pytest.raises(ConfigError, match=r"torch\.int32"):
         run.predict(torch.zeros(3, 1, 4, 4, dtype=torch.int32))
+    images = torch.zeros(3, 1, 4, 4)
+    images[1, 0, 2] = torch.nan
+    with pytest.raises(ConfigError, match=r"^images\[1\] = .*nan.* the network's outputs for these are not finite"):
+        run.predict(images)
 
 
 def test_smaller_images_of_a_data_set_are_enlarged_as_in_tests(tmp_path: Path) -> None:
