@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.data.schedule import Schedule
-from cfl.reporting.run_folder import rounds_to
+from cfl.reporting.rounds_file import rounds_to
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_numbers
 from cfl.training.access import data_of, federation_of

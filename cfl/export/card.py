@@ -20,7 +20,7 @@ from cfl.models.density import densities_differ
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import method_name
 from cfl.reporting.measures import ON_VALIDATION
-from cfl.reporting.run_folder import read_summary
+from cfl.reporting.summary_file import read_summary
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import fenced, in_markdown

@@ -22,7 +22,8 @@ from cfl.reporting.csv_file import RunFolderError, read_csv
 from cfl.reporting.experiment import config_hash
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.names import is_method_name
-from cfl.reporting.run_folder import read_curve, read_summary, rounds_to
+from cfl.reporting.rounds_file import read_rounds, rounds_to
+from cfl.reporting.summary_file import read_summary
 from cfl.running import finished
 from cfl.running.finished import Finished, Results, run_and_experiment
 from cfl.runtime.run_files import CONFIG, ROUNDS, matrix_file
@@ -176,7 +177,7 @@ def read_result(folder: Path) -> Result:
             raise ValueError(f"{len(rounds)} rounds, summary.json says {run.rounds}")
         epochs = sum(int(row["clients"]) for row in rounds) * schedule["local_epochs"] if rounds else None
         between = bool(schedule.get("evaluate_every"))
-        curve = read_curve(folder / reading) if between else []
+        curve = read_rounds(folder / reading).get("acc", []) if between else []
         columns = _beside(rounds) if between else {}
         reading = matrix_file("accuracy", "_task_il")
         check_unchanged(folder, reading)

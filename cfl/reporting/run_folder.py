@@ -1,71 +1,33 @@
 """Read the summary, matrix and learning curve of a run from its run folder.
 
-The folder of a finished run holds at least two files:
-
-- ``summary.json``: an object with the keys of :data:`SUMMARY_KEYS`. ``acc``, ``fgt``, ``fgt_max``, ``bwt`` and
-  ``fwt`` are those of :attr:`cfl.metrics.measures.accuracy.Accuracy.formulas`, null where undefined. ``used_space``
-  (percent or null) and ``rounds_to_accuracy`` (target in percent -> rounds or null) may be absent. Other keys are
-  kept as they are.
-- ``accuracy_matrix.csv``: see :func:`cfl.reporting.matrix_file.write_matrix_csv`.
-
-A run with another measure has no accuracies. Its summary has the figure of that measure, such as ``nll``, instead of
-the five, and its matrix is named after the measure, such as ``nll_matrix.csv``.
-
-If there is a learning curve, the folder also holds ``rounds.csv``: see :func:`read_rounds`. Further files are read by
-:mod:`cfl.reporting.compare.reading`.
+The folder of a finished run holds at least ``summary.json`` (:mod:`cfl.reporting.summary_file`) and the matrix of the
+run's measure, such as ``accuracy_matrix.csv`` (:mod:`cfl.reporting.matrix_file`). If there is a learning curve, it also
+holds ``rounds.csv`` (:mod:`cfl.reporting.rounds_file`). :mod:`cfl.reporting.compare.reading` reads further files.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cfl.metrics.base import Better
-from cfl.metrics.measure import ACCURACY, MEASURES, Measure, called
+from cfl.metrics.measure import Measure, called
 from cfl.reporting.checksums import check_unchanged
-from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
+from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES
-from cfl.reporting.names import is_method_name
-from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
+from cfl.reporting.rounds_file import read_rounds, rounds_to
+from cfl.reporting.summary_file import SUMMARY_KEYS, check_bounds, measure_in, read_summary
+from cfl.runtime.run_files import CONFIG, ROUNDS, matrix_file
 
-_LARGEST = 1e100
-"""Bound on the magnitude of fractional numbers in a summary: squares of larger ones might not be finite."""
-_TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer from 0", "a number from 0", "a number or null"
-SUMMARY_KEYS: dict[str, str] = {
-    "method": _TEXT,
-    "benchmark": _TEXT,
-    "partition": _TEXT,
-    "scenario": _TEXT,
-    "seed": _COUNT,
-    "acc": _NUMBER_OR_NULL,
-    "fgt": _NUMBER_OR_NULL,
-    "fgt_max": _NUMBER_OR_NULL,
-    "bwt": _NUMBER_OR_NULL,
-    "fwt": _NUMBER_OR_NULL,
-    "uplink_bytes": _COUNT,
-    "downlink_bytes": _COUNT,
-    "seconds": _NUMBER,
-    "rounds": _COUNT,
-    "tasks": _COUNT,
-    "clients": _COUNT,
-    "config_hash": _TEXT,
-}
-"""Keys of ``summary.json`` and the kinds of their values. Only runs with a measure other than accuracy may lack
-``acc``, ``fgt``, ``fgt_max``, ``bwt`` and ``fwt``."""
-_OF_ACCURACY = ("acc", "fgt", "fgt_max", "bwt", "fwt")
-
-ROUND_COLUMNS = (*CURVES.values(), "uplink_bytes", "seconds", "task")
-"""Columns of ``rounds.csv`` that are read: the mean of each measure, such as ACC in percent, bytes sent and seconds
-passed so far, and the task of the round."""
-_MOST_ROUNDS = 10**7
+_READ_BESIDE = ("rounds_to_accuracy", "stopped_early", "measures")
+"""Entries of a summary, besides :data:`SUMMARY_KEYS`, that are attributes of a :class:`Run`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,97 +109,6 @@ class Run:
         return rounds_to(self.curve, float(target))
 
 
-def read_rounds(path: Path) -> dict[str, list[float | None]]:
-    """Read the columns of a run's ``rounds.csv`` that are compared over rounds.
-
-    Args:
-        path: ``rounds.csv``, with the column ``round``, from 0, and any of :data:`ROUND_COLUMNS`.
-
-    Returns:
-        Column -> its value after each round, None where the cell is empty. Rounds before the first row are None too: a
-        run that was resumed without its earlier table has no rows for them. Empty if there is no such file.
-
-    Raises:
-        RunFolderError: an invalid value; the message names the file and the line.
-    """
-    if not path.exists():
-        return {}
-    header, lines = read_csv(path)
-    if "round" not in header:
-        raise RunFolderError(f"{path}: there is no column round")
-    names = [name for name in ROUND_COLUMNS if name in header]
-    if not names:
-        return {}
-    rows: list[list[float | None]] = []
-    for line, row in lines:
-        cells = dict(zip(header, row, strict=True))
-        round = index_in(cells["round"], "round", path, line)
-        if not rows and round < _MOST_ROUNDS:
-            rows = [[None] * len(names)] * round
-        if round != len(rows):
-            raise RunFolderError(f"{path}, line {line}: round {round} where round {len(rows)} should be")
-        rows.append([number_in(cells[name], path, line) if cells[name] else None for name in names])
-    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
-
-
-def read_curve(path: Path) -> list[float | None]:
-    """Return ACC in percent after each round, None for rounds without an evaluation (from :func:`read_rounds`)."""
-    return read_rounds(path).get("acc", [])
-
-
-def rounds_to(curve: Sequence[float | None], accuracy: float) -> int | None:
-    """Return the number of rounds, from 1, after which a learning curve first reaches an accuracy.
-
-    Only rounds with an evaluation are considered. ACC is first rounded to 6 digits behind the point, as in run folders,
-    so that a mean which is too low only by a rounding error counts as reached.
-
-    Args:
-        curve: ACC in percent after each round, None where not evaluated.
-        accuracy: in percent.
-
-    Returns:
-        None if the curve never reaches the accuracy.
-    """
-    return next((r for r, acc in enumerate(curve, start=1) if acc is not None and round(acc, 6) >= accuracy), None)
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """A run's ``summary.json`` with all entries.
-
-    Raises:
-        RunFolderError: the file is missing or broken, or a key is missing or of the wrong type.
-    """
-    path = folder / SUMMARY
-    check_unchanged(folder, SUMMARY)
-    with open_file(path) as file:
-        try:
-            summary = json.load(
-                file,
-                parse_constant=_refuse_constant,
-                parse_int=_int64,
-                parse_float=_finite,
-                object_pairs_hook=_without_repetitions,
-            )
-            json.dumps(summary, ensure_ascii=False).encode()  # refuses lone surrogates
-        except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-            raise RunFolderError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(summary, dict):
-        raise RunFolderError(f"{path}: must hold an object with the keys {', '.join(SUMMARY_KEYS)}")
-    optional = () if _measure_of(summary).is_accuracy else _OF_ACCURACY
-    missing = [key for key in SUMMARY_KEYS if key not in summary and key not in optional]
-    if missing:
-        raise RunFolderError(f"{path}: missing {', '.join(missing)}")
-    for key in (*SUMMARY_KEYS, "used_space", *CURVES.values()):
-        kind = SUMMARY_KEYS.get(key, _NUMBER_OR_NULL)
-        if not _is(summary.get(key), kind):
-            raise RunFolderError(f"{path}: {key} = {json.dumps(summary[key])} cannot be; valid: {kind}")
-    return summary
-
-
-def _measure_of(summary: Mapping[str, Any]) -> Measure:
-    return next((measure for measure in MEASURES if measure.figure in summary), ACCURACY)
-
-
 def read_run(folder: Path) -> Run:
     """Read one run.
 
@@ -245,63 +116,51 @@ def read_run(folder: Path) -> Run:
         folder: holds ``summary.json`` and ``accuracy_matrix.csv``, and ``rounds.csv`` where there is a learning curve.
 
     Raises:
-        RunFolderError: the folder or a file is missing, broken, or changed since the run ended, or a key is missing or
-            of the wrong type.
+        RunFolderError: the folder or a file is missing, broken, or changed since the run ended, or contradicts another.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such folder")
-    path, summary = folder / SUMMARY, read_summary(folder)
-    measure = _measure_of(summary)
-    name = measure.name
-    values: dict[str, Any] = {key: summary.get(key) for key in (*SUMMARY_KEYS, "used_space")}
-    for file in (matrix_file(name), ROUNDS):
+    summary = read_summary(folder)
+    measure = measure_in(summary)
+    for file in (matrix_file(measure.name), ROUNDS):
         check_unchanged(folder, file)
-    matrix_path = folder / matrix_file(name)
-    matrix, initial = read_matrix_csv(matrix_path)
-    if len(matrix) != values["tasks"]:
-        raise RunFolderError(f"{matrix_path}: {len(matrix)} tasks, but summary.json says tasks = {values['tasks']}")
-    targets, stopped = summary.get("rounds_to_accuracy", {}), summary.get("stopped_early", False)
-    if not isinstance(targets, dict) or not all(
-        _is_number(name) and (rounds is None or _is(rounds, _COUNT)) for name, rounds in targets.items()
-    ):
-        valid = "target in percent -> an integer or null"
-        raise RunFolderError(f"{path}: rounds_to_accuracy = {json.dumps(targets)} cannot be; valid: {valid}")
-    if not isinstance(stopped, bool):
-        raise RunFolderError(f"{path}: stopped_early = {json.dumps(stopped)} cannot be; valid: true or false")
-    own = summary.get("measures", {})
-    if not isinstance(own, dict) or not all(
-        is_method_name(n) and better in get_args(Better) for n, better in own.items()
-    ):
-        raise RunFolderError(f"{path}: measures = {json.dumps(own)} cannot be; valid: names -> higher or lower")
-    progress = read_rounds(folder / ROUNDS)
-    if progress and (rows := len(next(iter(progress.values())))) != values["rounds"]:
-        raise RunFolderError(f"{folder / ROUNDS}: {rows} rounds, but summary.json says rounds = {values['rounds']}")
-    of_rounds = progress.get("task", [])
-    for task in of_rounds:
-        if task is not None and task not in range(values["tasks"]):
-            raise RunFolderError(f"{folder / ROUNDS}: task {task:g} cannot be; valid: 0 to {values['tasks'] - 1}")
-    begun = 1 + max((int(task) for task in of_rounds if task is not None), default=values["tasks"] - 1)
-    curve = progress.get(measure.figure, [])
-    matrix_values, figure = matrix[torch.isfinite(matrix)].tolist(), summary.get(measure.figure)
-    for where, found in ((path, [figure]), (matrix_path, matrix_values), (folder / ROUNDS, curve)):
-        _check_bounds(where, found, measure)
-    means = _after_tasks(curve, of_rounds, values["tasks"]) if "clients_evaluated" in summary else []
-    progress = {name: column for name, column in progress.items() if name not in (*CURVES.values(), "task")}
-    # With at most one evaluation per task the curve adds nothing to the accuracy matrix.
-    if not targets and sum(value is not None for value in curve) <= values["tasks"]:
-        curve, progress = [], {}
-    known = {*values, "rounds_to_accuracy", "stopped_early", "measures"}
-    others = {key: value for key, value in summary.items() if key not in known}
+    path, tasks = folder / matrix_file(measure.name), summary["tasks"]
+    matrix, initial = read_matrix_csv(path)
+    if len(matrix) != tasks:
+        raise RunFolderError(f"{path}: {len(matrix)} tasks, but summary.json says tasks = {tasks}")
+    check_bounds(path, matrix[torch.isfinite(matrix)].tolist(), measure)
+    columns = _read_progress(folder / ROUNDS, summary, measure)
+    curve, of_rounds = columns.get(measure.figure, []), columns.get("task", [])
+    values: dict[str, Any] = {key: summary.get(key) for key in (*SUMMARY_KEYS, "used_space")}
     values |= {
-        "curve": curve,
-        "begun": begun,
-        "rounds_to_accuracy": targets,
-        "stopped_early": stopped,
-        "measure": name,
-        "own_measures": own,
+        "matrix": matrix,
+        "initial": initial,
+        "means": _after_tasks(curve, of_rounds, tasks) if "clients_evaluated" in summary else [],
+        "begun": 1 + max((int(task) for task in of_rounds if task is not None), default=tasks - 1),
+        "rounds_to_accuracy": summary.get("rounds_to_accuracy", {}),
+        "stopped_early": summary.get("stopped_early", False),
+        "measure": measure.name,
+        "own_measures": summary.get("measures", {}),
+        "others": {key: value for key, value in summary.items() if key not in {*values, *_READ_BESIDE}},
     }
-    return Run(folder=folder, matrix=matrix, initial=initial, means=means, progress=progress, others=others, **values)
+    # With at most one evaluation per task the curve adds nothing to the accuracy matrix.
+    if not values["rounds_to_accuracy"] and sum(value is not None for value in curve) <= tasks:
+        curve, columns = [], {}
+    progress = {name: column for name, column in columns.items() if name not in (*CURVES.values(), "task")}
+    return Run(folder=folder, curve=curve, progress=progress, **values)
+
+
+def _read_progress(path: Path, summary: Mapping[str, Any], measure: Measure) -> dict[str, list[float | None]]:
+    """Read ``rounds.csv`` as :func:`read_rounds`, and refuse what contradicts the summary."""
+    columns = read_rounds(path)
+    if columns and (rows := len(next(iter(columns.values())))) != summary["rounds"]:
+        raise RunFolderError(f"{path}: {rows} rounds, but summary.json says rounds = {summary['rounds']}")
+    for task in columns.get("task", []):
+        if task is not None and task not in range(summary["tasks"]):
+            raise RunFolderError(f"{path}: task {task:g} cannot be; valid: 0 to {summary['tasks'] - 1}")
+    check_bounds(path, columns.get(measure.figure, []), measure)
+    return columns
 
 
 def check_seed(run: Run, seed: Any) -> None:
@@ -323,54 +182,3 @@ def _after_tasks(curve: Sequence[float | None], of: Sequence[float | None], task
     """Return a curve's value after the last evaluated round of each task; NaN for a task without one."""
     ends = {int(task): value for value, task in zip(curve, of, strict=False) if None not in (value, task)}  # type: ignore[arg-type]
     return [math.nan if (value := ends.get(task)) is None else value for task in range(tasks)]
-
-
-def _check_bounds(path: Path, values: Iterable[float | None], measure: Measure) -> None:
-    """Refuse values outside the bounds of a measure."""
-    low, high = measure.bounds or (-math.inf, math.inf)
-    for value in values:
-        if value is not None and not low <= value <= high + 1e-6:  # a mean may exceed 100 by rounding
-            raise RunFolderError(
-                f"{path}: {measure.one} of {value:g} {measure.unit} cannot be; valid: {low:g} to {high:g}"
-            )
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON value, use null")
-
-
-def _int64(text: str) -> int:
-    if len(text) > 18:
-        raise ValueError(f"{text:.20}... has {len(text)} digits")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    if not abs(value := float(text)) < _LARGEST:
-        raise ValueError(f"{text:.20} is too large")
-    return value
-
-
-def _without_repetitions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is there twice")
-    return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _is(value: Any, kind: str) -> bool:
-    if value is None:
-        return kind == _NUMBER_OR_NULL
-    if kind == _TEXT:
-        return isinstance(value, str)
-    if isinstance(value, bool) or not isinstance(value, int if kind == _COUNT else (int, float)):
-        return False
-    return kind == _NUMBER_OR_NULL or value >= 0

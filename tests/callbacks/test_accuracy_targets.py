@@ -19,7 +19,7 @@ from cfl.cli.checkpoints import SECTIONS
 from cfl.data.schedule import Schedule
 from cfl.data.sources import Synthetic
 from cfl.reporting.experiment import completed, config_hash, differences, experiment_of
-from cfl.reporting.run_folder import read_curve
+from cfl.reporting.rounds_file import read_rounds
 from cfl.runtime.errors import ConfigError
 from cfl.testing.processes import Crew
 
@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def targets(whole: Path) -> tuple[float, float]:
     """Two accuracies that the run first reaches in different rounds, after its first evaluation and before its end."""
     records: list[tuple[int, float]] = []
-    for r, acc in enumerate(read_curve(whole / "rounds.csv"), start=1):
+    for r, acc in enumerate(read_rounds(whole / "rounds.csv")["acc"], start=1):
         if acc is not None and acc > max((best for _, best in records), default=0.0):
             records.append((r, acc))
     (first, low), (last, high) = records[1:3]
@@ -110,7 +110,7 @@ def test_a_stopped_run_is_a_finished_one(stopped: Path) -> None:
     state = tiny_cli.checkpoint(stopped)["federation"]
     assert state["round"] == tiny_cli.summary(stopped)["rounds"]
     assert state["stopped"] is True
-    assert state["curve"] == read_curve(stopped / "rounds.csv")
+    assert state["curve"] == read_rounds(stopped / "rounds.csv")["acc"]
     assert state["curve"][0] is None  # evaluated every second round
 
 
@@ -194,8 +194,8 @@ def test_a_target_that_is_never_reached(whole: Path, targets: tuple[float, float
 
 
 def test_a_target_met_in_the_last_round_is_no_early_stop(whole: Path, tmp_path: Path) -> None:
-    shorter = naive(whole, max(acc for acc in read_curve(whole / "rounds.csv") if acc is not None))
-    best = max(acc for acc in read_curve(whole / "rounds.csv") if acc is not None)
+    shorter = naive(whole, max(acc for acc in read_rounds(whole / "rounds.csv")["acc"] if acc is not None))
+    best = max(acc for acc in read_rounds(whole / "rounds.csv")["acc"] if acc is not None)
     options = (*ONE_TASK, "--schedule.rounds_per_task", str(shorter), *asked(best))
     assert tiny_cli.fit(tmp_path, *options) == 0
     summary = tiny_cli.summary(tmp_path)
@@ -207,7 +207,7 @@ def test_several_tasks_are_counted_from_the_start_of_the_run_and_change_nothing(
     """Targets that do not stop a run of several tasks add their rounds, counted from its start, and change nothing."""
     plain, watched = tmp_path / "plain", tmp_path / "watched"
     assert tiny_cli.fit(plain, *TWO_TASKS) == 0
-    curve = read_curve(plain / "rounds.csv")
+    curve = read_rounds(plain / "rounds.csv")["acc"]
     assert None not in curve
     best = max(acc for acc in curve if acc is not None)
     assert (naive(plain, best) or 12) < 12, "all are met, and rounds follow"
@@ -245,7 +245,7 @@ def test_all_processes_stop_in_the_same_round(
     assert (status, other, silent) == (0, 0, ""), said + silent
     for key in ("rounds", "rounds_to_accuracy", "stopped_early", "acc", "config_hash"):
         assert tiny_cli.summary(tmp_path)[key] == tiny_cli.summary(stopped)[key], key
-    assert tiny_cli.checkpoint(tmp_path)["federation"]["curve"] == read_curve(stopped / "rounds.csv")
+    assert tiny_cli.checkpoint(tmp_path)["federation"]["curve"] == read_rounds(stopped / "rounds.csv")["acc"]
     (status, said), (other, silent) = crew.run(in_crew, (*arguments, "--ckpt_path", "last"))
     assert (status, other, silent) == (0, 0, "")
     assert said.count("nothing to do") == 1

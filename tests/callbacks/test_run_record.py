@@ -46,7 +46,8 @@ from cfl.reporting.compare.pictures import write_pictures
 from cfl.reporting.compare.reading import read as read_whole
 from cfl.reporting.figures import accuracy_curve
 from cfl.reporting.matrix_file import read_matrix_csv
-from cfl.reporting.run_folder import SUMMARY_KEYS, read_run
+from cfl.reporting.run_folder import read_run
+from cfl.reporting.summary_file import SUMMARY_KEYS
 from cfl.runtime.checkpoint_file import write_checkpoint
 from cfl.runtime.source_digest import digest_of, source_digest
 

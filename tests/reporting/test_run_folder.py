@@ -13,7 +13,9 @@ from support.made_up import make_density_run, matrix
 
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.matrix_file import write_matrix_csv
-from cfl.reporting.run_folder import SUMMARY_KEYS, read_curve, read_rounds, read_run, rounds_to
+from cfl.reporting.rounds_file import read_rounds, rounds_to
+from cfl.reporting.run_folder import read_run
+from cfl.reporting.summary_file import SUMMARY_KEYS
 
 NAN = math.nan
 SUMMARY: dict[str, Any] = {
@@ -112,12 +114,12 @@ def rounds_csv(folder: Path, curve: list[float | None], tasks: int = 1) -> Path:
 
 def test_a_curve_is_read_with_its_gaps(tmp_path: Path) -> None:
     curve = [None, 100 / 3, None, None, 99.999999999, None]
-    assert read_curve(rounds_csv(tmp_path, curve)) == curve
-    assert read_curve(tmp_path / "nowhere.csv") == []
+    assert read_rounds(rounds_csv(tmp_path, curve))["acc"] == curve
+    assert "acc" not in read_rounds(tmp_path / "nowhere.csv")
     (tmp_path / "rounds.csv").write_text("round,clients\n0,3\n1,3\n")
-    assert read_curve(tmp_path / "rounds.csv") == []
+    assert "acc" not in read_rounds(tmp_path / "rounds.csv")
     (tmp_path / "rounds.csv").write_text("round,acc\n2,1.0\n3,2.0\n")  # a run resumed without its earlier rows
-    assert read_curve(tmp_path / "rounds.csv") == [None, None, 1.0, 2.0]
+    assert read_rounds(tmp_path / "rounds.csv")["acc"] == [None, None, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from cfl.reporting.experiment import DECIDES_RESULTS
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES, matrices_with
 from cfl.reporting.names import table_names
-from cfl.reporting.run_folder import Run, check_seed, read_rounds, read_run
+from cfl.reporting.rounds_file import read_rounds
+from cfl.reporting.run_folder import Run, check_seed, read_run
 from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SAMPLES, SUMMARY, folders_below, matrix_file
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 

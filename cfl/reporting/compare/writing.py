@@ -12,7 +12,7 @@ from cfl.reporting.compare.rows import Compared, Comparison, figure_of, own_meas
 from cfl.reporting.compare.tables import caption, difference_text, mean_text, numbers_of, targets
 from cfl.reporting.csv_file import csv_text
 from cfl.reporting.measures import figures_with
-from cfl.reporting.run_folder import SUMMARY_KEYS
+from cfl.reporting.summary_file import SUMMARY_KEYS
 from cfl.reporting.text_table import TextTable
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.printable import in_markdown

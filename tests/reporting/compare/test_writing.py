@@ -25,7 +25,7 @@ from cfl.reporting.compare.writing import (
 )
 from cfl.reporting.measures import FIGURES
 from cfl.reporting.method_names import printed
-from cfl.reporting.run_folder import SUMMARY_KEYS
+from cfl.reporting.summary_file import SUMMARY_KEYS
 from cfl.reporting.text_table import TABLE_WIDTH, TextTable, print_table
 
 ACCURACIES = {"fedavg": [70.0, 72.0, 80.0], "fot": [80.0, 81.5, 85.0]}
