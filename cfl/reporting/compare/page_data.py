@@ -6,7 +6,7 @@ import base64
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,11 +55,7 @@ def page_data(
     measured = {key for row in rows for reading in row.readings for key in reading.matrices}
     measures = [measure for measure in matrices_with(own) if measure.key in measured]
     place = {label: k for k, label in enumerate(labels)}
-    count = max(1, len(rows))
-    side = int(min(100, max(5, math.sqrt(share * _MATRIX_CELLS / (count * max(1, len(measures)))))))
-    points = int(min(400, max(10, share * _CURVE_POINTS / (4 * count))))
-    clients = int(max(10, share * _CLIENTS / count))
-    cells = int(share * _PARTITION_CELLS / max(1, len(comparisons)))
+    room = _Room.of(len(rows), len(measures), len(comparisons), share)
     return {
         "labels": labels,
         "styles": [[styles[label].colour, styles[label].dash, styles[label].marker] for label in labels],
@@ -75,34 +71,73 @@ def page_data(
             for f in figures_with(own)
             if any(row.figure(f) for row in rows)
         ],
-        "tables": [
-            {
-                "title": comparison.title,
-                "notes": list(comparison.notes),
-                "baseline": None if baseline is None else place[baseline.label],
-                "rows": [
-                    {
-                        "label": place[row.label],
-                        "seeds": row.seeds,
-                        **figures,
-                        "measures": {m.key: found for m in measures if (found := _measured(row, m, side, points))},
-                        "rounds": _rounds(row, points),
-                        "space": _space(row, points),
-                        "clients": _thinned(sorted(x for r in row.readings for x in r.clients), clients),
-                    }
-                    for row, figures in zip(comparison.rows, _figures(comparison, baseline), strict=True)
-                ],
-                "settings": _settings(comparison),
-                "partition": _partition(comparison, cells),
-                "samples": _samples(comparison, int(share * _PICTURE_BYTES / max(1, len(comparisons)))),
-                "runs": _runs(comparison),
-            }
-            for comparison, baseline in comparisons
-        ],
+        "tables": [_table(comparison, baseline, place, measures, room) for comparison, baseline in comparisons],
         "left_out": [
             {"folder": str(one.folder), "reason": one.reason, "unfinished": one.unfinished} for one in left_out
         ],
         "warnings": list(warnings),
+    }
+
+
+class _Room(NamedTuple):
+    """How much of each kind a page may hold.
+
+    Attributes:
+        side: tasks of a matrix, as rows and as columns.
+        points: points of a curve.
+        clients: clients of a row.
+        cells: cells of a table's partition.
+        picture_bytes: bytes of a table's pictures of samples, in base64.
+    """
+
+    side: int
+    points: int
+    clients: int
+    cells: int
+    picture_bytes: int
+
+    @classmethod
+    def of(cls, rows: int, measures: int, tables: int, share: float) -> _Room:
+        """Divide a share of the limits among a page's rows, measures and tables."""
+        rows, measures, tables = max(1, rows), max(1, measures), max(1, tables)
+        return cls(
+            side=int(min(100, max(5, math.sqrt(share * _MATRIX_CELLS / (rows * measures))))),
+            points=int(min(400, max(10, share * _CURVE_POINTS / (4 * rows)))),
+            clients=int(max(10, share * _CLIENTS / rows)),
+            cells=int(share * _PARTITION_CELLS / tables),
+            picture_bytes=int(share * _PICTURE_BYTES / tables),
+        )
+
+
+def _table(
+    comparison: Comparison,
+    baseline: Row | None,
+    place: Mapping[str, int],
+    measures: Sequence[RunMatrix],
+    room: _Room,
+) -> dict[str, Any]:
+    """Return one table; ``place`` is label -> its index in the page's labels."""
+    rows = [
+        {
+            "label": place[row.label],
+            "seeds": row.seeds,
+            **figures,
+            "measures": {m.key: found for m in measures if (found := _measured(row, m, room.side, room.points))},
+            "rounds": _rounds(row, room.points),
+            "space": _space(row, room.points),
+            "clients": _thinned(sorted(x for r in row.readings for x in r.clients), room.clients),
+        }
+        for row, figures in zip(comparison.rows, _figures(comparison, baseline), strict=True)
+    ]
+    return {
+        "title": comparison.title,
+        "notes": list(comparison.notes),
+        "baseline": None if baseline is None else place[baseline.label],
+        "rows": rows,
+        "settings": _settings(comparison),
+        "partition": _partition(comparison, room.cells),
+        "samples": _samples(comparison, room.picture_bytes),
+        "runs": _runs(comparison),
     }
 
 
