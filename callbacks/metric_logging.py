@@ -14,7 +14,6 @@ from cfl.callbacks.checkpoint import record_of
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.methods.base import report_of
-from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.runtime.run_files import PARTITION_PICTURE, SAMPLES
 from cfl.training.access import client_of, federation_of
@@ -82,7 +81,8 @@ class DashboardLog(Callback):
             return
         federation = federation_of(pl_module)
         plan = federation.schedule.round(federation.round - 1)
-        row = record_of(trainer).record_round(client_of(pl_module))
+        record = record_of(trainer)
+        row = record.record_round(client_of(pl_module))
         figures: dict[str, float] = {
             "round": plan.round,
             "task": plan.task,
@@ -91,10 +91,9 @@ class DashboardLog(Callback):
             "comm/downlink_bytes": row["downlink_bytes"],
             "time/seconds": federation.seconds,
         }
-        evaluated = federation.schedule.row_is_whole(plan)
-        if evaluated:
+        if federation.schedule.row_is_whole(plan):
             figures |= evaluation_figures(federation, plan.task)
-            rounds_to = record_of(trainer).targets.rounds(federation.curve)
+            rounds_to = record.targets.rounds(federation.curve)
             figures |= {f"cl/rounds_to_{name}": found for name, found in rounds_to.items() if found == federation.round}
         if federation.finished and not (federation.stopped and plan.task + 1 < federation.data.num_tasks):
             final = [key for key in federation.measure.of_papers if f"cl/{key}" in figures]
@@ -103,9 +102,8 @@ class DashboardLog(Callback):
             logger.log_metrics(figures, step=plan.round)
         if plan.last_of_task or federation.finished:
             for logger in trainer.loggers:
-                targets = record_of(trainer).targets.accuracies
-                self._log_matrix(logger, federation, targets, plan.round, plan.task)
-        samples = record_of(trainer).folder / SAMPLES
+                self._log_matrix(logger, federation, record.targets.accuracies, plan.round, plan.task)
+        samples = record.folder / SAMPLES
         if federation.finished and _is_written(samples):
             for logger in trainer.loggers:
                 _log_picture(logger, "cl/samples", samples, {"round": plan.round, "task": plan.task})
@@ -183,8 +181,7 @@ def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
     matrix = mean_matrix(federation)
     figure = federation.measure.figure
     figures |= {f"task_{i:02d}/{figure}": value for i, value in enumerate(matrix[task].tolist()) if value == value}
-    if federation.known is not None:
-        known = average_accuracy(federation.known.compute(), task).nanmean().item()
+    if federation.known is not None and (known := federation.known.summary(task)[figure]) is not None:
         figures[f"cl/{figure}{federation.measure.known}"] = known
     for name, method in federation.methods.items():
         rows = [row for row in report_of(name, method).rows if _task_of(row, federation) == task]
