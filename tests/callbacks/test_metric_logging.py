@@ -124,6 +124,18 @@ def test_a_methods_rows_of_clients_are_averaged(method: type[Method]) -> None:
         assert figures[f"mine/{layer}/mean_gate"] == pytest.approx(sum(gates) / len(gates))
 
 
+def test_accuracy_with_known_tasks_is_logged_beside_that_of_all_classes() -> None:
+    data = tiny_data(split(), scenario="class")
+    federation = fit(tiny_client(data), data)
+    assert federation.known is not None
+    matrix = federation.known.compute()
+    for task in (0, 1):
+        figures = evaluation_figures(federation, task)
+        assert figures["cl/acc_task_il"] == pytest.approx(matrix[task, : task + 1].mean().item())
+        assert figures["cl/acc_task_il"] >= figures["cl/acc"]  # fewer classes compete
+    assert figures["cl/acc_task_il"] > figures["cl/acc"]
+
+
 class Rows(Method):
     def __init__(self, row: dict[str, Any]) -> None:
         self.row = row
