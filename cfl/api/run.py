@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cfl.cli.main import restored
 from cfl.export.answer import Answer, Choice
-from cfl.export.prediction import ANSWERED, ImageClassifier, first_without_answer
+from cfl.export.prediction import ANSWERED, SampleScorer, first_without_answer
 from cfl.metrics.measure import Measure, called
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
@@ -141,7 +141,7 @@ class Run:
         Raises:
             RunFolderError, ConfigError: as for :attr:`model`.
         """
-        return self._classifier.model_for(Choice(client, task))
+        return self._scorer.model_for(Choice(client, task))
 
     def predict(self, images: Any, client: int | None = None, task: int | None = None) -> Tensor:
         """Predict ``[N]`` int64, the output with the highest score for each image; ``[N, D]`` in regression runs.
@@ -161,8 +161,8 @@ class Run:
             ConfigError: images have another shape or type, the outputs for one are not finite, the task is missing or
                 does not exist, the run estimates a density or finds boxes, or as for :attr:`model`.
         """
-        classifier, choice = self._classifier, Choice(client, task)
-        data = classifier.federation.data
+        scorer, choice = self._scorer, Choice(client, task)
+        data = scorer.federation.data
         try:
             images = torch.as_tensor(images, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
@@ -170,28 +170,28 @@ class Run:
             raise ConfigError("images", type(images).__name__, f"{valid} ({error})") from error
         if images.ndim == 2 and data.input_shape[:2] == (1, 1):
             try:
-                rows = classifier.source(choice).images_of_array(images.detach().numpy(), data.root)
+                rows = scorer.source(choice).images_of_array(images.detach().numpy(), data.root)
             except ValueError as error:
                 raise ConfigError("images", list(images.shape), f"rows as in the run's data set ({error})") from error
-            images = classifier.network_input(rows, choice)
+            images = scorer.network_input(rows, choice)
         stored = not images.is_floating_point()
         if stored and images.dtype != torch.uint8:
             valid = "torch.uint8 as stored, or floating-point network input"
             raise ConfigError("images", str(images.dtype), valid)
-        shapes = {tuple(data.input_shape)} | (classifier.stored_shapes(choice) if stored else set())
+        shapes = {tuple(data.input_shape)} | (scorer.stored_shapes(choice) if stored else set())
         if images.ndim != 4 or tuple(images.shape[1:]) not in shapes:
             valid = " or ".join(f"[N, {', '.join(map(str, shape))}]" for shape in sorted(shapes))
             raise ConfigError("images", list(images.shape), f"shape {valid}")
         if stored:
-            images = classifier.network_input(images, choice)
-        scores = classifier.scores(images.to(torch.float32), choice)
+            images = scorer.network_input(images, choice)
+        scores = scorer.scores(images.to(torch.float32), choice)
         if (row := first_without_answer(scores)) is not None:
             raise ConfigError(f"images[{row}]", images[row].flatten().tolist(), ANSWERED)
         return scores.argmax(1) if self._measure.targets == "classes" else scores
 
     @cached_property
-    def _classifier(self) -> ImageClassifier:
-        return ImageClassifier(self._client)
+    def _scorer(self) -> SampleScorer:
+        return SampleScorer(self._client)
 
     @cached_property
     def _client(self) -> Client:

@@ -10,7 +10,7 @@ import torch
 
 from cfl.data.sources.base import Source
 from cfl.export.answer import Choice
-from cfl.export.prediction import ImageClassifier
+from cfl.export.prediction import SampleScorer
 from cfl.export.reading import read_images
 from cfl.runtime.errors import ConfigError
 from cfl.training.found_boxes import SURE
@@ -34,12 +34,12 @@ class Box(NamedTuple):
 
 @torch.no_grad()
 def boxes_found(
-    classifier: ImageClassifier, places: Sequence[Path], source: Source, choice: Choice, top: int | None
+    scorer: SampleScorer, places: Sequence[Path], source: Source, choice: Choice, top: int | None
 ) -> Iterator[Box]:
     """The boxes in images, best first, a file at a time.
 
     Args:
-        classifier: the model of the run.
+        scorer: the model of the run.
         places: as for :func:`cfl.export.reading.read_images`.
         source: the data set as whose images the files are read.
         choice: the client whose model is used, and the task of the images.
@@ -49,11 +49,11 @@ def boxes_found(
         ConfigError: client or task do not exist or are missing, or the detector's outputs for an image are not finite.
         cfl.runtime.errors.DataFilesMissing: names a file that cannot be used.
     """
-    root = classifier.federation.data.root
-    classifier.check_task(choice)
-    model, names = classifier.model_for(Choice(choice.client)), source.names(root)
+    root = scorer.federation.data.root
+    scorer.check_task(choice)
+    model, names = scorer.model_for(Choice(choice.client)), source.names(root)
     for files, stored in read_images(places, source, root):
-        answers = model(classifier.network_input(stored, choice)).cpu()
+        answers = model(scorer.network_input(stored, choice)).cpu()
         for file, found in zip(files, answers, strict=True):
             if not bool(found.isfinite().all()):
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""Classify samples by a run's model, choosing among the same outputs as the run's tests."""
+"""Score samples by a run's model, among the same outputs as the run's tests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ANSWERED = "inputs of a size as in training: the network's outputs for these are
 """What is valid in place of the samples of :func:`first_without_answer`."""
 
 
-class ImageClassifier:
-    """Classifies images by the model of a run.
+class SampleScorer:
+    """Scores images, or rows of numbers, by the model of a run.
 
     Args:
         client: the module with its federation, restored from a checkpoint.

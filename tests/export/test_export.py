@@ -487,7 +487,7 @@ def test_the_code_of_a_card_runs_as_printed(
 ) -> None:
     """The code in a card runs as printed. On other images, its outputs are the model's and its classes the tests'."""
     from cfl.export.card import write_card
-    from cfl.export.prediction import ImageClassifier
+    from cfl.export.prediction import SampleScorer
 
     available(suffix)
     client, path = trained(scenario=scenario), tmp_path / f"model{suffix}"
@@ -508,7 +508,7 @@ def test_the_code_of_a_card_runs_as_printed(
     exec(code.replace(line, "images = given"), held)
     x = federation.data.stream.source.transform()(test.images)  # type: ignore[attr-defined]
     torch.testing.assert_close(torch.from_numpy(held["outputs"]), answer(x), rtol=0, atol=1e-5)
-    expected = ImageClassifier(client).scores(x, Choice(task=0)).argmax(1)
+    expected = SampleScorer(client).scores(x, Choice(task=0)).argmax(1)
     assert capsys.readouterr().out == f"{[str(label) for label in expected.tolist()]}\n"
 
 

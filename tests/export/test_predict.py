@@ -21,7 +21,7 @@ from cfl.__main__ import main
 from cfl.data.sources import Features, Synthetic
 from cfl.export.answer import Choice
 from cfl.export.predict import predictions
-from cfl.export.prediction import ImageClassifier
+from cfl.export.prediction import SampleScorer
 from cfl.methods import FedWeIT
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
@@ -242,7 +242,7 @@ def test_a_task_or_client_that_there_is_none_of_is_refused_with_one_set_of_outpu
     client = tiny_client(module)
     fit_tiny(client, module)
     with pytest.raises(ConfigError, match=said):
-        next(predictions(ImageClassifier(client), [Path("none.npy")], choice, 1))
+        next(predictions(SampleScorer(client), [Path("none.npy")], choice, 1))
 
 
 def test_a_client_with_a_model_for_each_task_answers_by_that_of_the_task() -> None:
@@ -256,7 +256,7 @@ def test_a_client_with_a_model_for_each_task_answers_by_that_of_the_task() -> No
         model = federation.model_of(1, task)
         with torch.no_grad():
             expected = torch.func.functional_call(client.network, model, (x,))
-        found = ImageClassifier(client).scores(x, Choice(1, task))
+        found = SampleScorer(client).scores(x, Choice(1, task))
         own = slice(2 * task, 2 * task + 2)
         torch.testing.assert_close(found[:, own], expected[:, own], rtol=0, atol=1e-6)
         assert found.isinf().sum() == 10
@@ -277,7 +277,7 @@ def test_a_sample_whose_scores_overflow_is_named(
     """
     scores = torch.tensor([[1.0, 2.0, -math.inf, -math.inf]] * 2)
     scores[row] = value
-    monkeypatch.setattr(ImageClassifier, "scores", lambda *_: scores)
+    monkeypatch.setattr(SampleScorer, "scores", lambda *_: scores)
     np.save(tmp_path / "x.npy", np.zeros((2, 3, 4, 4), np.uint8))
     given = ("--ckpt_path", str(run / "last.ckpt"), str(tmp_path / "x.npy"), "--out", str(tmp_path / "p.csv"))
     assert predict(*given) == 2
