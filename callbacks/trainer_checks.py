@@ -45,7 +45,7 @@ _BREAKING: dict[type[Callback], str] = {
     BaseFinetuning: "no freezing by the Trainer: clients' weights are stacked copies of the network's",
     ModelPruning: "no pruning by the Trainer: clients' weights are stacked copies of the network's",
     BatchSizeFinder: "no search for a batch size: schedule.batch_size says it",
-    LearningRateFinder: "no search for a learning rate: cfl.papers sweep, or runs side by side",
+    LearningRateFinder: "no search for a learning rate: cfl sweep compares several",
     EarlyStopping: "targets.accuracies, with targets.stop: true in a run of one task; rounds leave no metric to watch",
     OnExceptionCheckpoint: "checkpoint.enabled: a file written within a round cannot be resumed from",
     ModelCheckpoint: "checkpoint.enabled and its options: a round's end is what a run can be resumed from",
