@@ -207,6 +207,8 @@ class RunRecord(Callback):
             for name in (SUMMARY, CHECKSUMS):
                 (self.folder / name).unlink(missing_ok=True)
         self._clear()
+        if self._stale and self.config_yaml is None:  # a run made of parts would pass for one of this configuration
+            (self.folder / CONFIG).unlink(missing_ok=True)
         if self.wandb_id is not None:
             write_whole(self.folder / WANDB_ID, self.wandb_id + "\n")
         if self.config_yaml is not None and not (self.folder / SUMMARY).exists():

@@ -281,6 +281,16 @@ def test_a_tilde_is_the_home_folder(run: cfl.Run, monkeypatch: pytest.MonkeyPatc
     assert record.folder == run.folder.parent / "another"
 
 
+def test_a_run_from_parts_leaves_no_configuration_of_a_run_that_it_overwrites(tmp_path: Path) -> None:
+    assert fit_by_command(tmp_path) == 0
+    assert (tmp_path / "config.yaml").exists()
+    record = RunRecord(str(tmp_path), overwrite=True)
+    trainer = cfl.trainer(data := tiny_data(), tmp_path, [record], accelerator="cpu")
+    trainer.fit(tiny_client(data), data)
+    assert cfl.load(tmp_path).acc is not None
+    assert not (tmp_path / "config.yaml").exists()
+
+
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, cfl; dir(cfl); assert 'torch' not in sys.modules; cfl.fit; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
