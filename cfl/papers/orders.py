@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cfl.papers.cells import Cell
 from cfl.papers.definition import Table
-from cfl.reporting.compare.statistics import Spread, ranks
+from cfl.reporting.compare.statistics import ranks
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,10 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
         if len(group) < 2:
             continue
         common = set.intersection(*(set(cell.seeds) for cell, _ in group.values()))
-        ours = {}
-        for value, (cell, _) in group.items():
-            spread = Spread.of([cell.seeds[seed] for seed in sorted(common or cell.seeds)])
-            assert spread is not None
-            ours[value] = spread.mean
+        ours = {
+            value: statistics.fmean(cell.seeds[seed] for seed in common or cell.seeds)
+            for value, (cell, _) in group.items()
+        }
         found.append(
             OrderComparison(
                 place=dict(zip(others, place, strict=True)),
