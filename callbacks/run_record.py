@@ -115,6 +115,7 @@ class RunRecord(Callback):
         self._began_with = 0  # rounds that were finished when the fit began
         self._rounds_table = RoundsTable(self.folder / ROUNDS)
         self._last_row: dict[str, Any] = {}
+        self._resuming: bool | None = False
         self._stale: list[Path] = []
         self.targets = AccuracyTargets()
         self.privacy = PrivacyBudget()
@@ -131,13 +132,14 @@ class RunRecord(Callback):
         """The run folder."""
         return Path(self.dir or "runs/unnamed")
 
-    def prepare(self, resuming: bool, write: bool = True) -> None:
+    def prepare(self, resuming: bool | None, write: bool = True) -> None:
         """Create and lock the run folder, and check that it can be used. Files in it do not change before the fit.
 
         A folder that is created here is removed again if the fit does not begin, e.g. because data are missing.
 
         Args:
-            resuming: whether the run of this folder is resumed, so that its files are kept.
+            resuming: whether the run of this folder is resumed, so that its files are kept; None if that is to be found
+                out when the fit begins, by the Trainer's checkpoint.
             write: whether this process writes into the folder; other processes only make the same checks.
 
         Raises:
@@ -155,17 +157,19 @@ class RunRecord(Callback):
             raise ConfigError("run.dir", str(self.folder), valid) from None
         if not alone:
             raise ConfigError("run.dir", str(self.folder), "a folder in which no other process is at work")
-        held = [name for name in (SUMMARY, CHECKPOINT) if (self.folder / name).exists()]
-        if held and not resuming and not self.overwrite:
-            state = "a finished run" if SUMMARY in held else "an interrupted run (--ckpt_path last resumes it)"
-            raise ConfigError(
-                "run.dir",
-                str(self.folder),
-                f"a folder without a run; this one holds {state}; or run.overwrite=true",
-            )
-        # Also if `held` is empty: a run that died before its first checkpoint may have left tables.
+        if resuming is False:
+            self._refuse_another_run()
+        # Also in a folder without a run: one that died before its first checkpoint may have left tables.
         # Listed now, because loggers open files of the new run before the fit begins.
-        self._prepared, self._stale = True, [] if resuming else files_of_earlier_run(self.folder)
+        self._stale = [] if resuming else files_of_earlier_run(self.folder)
+        self._prepared, self._resuming = True, resuming
+
+    def _refuse_another_run(self) -> None:
+        held = [name for name in (SUMMARY, CHECKPOINT) if (self.folder / name).exists()]
+        if held and not self.overwrite:
+            state = "a finished run" if SUMMARY in held else "an interrupted run (--ckpt_path last resumes it)"
+            valid = f"a folder without a run; this one holds {state}; or run.overwrite=true"
+            raise ConfigError("run.dir", str(self.folder), valid)
 
     # During a fit.
 
@@ -180,7 +184,7 @@ class RunRecord(Callback):
     def prepare_once(self, trainer: Trainer, stage: str) -> None:
         """Call :meth:`prepare` for a fit, unless that has been done."""
         if stage == "fit" and trainer.is_global_zero and not self._prepared:
-            self.prepare(resuming=False)
+            self.prepare(resuming=None)
 
     def name_of(self, data: FederatedDataModule) -> str:
         """The benchmark's name."""
@@ -196,9 +200,20 @@ class RunRecord(Callback):
 
         When resuming, drop the rows of rounds after the checkpoint, which will run again. Callbacks that display these
         files call this first.
+
+        Raises:
+            ConfigError: the folder holds another run than that of the Trainer's checkpoint, and ``overwrite`` is false.
         """
         if self._begun:
             return
+        # If a run is resumed in another folder, its earlier rows are beside the checkpoint.
+        before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
+        if self._resuming is None:
+            self._resuming = bool(trainer.ckpt_path) and before.resolve() == self.folder.resolve()
+            if self._resuming:
+                self._stale = []
+            else:
+                self._refuse_another_run()
         self._begun = True
         self._drawn = self._partition_drawn = self._clients_written = False
         data, federation = data_of(trainer), federation_of(pl_module)
@@ -207,20 +222,18 @@ class RunRecord(Callback):
             for name in (SUMMARY, CHECKSUMS):
                 (self.folder / name).unlink(missing_ok=True)
         self._clear()
-        if self._stale and self.config_yaml is None:  # a run made of parts would pass for one of this configuration
-            (self.folder / CONFIG).unlink(missing_ok=True)
         if self.wandb_id is not None:
             write_whole(self.folder / WANDB_ID, self.wandb_id + "\n")
         if self.config_yaml is not None and not (self.folder / SUMMARY).exists():
             # Atomically: other processes of the run may be reading it to resume.
             write_whole(self.folder / CONFIG, self.config_yaml)
         write_partition_csv(self.folder / PARTITION, data.tasks, _dealt(data))
-        # If a run is resumed in another folder, its earlier rows are beside the checkpoint.
-        before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
         self._rounds_table.begin(federation.round, before / ROUNDS)
 
     def _clear(self) -> None:
         """Remove what an earlier run has left, after all checks that may refuse this one."""
+        if self._stale and self.config_yaml is None:  # a run made of parts would pass for one of this configuration
+            (self.folder / CONFIG).unlink(missing_ok=True)
         for path in self._stale:
             if path.is_dir():
                 shutil.rmtree(path)
@@ -229,6 +242,7 @@ class RunRecord(Callback):
             if path.parent != self.folder:
                 with suppress(OSError):  # others' files are in it
                     path.parent.rmdir()
+        self._stale = []
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the partition after the first round of the fit, so that this round starts without delay."""

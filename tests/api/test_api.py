@@ -281,6 +281,33 @@ def test_a_tilde_is_the_home_folder(run: cfl.Run, monkeypatch: pytest.MonkeyPatc
     assert record.folder == run.folder.parent / "another"
 
 
+class Stop(Callback):
+    """Ends a fit after two rounds."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = trainer.current_epoch == 1
+
+
+def test_a_run_from_parts_goes_on_in_its_folder(tmp_path: Path) -> None:
+    """Without its checkpoint the folder is refused, and nothing in it changes."""
+    data = tiny_data()
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    cfl.trainer(data, whole, accelerator="cpu").fit(tiny_client(data), data)
+    cfl.trainer(data, parts, [Stop()], accelerator="cpu").fit(tiny_client(data), data)
+    rows = (parts / "rounds.csv").read_text()
+    assert rows.count("\n") == 3
+    with pytest.raises(ConfigError, match=r"run\.dir = .* this one holds an interrupted run"):
+        cfl.trainer(data, parts, accelerator="cpu").fit(tiny_client(data), data)
+    assert (parts / "rounds.csv").read_text() == rows
+    trainer = cfl.trainer(data, parts, accelerator="cpu")
+    trainer.fit(tiny_client(data), data, ckpt_path=parts / "last.ckpt", weights_only=True)
+    assert torch.equal(cfl.load(parts).accuracy_matrix, cfl.load(whole).accuracy_matrix)
+    rounds = (parts / "rounds.csv").read_text().splitlines()
+    assert len(rounds) == 1 + data.num_rounds
+    assert rounds[:2] == rows.splitlines()[:2]  # of the checkpoint's round, which was not run again
+    assert not list(parts.glob(".fit-lock"))
+
+
 def test_a_run_from_parts_leaves_no_configuration_of_a_run_that_it_overwrites(tmp_path: Path) -> None:
     assert fit_by_command(tmp_path) == 0
     assert (tmp_path / "config.yaml").exists()
