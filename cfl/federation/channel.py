@@ -184,11 +184,13 @@ class Channel:
 
         Raises:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
-            ValueError: if earlier messages of the sum have other names or shapes, with which a mean would be wrong; or
-                if there is not a row and a weight for each client.
+            ValueError: if earlier messages of the sum have other names or shapes, with which a mean would be wrong; if
+                there is not a row and a weight for each client; or if the messages have no tensor.
             TypeError: if a tensor is complex.
         """
         form = {name: list(values.shape[1:]) for name, values in payload.items()}
+        if not payload:
+            raise ValueError(f"topic {topic!r}: a message without tensors")
         if len(weights) != len(clients):
             raise ValueError(f"topic {topic!r}: {len(weights)} weights for {len(clients)} clients")
         unread = self._unread[topic]

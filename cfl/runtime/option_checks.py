@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from numbers import Integral, Real
 from typing import Any
 
 from cfl.runtime.errors import ConfigError
@@ -20,7 +21,7 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 def check_integers(
     section: str, at_least: int, *, at_most: int | None = None, or_null: bool = False, **options: int | None
 ) -> None:
-    """Refuse integers below a bound, or above another.
+    """Refuse integers below a bound or above another, and whatever is no integer.
 
     Args:
         section: the key that the options stand below, e.g. ``methods.gpm``.
@@ -32,21 +33,20 @@ def check_integers(
     Raises:
         ConfigError: for the first option that is refused.
     """
-    if at_most is not None:
-        valid = f"an integer from {at_least} to {at_most}"
-        _check(section, valid, lambda value: at_least <= value <= at_most, or_null, options)
-        return
-    _check(section, f"an integer of at least {at_least}", lambda value: value >= at_least, or_null, options)
+    most = math.inf if at_most is None else at_most
+    valid = f"an integer of at least {at_least}" if at_most is None else f"an integer from {at_least} to {at_most}"
+    _check(section, valid, lambda value: isinstance(value, Integral) and at_least <= value <= most, or_null, options)
 
 
 def check_numbers(section: str, interval: str, *, or_null: bool = False, **options: float | None) -> None:
-    """Refuse numbers outside an interval, e.g. ``(0, 1]`` or ``[0, inf)``, and NaN; else as :func:`check_integers`."""
+    """Refuse numbers outside an interval, e.g. ``(0, 1]`` or ``[0, inf)``, NaN, and whatever is no number; otherwise as
+    :func:`check_integers`."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     valid = f"a number in {interval}"
     if math.isinf(high):
         valid = f"a number {'of at least' if interval[0] == '[' else 'above'} {low:g}"
     ends = {end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"}
-    _check(section, valid, lambda value: low < value < high or value in ends, or_null, options)
+    _check(section, valid, lambda v: isinstance(v, Real) and (low < v < high or v in ends), or_null, options)
 
 
 def check_magnitude(key: str, value: float) -> None:

@@ -24,6 +24,7 @@ from cfl.runtime.cpu_cores import usable_cores
 from cfl.runtime.distributed import GLOO_INTERFACE
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.network_interface import interface_towards
+from cfl.runtime.option_checks import check_numbers
 from cfl.training.gathering import Gathering
 
 _SECONDS_BETWEEN_QUESTIONS = 1.0
@@ -39,11 +40,15 @@ class ClientParallel(DDPStrategy):
     first process writes and prints. If a process fails, all end, and the first prints the reason.
 
     Args:
-        timeout_seconds: a process for which the others wait longer than this counts as failed.
+        timeout_seconds: a process for which the others wait longer than this counts as failed; at most 10^9.
         process_group_backend: of torch.distributed; null takes gloo on CPUs and both gloo and NCCL on CUDA devices.
+
+    Raises:
+        ConfigError: another ``timeout_seconds``.
     """
 
     def __init__(self, timeout_seconds: float = 600.0, process_group_backend: str | None = None) -> None:
+        check_numbers("trainer.strategy", "(0, 1e9]", timeout_seconds=timeout_seconds)
         super().__init__(
             process_group_backend=process_group_backend,
             timeout=timedelta(seconds=timeout_seconds),
@@ -247,8 +252,6 @@ def check_strategy(trainer: Trainer) -> None:
             valid = f"{several} among them" if wanted > 1 else "auto for one process"
             raise ConfigError("trainer.strategy", type(strategy).__name__, valid)
         return
-    if not strategy.timeout_seconds > 0:
-        raise ConfigError("trainer.strategy.timeout_seconds", strategy.timeout_seconds, "a number of seconds above 0")
     here = trainer.num_devices * trainer.num_nodes
     if started not in (1, here):
         raise ConfigError(

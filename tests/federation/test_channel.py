@@ -178,7 +178,9 @@ def test_as_many_rows_as_clients(clients: int) -> None:
         Channel().uplink("update", messages(3), [1.0] * clients, [0, 1, 2])
 
 
-def test_a_message_without_rows_is_refused() -> None:
+def test_a_message_without_tensors_or_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="'mine': a message without tensors"):
+        Channel().uplink("mine", {}, [1.0], [0])
     with pytest.raises(ValueError, match=r"'mine': count has shape \[\], not \[1, \.\.\.\], a row for each client"):
         Channel().uplink("mine", {"count": torch.tensor(3.0)}, [1.0], [0])
 

@@ -24,7 +24,7 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
 def test_numbers(interval: str, inside: tuple[float, ...], outside: tuple[float, ...], valid: str) -> None:
     for value in inside:
         check_numbers("data", interval, share=value)
-    for value in (*outside, math.nan, None):
+    for value in (*outside, math.nan, None, str(inside[1])):
         with pytest.raises(ConfigError) as caught:
             check_numbers("data", interval, fine=inside[0], share=value)
         assert str(caught.value) == f"data.share = {value!r} cannot work; valid: {valid}"
@@ -40,6 +40,8 @@ def test_integers_and_choices() -> None:
             "a.x = 0 cannot work; valid: an integer of at least 1, or null",
         ),
         (lambda: check_integers("a", 1, at_most=3, x=4), "a.x = 4 cannot work; valid: an integer from 1 to 3"),
+        (lambda: check_integers("a", 1, x=2.5), "a.x = 2.5 cannot work; valid: an integer of at least 1"),  # type: ignore[arg-type]
+        (lambda: check_integers("a", 1, x="2"), "a.x = '2' cannot work; valid: an integer of at least 1"),  # type: ignore[arg-type]
         (
             lambda: check_integers("a", 1, x=2**32),
             "a.x = 4294967296 cannot work; valid: an integer of at most 4294967295",
