@@ -98,11 +98,10 @@ class Objective:
     """
 
     def __init__(self, parts: LossParts = NOTHING, measure: Measure = ACCURACY) -> None:
-        self.parts, self.measure = parts, measure
-        self.weighers, self.terms = parts.weighers, parts.terms
-        self._whole, self._passing = parts.whole, parts.passing
+        self._parts, self.measure = parts, measure
         self.of_logits = measure.by_outputs and not (parts.whole or parts.passing)
-        self.plain = measure.is_cross_entropy and self.of_logits and not (self.weighers or self.terms)
+        self.plain = measure.is_cross_entropy and self.of_logits and not (parts.weighers or parts.terms)
+        self._own_plain = measure.is_cross_entropy and self.of_logits and parts.own_alone_plain
 
     def of_network(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
         """One client's loss ``[]`` under a network that holds its parameters.
@@ -116,9 +115,9 @@ class Objective:
             TypeError, ValueError: a method's hook returned something else than a tensor of its shape.
             ConfigError: a method's hook returned a value without gradient, which trains nothing.
         """
-        if self._whole is not None:
-            loss = _ask(self._whole, "local_loss", network, x, _shown(self._whole, samples))
-            return _trains(_checked(loss, [], self._whole, "local_loss"), self._whole, "local_loss")
+        if (whole := self._parts.whole) is not None:
+            loss = _ask(whole, "local_loss", network, x, _shown(whole, samples))
+            return _trains(_checked(loss, [], whole, "local_loss"), whole, "local_loss")
         return self._of_pass(network, x, samples)[0]
 
     def with_logits(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -127,27 +126,21 @@ class Objective:
         return loss, logits.detach()
 
     def _of_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        if self._passing is None:
+        if (passing := self._parts.passing) is None:
             logits: Tensor = network(x)
             return self(logits, samples, x), logits
-        found = _ask(self._passing, "forward_pass", network, x, _shown(self._passing, samples))
+        found = _ask(passing, "forward_pass", network, x, _shown(passing, samples))
         if not isinstance(found, tuple) or len(found) != 2:
-            raise TypeError(f"{self._passing.key}: forward_pass gives {type(found).__name__}, not (logits, term)")
+            raise TypeError(f"{passing.key}: forward_pass gives {type(found).__name__}, not (logits, term)")
         classes = cast(Network, network).num_outputs if self.measure.is_cross_entropy else None
         wanted = None if classes is None else [len(samples.y), classes]
-        logits = _checked(found[0], wanted, self._passing, "forward_pass's logits")
-        loss = self(logits, samples, x) + _checked(found[1], [], self._passing, "forward_pass's term")
-        return _trains(loss, self._passing, "forward_pass"), logits
+        logits = _checked(found[0], wanted, passing, "forward_pass's logits")
+        loss = self(logits, samples, x) + _checked(found[1], [], passing, "forward_pass's term")
+        return _trains(loss, passing, "forward_pass"), logits
 
     def joins(self, batch: CohortBatch) -> bool:
         """Whether a step's loss may differ from the mean cross-entropy of the step's own samples."""
-        return (
-            batch.joined
-            or not self.measure.is_cross_entropy
-            or self._whole is not None
-            or self._passing is not None
-            or not self.parts.own_alone_plain
-        )
+        return batch.joined or not self._own_plain
 
     def __call__(self, logits: Tensor, samples: Samples, x: Tensor | None = None) -> Tensor:
         """One client's loss ``[]``.
@@ -158,13 +151,13 @@ class Objective:
             x: network inputs ``[N, C, H, W]``; used only by losses that are not :attr:`of_logits`.
         """
         weights = samples.weights.to(logits.dtype)
-        for weigher in self.weighers:
+        for weigher in self._parts.weighers:
             found = _ask(weigher, "sample_weights", weights, logits, _shown(weigher, samples))
             weights = _checked(found, list(weights.shape), weigher, "sample_weights")
         losses = weights * self.measure.losses(logits, samples.y, samples.allowed, x)
         # Not a product with the mask, because losses of padded samples may be infinite.
         loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
-        for term in self.terms:
+        for term in self._parts.terms:
             found = _checked(_ask(term, "sample_loss", logits, _shown(term, samples)), [], term, "sample_loss")
             if debug_unwrap(logits).requires_grad and not _is_zero_on_cpu(found):
                 _trains(found, term, "sample_loss")

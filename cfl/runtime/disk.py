@@ -40,7 +40,6 @@ def writing(path: Path, needed: int | None = None, name: str | None = None) -> I
 
 def not_written(path: Path, error: OSError, needed: int | None = None, name: str | None = None) -> NotWritten:
     """The error to raise if a file could not be written; arguments as for :func:`writing`."""
-    needed = getattr(error, "needed", None) or needed
     cause = error
     while isinstance(cause, NotWritten) and isinstance(cause.__cause__, OSError):
         cause = cause.__cause__

@@ -174,21 +174,18 @@ class Scoring:
             return self._same_tests.once("scores", compute)
 
     def _count(self, scores: Tensor, batch: EvaluationBatch, client: int | None, task: int) -> None:
-        federation, outputs, row = self.federation, self.federation.data.outputs, self._rows[client]
-        tested = outputs.test_after(row)
-        matrices = [(matrix, tested) for matrix in (federation.measured, *federation.own_measures.values())]
+        federation, row, y = self.federation, self._rows[client], cast(Tensor, batch.y)
+        own, tested = federation.data.outputs.own[batch.task], federation.data.outputs.test_after(row)
+        allowed = None if tested is None else tested[batch.task]
+        for matrix in (federation.measured, *federation.own_measures.values()):
+            matrix.add(row, task, scores, y, allowed, client)
         if federation.known is not None and federation.measure.tells_tasks:
-            matrices.append((federation.known, outputs.own))
-        for matrix, mask in matrices:
-            allowed = None if mask is None else mask[batch.task]
-            matrix.add(row, task, scores, cast(Tensor, batch.y), allowed, client)
+            federation.known.add(row, task, scores, y, own, client)
         if federation.by_owner is not None and (owners := batch.owners) is not None:
-            mask = outputs.test_after(row)
-            allowed = None if mask is None else mask[batch.task]
             owners = owners if client is None else owners.where(owners == client, -1)
-            federation.by_owner.add_by_owner(row, task, scores, cast(Tensor, batch.y), allowed, owners)
+            federation.by_owner.add_by_owner(row, task, scores, y, allowed, owners)
         for shares in federation.methods.identified:
-            found = moved(outputs.own[batch.task], scores.device)[scores.argmax(1)]
+            found = moved(own, scores.device)[scores.argmax(1)]
             shares.update(row, task, found.sum(), len(scores), client)
 
 
