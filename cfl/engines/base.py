@@ -117,8 +117,8 @@ class Engine(ABC):
     channels_last = False
     """Whether the cohort should hold convolution weights with the channels last in memory."""
 
-    steps_at_once = False
-    """Whether the engine is meant to take the optimizer's step itself (:attr:`StepContext.fused_sgd`)."""
+    fuses_sgd = False
+    """Whether the engine gains from taking the steps of plain SGD itself (:attr:`StepContext.fused_sgd`)."""
 
     multiplies = False
     """Whether the engine applies :attr:`StepContext.right_factors`, which is cheaper for it than for methods."""
@@ -127,8 +127,8 @@ class Engine(ABC):
     """Whether the engine applies :attr:`StepContext.pulls` when it takes the optimizer's step itself."""
 
     logits: Tensor | None = None
-    """Logits ``[k, B + M, O]`` of the last step's own and added samples, if :attr:`StepContext.keeps_logits` was set.
-    Those of padded samples are arbitrary."""
+    """Logits ``[k, B + M, O]`` of the last step's own and added samples, if :attr:`StepContext.keeps_logits` was set,
+    until another pass. Those of padded samples are arbitrary."""
 
     @abstractmethod
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:

@@ -54,7 +54,7 @@ class Halves:
             weights: in the order in which they were recorded.
             masks: dropout masks, in the order in which they were recorded.
             rows: gradient rows, in the order of the weights; empty if the optimizer's step is taken at once.
-            pulls: on the weights, see :class:`~cfl.engines.updates.StepAtOnce`.
+            pulls: on the weights, see :class:`~cfl.engines.updates.FusedSgd`.
 
         Returns:
             The loss, ``[]``.

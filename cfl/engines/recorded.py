@@ -68,7 +68,7 @@ class RecordedSteps:
             example: returns inputs, outputs and dropout masks of a client's batch of this size; they are not changed.
             steps: how many steps are asked for now.
             sample_weights: ``[samples]``, if the loss is the weighted cross-entropy instead of the mean one.
-            pulls: on any client, see :class:`~cfl.engines.updates.StepAtOnce`.
+            pulls: on any client, see :class:`~cfl.engines.updates.FusedSgd`.
 
         Returns:
             A function that takes :func:`arguments` and returns the loss.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import PullSteps
-from cfl.engines.updates import KeepGradients, StepAtOnce, Update
+from cfl.engines.updates import FusedSgd, KeepGradients, Update
 
 
 class Views:
@@ -90,7 +90,7 @@ class RowViews:
         """The update that receives the gradients of some clients."""
         if fused_sgd is None:
             return KeepGradients(self.gradients.of(start, rows))
-        return StepAtOnce(self.weights.of(start, rows), *fused_sgd, self.pulls.of(start, rows))
+        return FusedSgd(self.weights.of(start, rows), *fused_sgd, self.pulls.of(start, rows))
 
     def _take(self, cohort: Cohort) -> None:
         if self._cohort is not cohort:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cfl.engines.quadratic_pull import PullSteps
-from cfl.engines.updates import KeepGradients, StepAtOnce, Update
+from cfl.engines.updates import FusedSgd, KeepGradients, Update
 
 
 def traced(function: Callable[..., Any], given: tuple[Tensor, ...]) -> Callable[..., Any]:
@@ -37,7 +37,7 @@ def update_of(
     if fused_sgd is None:
         return KeepGradients(dict(zip(weights, last, strict=True)))
     drawn = zip(last[::2], last[1::2], strict=True)
-    return StepAtOnce(weights, *fused_sgd, dict(zip(pulls, drawn, strict=True)))
+    return FusedSgd(weights, *fused_sgd, dict(zip(pulls, drawn, strict=True)))
 
 
 def flat(pulls: PullSteps) -> list[Tensor]:

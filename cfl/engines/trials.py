@@ -64,7 +64,7 @@ class Trials:
         self.data, self.network, self.input_shape, self.options = data, network, input_shape, options
         plan = data.rounds.round(round)
         self.plan = max(plan.parts, key=lambda part: len(part.clients))
-        self._optimizer_of, self._at_once, self._by_hand = optimizer_of, fused_sgd, by_hand
+        self._optimizer_of, self._fused_sgd_of, self._by_hand = optimizer_of, fused_sgd, by_hand
         sizes = {client: len(data.trained_on(self.plan.task)[client]) for client in self.plan.clients}
         self._largest = sorted(sizes, key=lambda client: (-sizes[client], client))
         held = data.trained_in(plan)
@@ -82,7 +82,7 @@ class Trials:
         engine = build_engine(choice, self.network, self.input_shape, self.options, size, eager, by_hand)
         cohort = Cohort(self.network, len(clients), data.outputs, engine.channels_last)
         optimizer = self._optimizer_of(cohort.parameters.values())
-        fused_sgd = self._at_once(optimizer) if engine.steps_at_once else None
+        fused_sgd = self._fused_sgd_of(optimizer) if engine.fuses_sgd else None
         context = StepContext(data.seed, fused_sgd, Objective(measure=data.measure))
         device = next(self.network.parameters()).device
         block = self._block(clients, device)

@@ -31,7 +31,7 @@ class Update(ABC):
         """Receive a parameter's gradient, of the parameter's shape."""
 
 
-class StepAtOnce(Update):
+class FusedSgd(Update):
     """Takes the step of plain SGD, ``w <- (1 - lr wd) w - lr g``, as soon as g is known; no gradient is kept.
 
     Args:

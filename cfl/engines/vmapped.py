@@ -55,7 +55,7 @@ class VmapEngine(Engine):
         on_cuda = next(network.parameters()).device.type == "cuda"
         self._graphs = Graphs(eager) if on_cuda and compile is None and not list(network.buffers()) else None
         # On CUDA a small step takes mostly passes over the weights; on CPUs torch's own optimizer is as fast.
-        self.steps_at_once = self._graphs is not None
+        self.fuses_sgd = self._graphs is not None
         self._stacked_layers = on_cuda and compile is None
         self._is_chain = self._stacked_layers and Chain.of(network) is not None
         self._sgd: tuple[float, float] | None = None

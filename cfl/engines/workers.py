@@ -58,7 +58,7 @@ class WorkerEngine(Engine):
         products: multiplies matrices in hand-written steps; None is torch's default.
     """
 
-    steps_at_once = True
+    fuses_sgd = True
     pulls = True
 
     def __init__(
@@ -209,12 +209,8 @@ class WorkerEngine(Engine):
 
     def gradients(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> dict[str, Tensor]:
         """As :meth:`Engine.gradients`, in other memory than the gradients of the present step, which stay."""
-        logits = self.logits
-        try:
-            with self._rows.other_gradients(cohort):
-                return super().gradients(cohort, batch, context)
-        finally:
-            self.logits = logits
+        with self._rows.other_gradients(cohort):
+            return super().gradients(cohort, batch, context)
 
     def _recordings(self, step: Step, used: list[int], outputs: Tensor | None) -> dict[int, Recording | None]:
         """Batch size -> recording of a step, for the sizes in this batch that are worth one."""

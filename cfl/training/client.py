@@ -19,7 +19,6 @@ from cfl.engines.choice import EngineChoice
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
 from cfl.engines.one_pass import step_in_one_pass
-from cfl.engines.probe import Measured
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods.base import Method
@@ -65,7 +64,6 @@ class Client(LightningModule):
         frozen: names of the network's parameters that require no gradient. They are neither trained nor sent.
         work: the clients' local work; None until training has started.
         engine_choice: the engine of local steps and the cohort's width; None until training has started.
-        engine_trials: the measurements that led to this choice; empty if there were none.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class Client(LightningModule):
         self.network, self.frozen = global_network(network, input_shape, num_outputs, self.methods, seed)
         self.work: LocalWork | None = None
         self.engine_choice: EngineChoice | None = None
-        self.engine_trials: list[Measured] = []
         self._resumed_choice: dict[str, Any] | None = None
         self._loss_parts = self.methods.loss_parts()
         self._scoring: Scoring | None = None
@@ -160,7 +157,7 @@ class Client(LightningModule):
             self._resumed_choice,
             blocks,
         )
-        self.engine_choice, self.engine_trials = chosen.choice, chosen.trials
+        self.engine_choice = chosen.choice
         precision, width, trials = self.engine_options.matmul_precision, chosen.choice.width, chosen.trials
         self.work = LocalWork(federation, chosen.engine, width, objective, precision, watched, blocks)
         seconds = trials[0].seconds_per_client_step * width if blocks and trials else math.inf

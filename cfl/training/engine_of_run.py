@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -23,7 +23,7 @@ from cfl.engines.trials import Trials
 from cfl.federation.federation import Federation
 from cfl.methods.composition import Composition
 from cfl.runtime import distributed
-from cfl.training.left_to_engine import step_at_once
+from cfl.training.left_to_engine import fused_sgd_of
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def choose_engine(
         precision: the Trainer's precision.
         objective: what a client minimises.
         optimizer_of: builds the clients' optimizer for a cohort's parameters.
-        watched: see :func:`cfl.training.left_to_engine.step_at_once`.
+        watched: see :func:`cfl.training.left_to_engine.fused_sgd_of`.
         resumed: the choice that is stored in the checkpoint, if the run is resumed.
         blocks: whether local steps are taken in blocks.
     """
@@ -76,10 +76,10 @@ def choose_engine(
     if not isinstance(width, int):
         most = -(-most // distributed.count())  # approximate: processes share steps, not clients
     next_round = data.rounds.next_with_clients(min(federation.round, data.num_rounds - 1))
-    fused_sgd = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
+    sgd_of = partial(fused_sgd_of, methods=cast(Composition, federation.methods), engine=None, watched=watched)
     trials = None
     if next_round is not None:
-        trials = Trials(data, next_round, network, input_shape, options, optimizer_of, fused_sgd, by_hand)
+        trials = Trials(data, next_round, network, input_shape, options, optimizer_of, sgd_of, by_hand)
     open_choices = candidates(
         options,
         width if isinstance(width, int) else None,
@@ -91,19 +91,13 @@ def choose_engine(
         by_hand,
         None if trials is None else partial(trials.samples, SAMPLES),
     )
-    settled = from_dict(resumed, open_choices)
-    if resumed is not None and settled is None:
-        before = ", ".join(f"{name} {value}" for name, value in resumed.items())
-        remark = "the checkpoint's engine (%s) is not open here: figures may differ by rounding from those of one run"
-        _log.warning(remark, before)
-    if len(open_choices) == 1:
-        settled = open_choices[0]
+    settled = _settled(resumed, open_choices)
     asked, known = "", None
     if settled is None:
-        fused = fused_sgd(optimizer_of([nn.Parameter(torch.zeros(1))]))
+        fuses = sgd_of(optimizer_of([nn.Parameter(torch.zeros(1))])) is not None
         shapes = (input_shape, batch_size, schedule.local_epochs)
         arithmetic = (precision, options.matmul_precision, options.compile)
-        asked = remembered.question(network, open_choices, shapes, arithmetic, fused is not None, by_hand, blocks)
+        asked = remembered.question(network, open_choices, shapes, arithmetic, fuses, by_hand, blocks)
         known = remembered.recall(asked, open_choices)
         settled = None if known is None else known.choice
     # Open choices depend on a process's math threads. If one process needs a trial, all must take part in it.
@@ -113,13 +107,30 @@ def choose_engine(
     elif trials is None:
         choice, measured = open_choices[0], []
     else:
-        in_one_go = trials.most_steps if blocks else 1
-        measured = probe(open_choices, trials.of, trials.client_steps_of_run, steps_in_one_go=in_one_go)
-        if distributed.rank() == 0:
-            remembered.remember(asked, measured[0])
-        choice = distributed.from_first(measured[0].choice)
+        choice, measured = _tried(open_choices, trials, asked, blocks)
     schedule.settle_width(choice.width, choice.most_padding, choice.at_once)
     seconds = {str(one.choice): one.seconds_per_client_step for one in measured}
     federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": seconds}
     engine = build_engine(choice, network, input_shape, options, batch_size, by_hand=by_hand)
     return Chosen(engine, choice, measured)
+
+
+def _settled(resumed: dict[str, Any] | None, open_choices: Sequence[EngineChoice]) -> EngineChoice | None:
+    """The only open choice, or the one of the checkpoint; None if neither is there."""
+    settled = from_dict(resumed, open_choices)
+    if resumed is not None and settled is None:
+        before = ", ".join(f"{name} {value}" for name, value in resumed.items())
+        remark = "the checkpoint's engine (%s) is not open here: figures may differ by rounding from those of one run"
+        _log.warning(remark, before)
+    return open_choices[0] if len(open_choices) == 1 else settled
+
+
+def _tried(
+    open_choices: Sequence[EngineChoice], trials: Trials, asked: str, blocks: bool
+) -> tuple[EngineChoice, list[Measured]]:
+    """The fastest choice of the first process's trial, which is remembered, and what this process has measured."""
+    in_one_go = trials.most_steps if blocks else 1
+    measured = probe(open_choices, trials.of, trials.client_steps_of_run, steps_in_one_go=in_one_go)
+    if distributed.rank() == 0:
+        remembered.remember(asked, measured[0])
+    return distributed.from_first(measured[0].choice), measured

@@ -11,7 +11,7 @@ from cfl.engines.updates import plain_sgd
 from cfl.methods.composition import Composition, Factors, Pulls
 
 
-def step_at_once(
+def fused_sgd_of(
     optimizer: Optimizer, methods: Composition, engine: Engine | None, watched: Callable[[], bool]
 ) -> tuple[float, float] | None:
     """Learning rate and weight decay, if an engine may take the optimizer's step without storing gradients; else None.

@@ -29,7 +29,7 @@ from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision, matmul_precision
 from cfl.training.blocks import steps_per_block
-from cfl.training.left_to_engine import left_to_engine, step_at_once
+from cfl.training.left_to_engine import fused_sgd_of, left_to_engine
 from cfl.training.round_end import end_round
 from cfl.training.round_losses import RoundLosses
 from cfl.training.trained_outputs import TrainedOutputs
@@ -106,7 +106,7 @@ class LocalWork:
             if part.round_in_task == 0:
                 with full_precision(), self._in_round(f"beginning task {part.task}"):
                     self.methods.begin_task(part)
-        receivers = sum(len(federation.own_clients(part.task, part.clients)) for part in plan.parts)
+        receivers = sum(len(federation.data.own_clients(part.task, part.clients)) for part in plan.parts)
         federation.channel.ask(plan.clients)
         federation.channel.downlink("model", federation.model.shared_tensors(), receivers)
 
@@ -139,24 +139,23 @@ class LocalWork:
         cohort.lr = float(optimizer.param_groups[0]["lr"])
         self._optimizer = optimizer
         self._losses.open(batch.clients, self._device)
-        if federation.buffer is not None:
-            federation.buffer.open(cohort)
+        if self.buffer is not None:
+            self.buffer.open(cohort)
         self.methods.start_clients()
 
     def _settle_steps(self) -> None:
         """Set :attr:`context` and the other settings for all steps of the new cohort."""
-        methods, buffer = self.methods, self.buffer
-        optimizer = cast(Optimizer, self._optimizer)
+        methods, optimizer = self.methods, cast(Optimizer, self._optimizer)
         self._scaled_steps = ScaledSteps.of(methods.step_factors(), self.cohort.buffers)
         self._frozen = self.federation.model.frozen | methods.frozen_parameters()
         self._trains = not self._frozen >= self.cohort.parameters.keys()
         # In mixed precision the step is Lightning's, which scales losses and looks for overflows.
         mixed = torch.is_autocast_enabled(self._device.type)
-        steps_at_once = self.engine.steps_at_once and not mixed and self._scaled_steps is None and not self._frozen
-        fused_sgd = step_at_once(optimizer, methods, self.engine, self._watched) if steps_at_once else None
+        fuses = self.engine.fuses_sgd and not mixed and self._scaled_steps is None and not self._frozen
+        fused_sgd = fused_sgd_of(optimizer, methods, self.engine, self._watched) if fuses else None
         wanted, factors = left_to_engine(methods, self.engine)
         pulls = {} if fused_sgd is None else {name: pull.step(*fused_sgd) for name, pull in wanted.items()}
-        keeps_logits = buffer is not None and buffer.wants_logits
+        keeps_logits = self.buffer is not None and self.buffer.wants_logits
         self.context = StepContext(self._seed, fused_sgd, self._objective, factors, pulls, keeps_logits)
 
     # Several local steps.
@@ -320,17 +319,15 @@ class LocalWork:
         cohort, federation = self.cohort, self.federation
         federation.channel.enter_round(cohort.task, cohort.round)  # with clients' own clocks, the cohort's task
         cohort.put_back_unused_outputs(positions)
-        sound = positions
-        if federation.buffer is not None or self.methods.collects:
+        clients, sound = [cohort.clients[p] for p in positions], positions
+        if self.buffer is not None or self.methods.collects:
             # If any tensor of a client is not finite, everything it sends this round is dropped.
-            judged = federation.model.trained_tensors(cohort, positions)
-            usable = federation.channel.usable(judged, [cohort.clients[p] for p in positions])
+            usable = federation.channel.usable(federation.model.trained_tensors(cohort, positions), clients)
             sound = tuple(p for p, good in zip(positions, usable, strict=True) if good)
-        if sound and federation.buffer is not None:
-            federation.buffer.close(cohort, sound)
+        if sound and self.buffer is not None:
+            self.buffer.close(cohort, sound)
         if sound:
             self.methods.finish_clients(sound)
-        clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         weights = [float(cohort.sizes[p]) if by_samples else 1.0 for p in positions]
         # In place: the weights are not needed any more, and allocating new memory would double the time of this method.

@@ -54,7 +54,9 @@ def test_the_second_run_makes_no_trial(cache: Path, trials: list[int]) -> None:
         client = run()
         assert len(trials) == count
         assert client.engine_choice == FOUND
-        assert client.engine_trials == [Measured(FOUND, 0.001)]
+        engine = client.require_federation().engine
+        assert engine is not None
+        assert engine["seconds_per_client_step_in_trials"] == {str(FOUND): 0.001}
     assert len(json.loads(cache.read_text())) == 1
 
 

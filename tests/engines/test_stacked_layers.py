@@ -142,7 +142,7 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch, layers: bool = True) -> Mock:
 
     def built(self: VmapEngine, *args: Any) -> None:
         build(self, *args)
-        self.steps_at_once, self._stacked_layers = True, layers
+        self.fuses_sgd, self._stacked_layers = True, layers
         self._is_chain = layers and Chain.of(self.network) is not None
 
     steps = Mock(wraps=sgd_step)

@@ -139,7 +139,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def as_on_cuda(self: Any, network: Any, input_shape: Any, compile: Any, eager: bool) -> None:
         init(self, network, input_shape, compile, eager)
         self._graphs = graphs.Graphs(eager) if not list(network.buffers()) else None
-        self.steps_at_once, self._stacked_layers = self._graphs is not None, True
+        self.fuses_sgd, self._stacked_layers = self._graphs is not None, True
         self._is_chain = Chain.of(network) is not None
 
     monkeypatch.setattr(vmapped.VmapEngine, "__init__", as_on_cuda)
