@@ -35,7 +35,7 @@ def check_integers(
     """
     most = math.inf if at_most is None else at_most
     valid = f"an integer of at least {at_least}" if at_most is None else f"an integer from {at_least} to {at_most}"
-    _check(section, valid, lambda value: isinstance(value, Integral) and at_least <= value <= most, or_null, options)
+    _check(section, valid, Integral, lambda value: at_least <= value <= most, or_null, options)
 
 
 def check_numbers(section: str, interval: str, *, or_null: bool = False, **options: float | None) -> None:
@@ -46,7 +46,7 @@ def check_numbers(section: str, interval: str, *, or_null: bool = False, **optio
     if math.isinf(high):
         valid = f"a number {'of at least' if interval[0] == '[' else 'above'} {low:g}"
     ends = {end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"}
-    _check(section, valid, lambda v: isinstance(v, Real) and (low < v < high or v in ends), or_null, options)
+    _check(section, valid, Real, lambda value: low < value < high or value in ends, or_null, options)
 
 
 def check_magnitude(key: str, value: float) -> None:
@@ -69,12 +69,14 @@ def check_magnitude(key: str, value: float) -> None:
 def check_choices(section: str, choices: Collection[Any], *, or_null: bool = False, **options: Any) -> None:
     """Refuse values that are none of the choices; otherwise as :func:`check_integers`."""
     *most, last = map(str, choices)
-    _check(section, f"{', '.join(most)} or {last}", lambda value: value in choices, or_null, options)
+    _check(section, f"{', '.join(most)} or {last}", object, lambda value: value in choices, or_null, options)
 
 
-def _check(section: str, valid: str, holds: Callable[[Any], bool], or_null: bool, options: dict[str, Any]) -> None:
+def _check(
+    section: str, valid: str, kind: type, holds: Callable[[Any], bool], or_null: bool, options: dict[str, Any]
+) -> None:
     for name, value in options.items():
-        if not (or_null if value is None else holds(value)):
+        if not (or_null if value is None else isinstance(value, kind) and holds(value)):
             raise ConfigError(f"{section}.{name}", value, valid + ", or null" * or_null)
         if isinstance(value, int | float):
             check_magnitude(f"{section}.{name}", value)

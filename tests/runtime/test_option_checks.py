@@ -24,10 +24,10 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
 def test_numbers(interval: str, inside: tuple[float, ...], outside: tuple[float, ...], valid: str) -> None:
     for value in inside:
         check_numbers("data", interval, share=value)
-    for value in (*outside, math.nan, None, str(inside[1])):
+    for wrong in (*outside, math.nan, None, str(inside[1])):
         with pytest.raises(ConfigError) as caught:
-            check_numbers("data", interval, fine=inside[0], share=value)
-        assert str(caught.value) == f"data.share = {value!r} cannot work; valid: {valid}"
+            check_numbers("data", interval, fine=inside[0], share=wrong)  # type: ignore[arg-type]
+        assert str(caught.value) == f"data.share = {wrong!r} cannot work; valid: {valid}"
 
 
 def test_integers_and_choices() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import platform
 import signal
@@ -21,6 +22,7 @@ from cfl.engines.cohort import Cohort
 from cfl.methods import Method
 from cfl.runtime import heartbeat
 from cfl.runtime.distributed import rank
+from cfl.runtime.errors import ConfigError
 from cfl.testing.processes import Crew, Failed
 from cfl.training.strategy import ClientParallel
 
@@ -227,3 +229,9 @@ def test_a_stopped_process_that_stays_so_is_given_up_by_name() -> None:
 def wait_until_stopped(pid: int | None) -> None:
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, 1e15])
+def test_times_that_torch_cannot_wait_are_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.strategy\.timeout_seconds = .* a number in \(0, 1e9\]"):
+        ClientParallel(timeout_seconds=seconds)
