@@ -42,16 +42,14 @@ class ClientParallel(DDPStrategy):
     Args:
         timeout_seconds: a process for which the others wait longer than this counts as failed; at most 10^9.
         process_group_backend: of torch.distributed; null takes gloo on CPUs and both gloo and NCCL on CUDA devices.
-
-    Raises:
-        ConfigError: another ``timeout_seconds``.
     """
 
     def __init__(self, timeout_seconds: float = 600.0, process_group_backend: str | None = None) -> None:
-        check_numbers("trainer.strategy", "(0, 1e9]", timeout_seconds=timeout_seconds)
+        # check_strategy refuses other times. An error raised here would reach users as one of the parser's.
+        can_be_waited = 0 < timeout_seconds <= 1e9
         super().__init__(
             process_group_backend=process_group_backend,
-            timeout=timedelta(seconds=timeout_seconds),
+            timeout=timedelta(seconds=timeout_seconds if can_be_waited else 0),
         )
         self.timeout_seconds = timeout_seconds
         # Read here, because Lightning's launcher sets the variable later.
@@ -252,6 +250,7 @@ def check_strategy(trainer: Trainer) -> None:
             valid = f"{several} among them" if wanted > 1 else "auto for one process"
             raise ConfigError("trainer.strategy", type(strategy).__name__, valid)
         return
+    check_numbers("trainer.strategy", "(0, 1e9]", timeout_seconds=strategy.timeout_seconds)
     here = trainer.num_devices * trainer.num_nodes
     if started not in (1, here):
         raise ConfigError(

@@ -24,7 +24,7 @@ from cfl.runtime import heartbeat
 from cfl.runtime.distributed import rank
 from cfl.runtime.errors import ConfigError
 from cfl.testing.processes import Crew, Failed
-from cfl.training.strategy import ClientParallel
+from cfl.training.strategy import ClientParallel, check_strategy
 
 SOON = 45.0
 """Seconds in which processes must end, even on a busy machine. It is below the 60 s that they wait for a silent one."""
@@ -234,4 +234,4 @@ def wait_until_stopped(pid: int | None) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, 1e15])
 def test_times_that_torch_cannot_wait_are_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.strategy\.timeout_seconds = .* a number in \(0, 1e9\]"):
-        ClientParallel(timeout_seconds=seconds)
+        check_strategy(Trainer(accelerator="cpu", devices=2, strategy=ClientParallel(seconds), logger=False))
