@@ -193,6 +193,6 @@ def test_without_mu_it_is_federated_averaging_bit_for_bit(engine: EngineOptions)
 
 
 def test_it_is_refused_where_there_is_no_global_model() -> None:
-    with pytest.raises(ConfigError, match=r"methods\.fedprox\.mu.*0 where all parameters stay on their client"):
+    with pytest.raises(ConfigError, match=r"methods\.prox\.mu.*0 where all parameters stay on their client"):
         run({"own": PersonalLayers(), "prox": FedProx(1.0)})
     assert run({"own": PersonalLayers(), "prox": FedProx(0.0)}).finished
