@@ -1,4 +1,4 @@
-"""Arrays in .npz files: their layouts, sizes and options."""
+"""Arrays in .npz files: their layouts, sizes, options and damages."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfl.data.sources import Arrays
+from cfl.data.sources import (
+    Arrays,
+)
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 
-def arrays_file(path: Path, shape: tuple[int, ...] = (6, 5, 3), classes: int = 4) -> dict:
+def arrays_file(path: Path, shape: tuple[int, ...] = (6, 5, 3), classes: int = 4, **replaced: np.ndarray) -> dict:
     rng = np.random.default_rng(0)
     content = {}
     for part, n in (("train", 20), ("test", 8)):
         content[f"{part}_images"] = rng.integers(0, 256, (n, *shape), dtype=np.uint8)
         content[f"{part}_labels"] = (np.arange(n) % classes).astype(np.uint8)
+    content |= replaced
     np.savez(path, **content)
     return content
 
@@ -99,7 +102,38 @@ def test_arrays_contradicting_the_file_is_refused(tmp_path):
         Arrays("a.npz", max_train=3).load(tmp_path)
 
 
-def test_arrays_that_are_not_there_are_named(tmp_path):
-    np.savez(tmp_path / "a.npz", train_images=np.zeros((2, 3, 3), np.uint8))
-    with pytest.raises(DataFilesMissing, match=r"a\.npz cannot be used: it lacks test_images, test_labels, train_l"):
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        {"train_images": np.zeros((20, 6, 5, 3), np.float32)},
+        {"train_labels": np.zeros(20, np.float32)},
+        {"train_labels": np.zeros(19, np.int64)},
+        {"test_images": np.zeros((8, 6), np.uint8)},
+        {"test_images": np.zeros((8, 6, 6, 3), np.uint8)},
+        {"test_labels": np.full(8, -1)},
+        {"test_images": np.zeros((0, 6, 5, 3), np.uint8), "test_labels": np.zeros(0, np.int64)},
+        {
+            f"{part}_{kind}": np.zeros((0, 6, 5) if kind == "images" else 0, np.uint8)
+            for part in ("train", "test")
+            for kind in ("images", "labels")
+        },
+    ],
+)
+def test_arrays_of_another_kind_are_refused(tmp_path, replaced):
+    arrays_file(tmp_path / "a.npz", **replaced)
+    with pytest.raises(DataFilesMissing):
         Arrays("a.npz").load(tmp_path)
+
+
+def test_arrays_damaged_files(tmp_path):
+    arrays_file(tmp_path / "a.npz")
+    data = (tmp_path / "a.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(data[: len(data) // 2])
+    flipped = bytearray(data)
+    flipped[len(data) // 4] ^= 1  # inside the first array: zip's checksum finds it
+    (tmp_path / "flipped.npz").write_bytes(bytes(flipped))
+    np.savez(tmp_path / "keys.npz", train_images=np.zeros((2, 3, 3), np.uint8))
+    np.savez(tmp_path / "objects.npz", **{k: np.array([{}]) for k in arrays_file(tmp_path / "b.npz")})
+    for name, reason in (("cut", "cut off"), ("flipped", "CRC"), ("keys", "lacks test_images"), ("objects", "pickle")):
+        with pytest.raises(DataFilesMissing, match=rf"{name}\.npz cannot be used.*{reason}"):
+            Arrays(f"{name}.npz").load(tmp_path)

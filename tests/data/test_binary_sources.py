@@ -250,6 +250,15 @@ def test_pixels_may_be_drawn() -> None:
     assert again.name == f"drawn-{source.name}"
 
 
+def test_merged_images_are_cut_class_by_class() -> None:
+    parts = Binarised(Digits(), split="merged").load(NOWHERE)
+    whole = torch.bincount(torch.cat([part.labels for part in Digits().load(NOWHERE)]))
+    assert [torch.bincount(part.labels).tolist() for part in parts] == [
+        [int(n) * 5 // 7 for n in whole],
+        [int(n) // 7 for n in whole],
+    ]
+
+
 def test_merged_samples_without_classes_are_cut_as_one_class() -> None:
     images = torch.arange(14, dtype=torch.uint8).view(14, 1, 1, 1)
     for labels in (torch.rand(14, 2), torch.zeros(14, 3, 5)):

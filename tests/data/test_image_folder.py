@@ -98,6 +98,9 @@ def test_image_folder_refuses(tmp_path):
     image_tree(tmp_path / "pets")
     with pytest.raises(ConfigError, match=r"source\.num_classes = 3.*2, the number of folders"):
         ImageFolder("pets", shape=[3, 4, 6], num_classes=3).load(tmp_path)
+    (tmp_path / "pets" / "train" / "dog" / "0.png").write_bytes(b"no image")
+    with pytest.raises(DataFilesMissing, match=r"dog/0\.png cannot be read as an image"):
+        ImageFolder("pets", shape=[3, 4, 6]).load(tmp_path)
     (tmp_path / "pets" / "test" / "fox").mkdir()
     with pytest.raises(DataFilesMissing, match=r"same classes.*fox"):
         ImageFolder("pets", shape=[3, 4, 6]).load(tmp_path)

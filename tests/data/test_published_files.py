@@ -88,6 +88,14 @@ def test_five_datasets_constants_are_those_of_padded_images(real):
         assert (round(mean[0], 4), round(std[0], 4)) == pytest.approx(expected, abs=1.01e-4)
 
 
+def test_transform_standardises_the_pixels(real):
+    """The transform that training uses gives MNIST pixels mean 0 and standard deviation 1."""
+    train, _ = real(MNIST, "MNIST/raw")
+    out = MNIST().transform()(train.images[:20_000]).double()
+    assert abs(float(out.mean())) < 0.01
+    assert abs(float(out.std()) - 1) < 0.01
+
+
 def test_fashion_mnist_facts(real):
     train, test = real(FashionMNIST, "FashionMNIST/raw")
     assert train.labels[:5].tolist() == [9, 0, 0, 3, 0]
@@ -175,6 +183,18 @@ def test_digits_split_and_constants(tmp_path):
 
     both = np.concatenate([train.images.numpy(), test.images.numpy()])
     assert rows(both, torch.cat([train.labels, test.labels]).numpy()) == rows(stored.images, stored.target)
+
+
+def test_digits_split_is_fixed(tmp_path):
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002  the global state must not matter
+    first = Digits().load(tmp_path)
+    torch.manual_seed(2)
+    np.random.seed(2)  # noqa: NPY002
+    second = Digits().load(tmp_path)
+    assert torch.equal(first[0].images, second[0].images)
+    assert torch.equal(first[1].labels, second[1].labels)
+    assert len(Digits(test_share=0.5).load(tmp_path)[1]) == 899
 
 
 @pytest.mark.parametrize("test_share", [0.01, 0.2, 1 / 6, 0.5, 0.9])

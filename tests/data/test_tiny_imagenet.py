@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cfl.data.sources import TinyImageNet
+from cfl.data.streams import ClassSplit
 from cfl.runtime.errors import DataFilesMissing
 
 CLASSES = 200
@@ -18,7 +19,7 @@ CLASSES = 200
 IDENTIFIERS = [f"n{(7 * k) % CLASSES:03d}" for k in range(CLASSES)]
 
 
-def write_arrays(root: Path, **replaced: Any) -> dict[str, np.ndarray]:
+def write_arrays(root: Path, as_floats: bool = False, **replaced: Any) -> dict[str, np.ndarray]:
     """Write mammoth's 80 files, some replaced. Returns the joined arrays, not replaced: ``train_x`` and so on."""
     folder = root / "TINYIMG" / "processed"
     folder.mkdir(parents=True)
@@ -27,7 +28,8 @@ def write_arrays(root: Path, **replaced: Any) -> dict[str, np.ndarray]:
         labels = rng.permutation(np.arange(20 * count) % CLASSES).reshape(20, count)
         images = rng.integers(0, 256, (20, count, 64, 64, 3), dtype=np.uint8)
         for i in range(20):
-            np.save(folder / f"x_{part}_{i + 1:02d}.npy", replaced.get(f"x_{part}_{i + 1:02d}", images[i]))
+            stored = images[i] / 255 if as_floats else images[i]
+            np.save(folder / f"x_{part}_{i + 1:02d}.npy", replaced.get(f"x_{part}_{i + 1:02d}", stored))
             np.save(folder / f"y_{part}_{i + 1:02d}.npy", replaced.get(f"y_{part}_{i + 1:02d}", labels[i]))
         whole |= {f"{part}_x": images.reshape(-1, 64, 64, 3), f"{part}_y": labels.reshape(-1)}
     return whole
@@ -56,8 +58,9 @@ def write_folder(root: Path, side: int = 64) -> Path:
     return folder
 
 
-def test_arrays_give_the_stored_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    whole = write_arrays(tmp_path)
+@pytest.mark.parametrize("as_floats", [False, True], ids=["bytes", "floats"])
+def test_arrays_give_the_stored_bytes(tmp_path: Path, as_floats: bool, caplog: pytest.LogCaptureFixture) -> None:
+    whole = write_arrays(tmp_path, as_floats)
     with caplog.at_level(logging.WARNING):
         train, test = TinyImageNet().load(tmp_path)
     for part, images in (("train", train), ("val", test)):
@@ -102,7 +105,10 @@ def test_nothing_there_names_both_layouts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
+        ("x_train_03", np.zeros((20, 64, 64, 3), np.float16), r"x_train_03\.npy holds float16"),
+        ("x_val_20", np.full((10, 64, 64, 3), 1.5), r"x_val_20\.npy .*no multiples of 1/255"),
         ("x_train_01", np.zeros((20, 32, 32, 3), np.uint8), r"\[3, 32, 32\] and \[3, 64, 64\], not \[3, 64, 64\]"),
+        ("y_train_05", np.zeros(19, np.int64), r"\[19\]: expected images \[N, 64, 64, 3\]"),
         ("y_val_05", np.zeros(10, np.int64), r"of 200 classes have no test sample"),
         ("y_val_05", np.full(10, 200), r"test labels run"),
     ],
@@ -130,3 +136,10 @@ def test_images_of_another_size(tmp_path: Path) -> None:
     write_folder(tmp_path, side=32)
     with pytest.raises(DataFilesMissing, match="32 x 32 pixels, not 64 x 64"):
         TinyImageNet().load(tmp_path)
+
+
+def test_ten_tasks_of_twenty_classes(tmp_path: Path) -> None:
+    write_arrays(tmp_path)
+    tasks = ClassSplit(TinyImageNet(), 10).tasks(tmp_path, seed=0)
+    assert [task.num_classes for task in tasks] == [20] * 10
+    assert tasks[3].name == "tiny-imagenet classes 60-79"

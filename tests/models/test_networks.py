@@ -406,6 +406,16 @@ def test_dropout_differs_between_clients_and_can_be_turned_off(network_class: ty
     torch.testing.assert_close(both, torch.stack([without, without]), rtol=1e-4, atol=1e-5)
 
 
+def test_dropped_maps_are_dropped_whole_for_each_client_and_sample() -> None:
+    network = SmallCNN((1, 28, 28), 10)
+    torch.manual_seed(0)
+    kept = vmap(network.map_dropout, randomness="different")(torch.ones(3, 40, 20, 8, 8)).flatten(3)
+    assert torch.equal(kept.amin(-1), kept.amax(-1))
+    assert set(kept.unique().tolist()) == {0.0, 2.0}
+    # 2400 fair coins: five standard deviations are 0.051.
+    assert abs(float((kept[..., 0] > 0).float().mean()) - 0.5) < 0.051
+
+
 @pytest.mark.parametrize("channels", [1, 3, 20])
 def test_response_norm(channels: int) -> None:
     torch.manual_seed(0)

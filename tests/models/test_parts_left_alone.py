@@ -146,6 +146,16 @@ def test_a_network_without_anything_to_train_is_refused() -> None:
         tiny_client(tiny_data(), Still)
 
 
+def test_a_network_that_cannot_be_built_with_its_options_is_refused() -> None:
+    class Dropping(Frozen):
+        def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+            super().__init__(input_shape, num_outputs)
+            self.dropout = torch.nn.Dropout(1.000000001)
+
+    with pytest.raises(ConfigError, match=r"model\.network = 'Dropping' .* options \(dropout probability has to be"):
+        tiny_client(tiny_data(), Dropping)
+
+
 def test_methods_that_replace_frozen_layers_are_refused() -> None:
     data = tiny_data(split())
     with pytest.raises(ConfigError, match=r"model\.network = .*body.*valid: a network without frozen parameters"):

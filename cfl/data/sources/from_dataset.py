@@ -223,7 +223,10 @@ def _image(image: Any) -> Tensor:
         return pixels_of(image)
     if isinstance(image, np.ndarray):
         if image.ndim == 3 and image.shape[0] in MODES and image.shape[2] not in MODES:
-            raise ValueError(f"its image is an array {list(image.shape)}, not [H, W, C]; tensors are [C, H, W]")
+            found = (
+                f"its image is an array {list(image.shape)}, not [H, W, C] with {' or '.join(map(str, MODES))} channels"
+            )
+            raise ValueError(f"{found}; an image [C, H, W] has to be a tensor")
         stored = torch.from_numpy(np.array(image.transpose(2, 0, 1) if image.ndim == 3 else image, order="C"))
     elif isinstance(image, Tensor):
         stored = image

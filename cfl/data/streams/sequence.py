@@ -108,7 +108,7 @@ def _check_boxes(sources: list[Source]) -> None:
 
 
 def _with_equally_many_boxes(tasks: list[Task]) -> list[Task]:
-    """The tasks with as many boxes for each image, so that images of several tasks can be put together."""
+    """The tasks with the same number of rows for boxes, so that images of several tasks can be put together."""
     most = max(part.labels.shape[1] for task in tasks for part in (task.train, task.test))
 
     def filled(samples: ImageSet) -> ImageSet:
