@@ -71,7 +71,7 @@ class Schedule:
         batch_size: samples per local step.
         drop_last: drop a client's last partial batch instead of training on it.
         cohort_width: clients trained side by side (K), or ``auto`` for the fastest in a short trial. Changes speed and
-            memory, never results.
+            memory, and results only by rounding.
         evaluate_every: evaluate the global model every so many rounds besides each task's end; 0 = task ends only.
         clock_spread: s in [0, 1). Above 0 clients do not change tasks together: each spends its own number of rounds on
             each task, drawn once from ``rounds_per_task`` times 1 - s to 1 + s
