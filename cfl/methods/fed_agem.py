@@ -46,7 +46,7 @@ class FedAGEM(Method):
     server's step in addition. The reference belongs to the model with which the next round begins, so it must also come
     after methods that change the global model after a round: CFeD's server distillation, FedCIL's consolidation.
 
-    Differs from the paper in two points. By default a buffer stores each sample of a task at most once, with the
+    Differs from the paper in three points. ``samples`` is 32, as in the authors' code. By default a buffer stores each sample of a task at most once, with the
     augmentation of that moment, as in the authors' code (:class:`cfl.federation.replay_buffer.ReplayBuffer`). A
     gradient whose conflict with the reference is mere rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the
     precision of the gradients, is not changed (:func:`cfl.methods.components.gradient_projection.conflicts`). The
@@ -70,8 +70,8 @@ class FedAGEM(Method):
     guarantee holds for plain SGD; momentum and Adam may change the direction of the step.
 
     Args:
-        samples: samples drawn per client for its gradient, or all of the buffer if it holds fewer. The paper does not
-            say how many; its code takes a minibatch, 32.
+        samples: samples drawn per client for its gradient, or all of the buffer if it holds fewer. The paper's
+            Algorithm 3 draws m samples, and its section 5.1.5 reads m as the buffer's size; its code takes 32.
         every: rounds between two references. In between, clients keep and use the last one.
         refinement: how a gradient is changed (:func:`cfl.methods.components.gradient_projection.refine`).
         when: which gradients are changed: only those in ``conflict`` with the reference, at more than a right angle to

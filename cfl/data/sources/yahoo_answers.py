@@ -32,7 +32,7 @@ class YahooAnswers(StandardSource):
     standard deviation over the training set, clipped to -4 .. 4 and stored as one of 255 steps of 0.031. A linear head
     on the bytes (``MLP`` with ``hidden: []``) is then a linear head on the encoder.
 
-    Fed-A-GEM (Dai et al., 2024) takes a DistilBERT, whose features it neither normalises nor rounds.
+    Fed-A-GEM (Dai et al., 2024) takes a frozen DistilBERT.
 
     Args:
         encoder: name of the files' encoder, as ``cfl.data.embed`` prints it.

@@ -22,7 +22,7 @@ from cfl.runtime.option_checks import check_choices
 class ClassSplit(Stream):
     """Makes tasks of disjoint groups of classes, each relabelled from 0.
 
-    FOT (Bakman et al., ICLR 2024) and Fed-A-GEM (Dai et al., 2024) take the classes in natural order.
+    FOT (Bakman et al., ICLR 2024) and the code of Fed-A-GEM (Dai et al., 2024) take the classes in natural order.
 
     Args:
         source: the data set.
