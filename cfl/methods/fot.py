@@ -73,7 +73,8 @@ class FOT(Method):
             (:class:`cfl.methods.components.layer_inputs.covariance_message.CovarianceMessage`).
         sketch_size: columns s of a sketch as a multiple of the layer's input dimension d, above 0; or one multiple per
             layer kind, ``{conv: 1, linear: 5}``; null: 5 with sketches. Small sketches under-estimate the rank, so
-            thresholds from the literature belong to their sketch sizes: 1 for Permuted MNIST, 5 elsewhere.
+            thresholds from the literature belong to their sketch sizes: 1 for Permuted MNIST, 5 elsewhere (section
+            F.4; the authors' code has 1 for convolutions).
         rank_rule: ``code``: smallest r whose share of the sketch's energy exceeds ``1 - (1 - epsilon) / rho``, as
             the authors' code does; ``gpm``: smallest r with ``rho^2 share + (1 - rho^2) >= epsilon`` (GPM, eq 9).
             ``code`` keeps more from the second task on.

@@ -35,8 +35,9 @@ class GaussianMechanism:
         delta: probability that the loss is larger, above 0 and below 1.
         clip: largest Frobenius norm of a client's tensor, above 0, in the tensor's unit. The paper uses 1.
         sigma_rule: noise variance per client. ``paper``: ``log(1.25/delta) clip^2 / (epsilon^2 C)``, the bound in
-            FOT's Appendix H (there for clip = 1). ``standard``: twice that, the Gaussian mechanism as usually proved
-            (Dwork and Roth 2014, Theorem A.1, ``sigma^2 > 2 log(1.25/delta) clip^2 / epsilon^2``); the paper omits
+            FOT's Appendix H (there for clip = 1, and with C as the number of all clients, whom its extraction asks).
+            ``standard``: twice that, the Gaussian mechanism as usually proved (Dwork and Roth 2014, Theorem A.1,
+            ``sigma^2 > 2 log(1.25/delta) clip^2 / epsilon^2``); the paper omits
             the factor 2, so ``paper`` reproduces its table but does not have its guarantee by that proof.
 
     Raises:
