@@ -43,8 +43,8 @@ class CONFEDMADE(FedWeIT):
     from the common seed. The server takes the mean of every entry over the clients that sent it. Clients keep their own
     values of entries that no client sent.
 
-    If the task of a sample is unknown, a client uses its current B, A, m, alpha and biases, as in the authors' code (the
-    paper does not say); this is ``nll`` in summaries. With the set of the sample's own task, as in FedWeIT, it is
+    If the task of a sample is unknown, a client uses its current B, A, m, alpha and biases, as in the authors' code
+    (the paper does not say); this is ``nll`` in summaries. With the set of the sample's own task, as in FedWeIT, it is
     ``nll_task_aware``.
 
     Differs from the paper: by default B is not multiplied with the mask before it is sent, and means are over the

@@ -46,13 +46,13 @@ class FedAGEM(Method):
     server's step in addition. The reference belongs to the model with which the next round begins, so it must also come
     after methods that change the global model after a round: CFeD's server distillation, FedCIL's consolidation.
 
-    Differs from the paper in three points. ``samples`` is 32, as in the authors' code. By default a buffer stores each sample of a task at most once, with the
-    augmentation of that moment, as in the authors' code (:class:`cfl.federation.replay_buffer.ReplayBuffer`). A
-    gradient whose conflict with the reference is mere rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the
-    precision of the gradients, is not changed (:func:`cfl.methods.components.gradient_projection.conflicts`). The
-    paper's variants are options: how a gradient is changed (section 5.3.1, Table 9), in which share of the conflicts
-    (Table 10), how often the reference is renewed. Communicating less often (Table 3) is fewer rounds with more
-    ``schedule.local_epochs``.
+    Differs from the paper in three points. ``samples`` is 32, as in the authors' code. By default a buffer stores each
+    sample of a task at most once, with the augmentation of that moment, as in the authors' code
+    (:class:`cfl.federation.replay_buffer.ReplayBuffer`). A gradient whose conflict with the reference is mere rounding,
+    ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the gradients, is not changed
+    (:func:`cfl.methods.components.gradient_projection.conflicts`). The paper's variants are options: how a gradient is
+    changed (section 5.3.1, Table 9), in which share of the conflicts (Table 10), how often the reference is renewed.
+    Communicating less often (Table 3) is fewer rounds with more ``schedule.local_epochs``.
 
     Personal parameters are neither in the reference nor changed. The method adds a multiple of the reference. After a
     method that restricts the clients' directions, as GPM does, or freezes parameters, gradients may therefore leave the

@@ -101,7 +101,7 @@ class Resolver:
         # A copy: the parser writes into what it is given.
         plain = copy.deepcopy({key: config[key] for key in ("methods", *_BUILT)})
         with keys_as_typed({name: str(method["class_path"]) for name, method in config["methods"].items()}):
-            built = self._constructors.instantiate_classes(self._constructors.parse_object(plain))
+            built = self._constructors.instantiate(self._constructors.parse_object(plain))
             methods = Composition(built.methods)
             methods.check_settings(built.data)
         built.federated.sums.check_settings(built.schedule, methods)

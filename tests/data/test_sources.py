@@ -491,7 +491,6 @@ def test_data_root_refuses_a_file(tmp_path, monkeypatch):
 def test_config_builds_every_source_by_its_short_name():
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Source, "source")
-    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # renamed in jsonargparse 4.49
     boxes = {"path": "x", "shape": [1, 8, 8], "classes": ["a"]}
     needed = {"Arrays": {"path": "x.npz"}, "ImageFolder": {"path": "x", "shape": [3, 8, 8]}}
     needed |= {"RecordedFrames": boxes, "VocBoxes": boxes}
@@ -507,13 +506,13 @@ def test_config_builds_every_source_by_its_short_name():
     }
     for name, options in others.items():
         config = parser.parse_object({"source": {"class_path": name, "init_args": options}})
-        assert type(instantiate(config).source) is getattr(sources, name)
+        assert type(parser.instantiate(config).source) is getattr(sources, name)
     for name in set(names) - set(others):
         shape = needed.get(name, {}).get("shape", getattr(getattr(sources, name), "shape", None))
         channels = shape[0] if isinstance(shape, list | tuple) else 1  # Arrays finds it in its file
         options = {"std": [0.5] * channels, "max_train": 200, **needed.get(name, {})}
         config = parser.parse_object({"source": {"class_path": name, "init_args": options}})
-        built = instantiate(config).source
+        built = parser.instantiate(config).source
         assert type(built) is getattr(sources, name)
         assert built.std == (0.5,) * channels
         assert built.max_train == 200

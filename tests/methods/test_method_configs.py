@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -25,10 +24,8 @@ def methods_of(path: Path) -> dict[str, Method]:
     """The methods that a config file makes. The file may also name the network that they need."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--methods", type=dict[str, Method])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer releases of jsonargparse rename the method
-        given = parser.parse_object({"methods": yaml.safe_load(path.read_text())["methods"]})
-        methods: dict[str, Method] = parser.instantiate_classes(given).methods
+    given = parser.parse_object({"methods": yaml.safe_load(path.read_text())["methods"]})
+    methods: dict[str, Method] = parser.instantiate(given).methods
     return methods
 
 

@@ -14,7 +14,8 @@ class Permuted(PixelMapStream):
     """Permuted tasks: the same images and labels, one fixed permutation of the pixels per task.
 
     All channels of a pixel move together.
-    The code of FOT (Bakman et al., ICLR 2024) leaves the first task unpermuted; Fed-A-GEM (Dai et al., 2024) permutes it too.
+    The code of FOT (Bakman et al., ICLR 2024) leaves the first task unpermuted; Fed-A-GEM (Dai et al., 2024) permutes
+    it too.
 
     Args:
         source: the data set.
