@@ -70,7 +70,7 @@ class FedWeIT(APD):
         use_mask: whether there are masks ("w/o m"); without, all units are sent.
         communicating: share of a round's clients that receive the base and send, drawn in every round, in (0, 1], at
             least one client. The others train as well, with their own base. With ``schedule.clients_per_round: 1.0``
-            all clients then train in every round, as in Algorithm 2 and in the code. All clients know the network's
+            all clients then train in every round, as in the code. All clients know the network's
             initial base, and receive the knowledge base when they begin a task (the code; in Algorithm 2 when they
             first communicate in the task).
         top_kappa: share of the entries of A that may be sent, the largest of all layers, in (0, 1] (Figure 5a).
