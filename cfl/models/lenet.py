@@ -40,10 +40,10 @@ def same_max_pool2d(x: Tensor) -> Tensor:
 class LeNet(Network):
     """LeNet as in FedWeIT (Yoon et al., 2021): 5 x 5 convolutions to 20 and 50 maps, layers of 800 and 500 units.
 
-    Convolutions keep the size of the maps; each is followed by ReLU, local response normalisation over 9 channels and
-    3 x 3 max-pooling with stride 2, both as TensorFlow defines them (the paper's Table 3 and the code; its text has 2 x 2
-    pooling, and normalisation in every layer). All layers have biases. On ``(3, 32, 32)`` images
-    with 50 outputs (10 tasks of 5 classes) it has 3,012,920 parameters.
+    Convolutions keep the size of the maps; each is followed by ReLU, local response normalisation over 9 channels and 3
+    x 3 max-pooling with stride 2, both as TensorFlow defines them (the paper's Table 3 and the code; its text has 2 x 2
+    pooling, and normalisation in every layer). All layers have biases. On ``(3, 32, 32)`` images with 50 outputs (10
+    tasks of 5 classes) it has 3,012,920 parameters.
 
     Args:
         input_shape: ``(C, H, W)`` of one image, of any size.
