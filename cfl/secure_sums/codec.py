@@ -124,40 +124,42 @@ def check_codecs(given: Mapping[str, Mapping[str, Any]]) -> None:
                 raise ConfigError(f"{key}.{name}", value, valid)
 
 
-def encoded(values: Tensor, scales: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def encoded(values: Tensor, scales: Tensor, steps: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Messages as integers: ``values * scales``, rounded up or down at random.
 
     Args:
         values: ``[k, d]``, finite.
         scales: ``[k, 1]`` or ``[k, d]`` float64.
+        steps: ``[1]`` or ``[d]`` float64, what an integer of 1 stands for.
         keys: ``[k]`` int64, keys of the random numbers.
 
     Returns:
         ``[k, d + 1]`` int64 with zeros in the last column, which is for the weight; ``[k]`` float64 the greatest
-        magnitude in each message; ``[]`` float64 the expected sum of squared rounding errors.
+        magnitude in each message; ``[]`` float64 the expected sum of squared rounding errors, which are up to a step.
     """
     count = values.shape[1]
     random = random_words(keys, -(-count // 4)).view(torch.int16)[:, :count]  # a word's lowest bits come first
     if values.device.type == "cpu":
-        return _encoded_on_cpu(values, scales, random)
-    return _encoded(values, scales, random)
+        return _encoded_on_cpu(values, scales, steps, random)
+    return _encoded(values, scales, steps, random)
 
 
-def _encoded(values: Tensor, scales: Tensor, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _encoded(values: Tensor, scales: Tensor, steps: Tensor, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scaled = values.to(torch.float64) * scales
     whole = scaled.floor()
     rest = scaled.sub_(whole)
     whole += (random.to(torch.float64) < rest * _NOISES - (_NOISES + 1) / 2).to(torch.float64)
     largest = whole.abs().amax(1) if values.shape[1] else whole.new_zeros(len(whole))
-    return nn.functional.pad(whole.long(), (0, 1)), largest, (rest - rest.square()).sum()
+    return nn.functional.pad(whole.long(), (0, 1)), largest, ((rest - rest.square()) * steps.square()).sum()
 
 
-def _encoded_on_cpu(values: Tensor, scales: Tensor, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _encoded_on_cpu(values: Tensor, scales: Tensor, steps: Tensor, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same as :func:`_encoded`, several times as fast: by numpy, in pieces that stay in a core's cache."""
     found = np.empty((len(values), values.shape[1] + 1), np.int64)
     found[:, -1] = 0
     largest, squares = np.zeros(len(values)), 0.0
-    scratch, ones, higher = np.empty((3, _PIECE)), np.ones(_PIECE), np.empty(_PIECE, np.bool_)
+    scratch, higher = np.empty((3, _PIECE)), np.empty(_PIECE, np.bool_)
+    units = np.broadcast_to(steps.square().numpy(), values.shape[1])
     values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has no such type
     numbers, factors, noise = values.detach().numpy(), scales.numpy(), random.numpy()
     for row in range(len(values)):
@@ -169,7 +171,9 @@ def _encoded_on_cpu(values: Tensor, scales: Tensor, random: Tensor) -> tuple[Ten
             rest *= factors[row, 0] if factors.shape[1] == 1 else factors[row, piece]
             np.floor(rest, out=whole)
             rest -= whole
-            squares += float(rest @ ones[:size] - rest @ rest)
+            np.multiply(rest, rest, out=other)
+            np.subtract(rest, other, out=other)
+            squares += float(other @ units[piece])
             rest *= _NOISES
             rest -= (_NOISES + 1) / 2
             np.copyto(other, noise[row, piece])

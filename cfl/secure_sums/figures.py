@@ -37,13 +37,13 @@ class SumFigures:
             codec: codec of the topic, with its modulus.
             numbers: how many numbers the messages hold.
             largest: greatest magnitude of the messages' integers.
-            squares: sum of the squared rounding errors, in squares of the step.
+            squares: sum of the squared rounding errors.
         """
         known = self._of(topic)
         known |= {"range": codec.range, "bits": codec.bits, "weight": codec.weight, "step": codec.step()}
         known["modulus"] = max(known.get("modulus", 0), codec.modulus or 64)
         known["numbers"] += numbers
-        known["squares"] += squares * codec.step() ** 2
+        known["squares"] += squares
         known["largest"] = max(known["largest"], largest / codec.greatest)
 
     def sums(self, topic: str, messages: int) -> None:

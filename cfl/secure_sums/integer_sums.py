@@ -134,7 +134,7 @@ class IntegerSums:
         keys = [seed_for(self.settings.seed, f"codec {topic}", moment[0], client) for client in clients]
         values, steps = _joined([payload[name].reshape(len(clients), -1) for name, _, _ in running.layout], codec)
         scales = torch.tensor([[float(weight)] for weight in weights], dtype=torch.float64, device=device) / steps
-        found, largest, squares = encoded(values, scales, torch.tensor(keys, dtype=torch.int64, device=device))
+        found, largest, squares = encoded(values, scales, steps, torch.tensor(keys, dtype=torch.int64, device=device))
         beyond = (largest > codec.greatest).tolist()
         if any(beyond):
             self._refuse(running, moment, payload, weights, clients, beyond.index(True))

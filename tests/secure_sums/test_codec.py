@@ -13,10 +13,12 @@ from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
 from cfl.secure_sums.codec import DEFAULTS, Codec, _encoded, centred, check_codecs, codec_of, encoded
 
+ONE = torch.ones(1, dtype=torch.float64)
+
 
 def integers(codec: Codec, values: Tensor, weights: list[float], whole: bool = False) -> Tensor:
     scales = torch.tensor(weights, dtype=torch.float64)[:, None] / codec.step(whole)
-    return encoded(values, scales, torch.arange(len(values)))[0][:, :-1]
+    return encoded(values, scales, ONE, torch.arange(len(values)))[0][:, :-1]
 
 
 @pytest.mark.parametrize("pattern", DEFAULTS)
@@ -50,7 +52,7 @@ def test_rounding_depends_on_the_client_alone() -> None:
     codec, values = Codec(1.0, 8), torch.rand(4, 50, generator=torch_generator(0, "values")) * 0.9
     together = integers(codec, values, [1.0] * 4)
     scale = torch.tensor([[1 / codec.step()]], dtype=torch.float64)
-    apart = [encoded(values[[row]], scale, torch.tensor([row]))[0][:, :-1] for row in (2, 0, 3, 1)]
+    apart = [encoded(values[[row]], scale, ONE, torch.tensor([row]))[0][:, :-1] for row in (2, 0, 3, 1)]
     assert torch.equal(together[[2, 0, 3, 1]], torch.cat(apart))
 
 
@@ -63,9 +65,10 @@ def test_all_devices_get_the_same_integers(dtype: torch.dtype, each: bool) -> No
     values[:, ::3] = values[:, ::3].round()
     scales = torch.full((3, 40_000 if each else 1), 2.0**20, dtype=torch.float64)
     scales[:, 1::2] *= 4
-    found, largest, squares = encoded(values, scales, torch.arange(3))
+    steps = torch.arange(1, 40_001) / 1e4 if each else torch.full((1,), 3.0)
+    found, largest, squares = encoded(values, scales, steps.double(), torch.arange(3))
     words = random_words(torch.arange(3), 10_000).view(torch.int16)
-    elsewhere = _encoded(values, scales, words)
+    elsewhere = _encoded(values, scales, steps.double(), words)
     assert torch.equal(found, elsewhere[0])
     assert torch.equal(largest, elsewhere[1])
     assert largest.tolist() == found.abs().amax(1).tolist()
@@ -74,8 +77,9 @@ def test_all_devices_get_the_same_integers(dtype: torch.dtype, each: bool) -> No
 
 def test_the_expected_error_is_that_of_many_messages() -> None:
     codec, values = Codec(1.0, 6), torch.rand(1, 20_000, generator=torch_generator(1, "values")) * 0.9
-    found, _, squares = encoded(values, torch.full((1, 1), 1 / codec.step(), dtype=torch.float64), torch.tensor([5]))
-    error = found[:, :-1] - values.double() / codec.step()
+    scales, step = torch.full((1, 1), 1 / codec.step(), dtype=torch.float64), torch.tensor([codec.step()]).double()
+    found, _, squares = encoded(values, scales, step, torch.tensor([5]))
+    error = found[:, :-1] * codec.step() - values.double()
     assert abs(float(error.square().sum() / squares) - 1) < 0.03
 
 

@@ -180,5 +180,23 @@ def test_figures_come_back_from_a_checkpoint() -> None:
     assert other.integers.summary() == made.integers.summary()
     figures = made.integers.summary()["topics"]["update"]
     assert (figures["sums"], figures["messages"], figures["modulus"]) == (1, 6, 32)
-    assert 0 < figures["rounding_error"] < figures["step"]
-    assert figures["largest_share_of_range"] < 1
+
+
+def test_figures_are_the_errors_and_the_greatest_number_of_all_messages() -> None:
+    """A number x w that lies a share p of its tensor's step above a multiple of it has the mean square error p (1 - p)
+    of squared steps. Tensors of integers have a step of 64 here, the greatest weight."""
+    made, payload = channel(), messages()
+    sent(made, [[0, 1], [2, 3, 4, 5]], payload)
+    squares, greatest, count = 0.0, 0.0, 0
+    for name, values in payload.items():
+        step = 64.0 if name == "batches" else 64 * 16 / 2**23
+        for row, weight in zip(values.double().view(6, -1).tolist(), WEIGHTS, strict=True):
+            for x in row:
+                share = x * weight / step % 1
+                squares += share * (1 - share) * step**2
+                greatest, count = max(greatest, abs(x * weight / step)), count + 1
+    assert made.integers is not None
+    figures = made.integers.summary()["topics"]["update"]
+    assert figures["rounding_error"] == pytest.approx((squares / count) ** 0.5, rel=5e-3)
+    assert figures["rounding_error"] > 1  # of the counts
+    assert figures["largest_share_of_range"] == pytest.approx(greatest / (2**23 - 1), rel=5e-3)
