@@ -105,6 +105,38 @@ def test_every_client_is_bounded_by_itself_and_the_mean_is_over_expected_clients
         assert float(method.report().rows[1]["clip"]) == pytest.approx(0.14 * math.exp(-0.2 * (share - 0.5)), rel=1e-9)
 
 
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_each_bound_moves_by_its_own_share_and_has_noise_of_its_own_size(per_layer: bool) -> None:
+    """Two rounds computed by hand: bounds that are equal in the first differ in the second."""
+    data, watch = one_round(), Rounds()
+    method = Watched(0.14, 0.3, per_layer=per_layer, quantile=0.9, clip_lr=0.7, count_noise=0.5)
+    run(data, {"dp": method}, callbacks=[watch])
+    before = weights_of_start(data)
+    layers = [[n for n in before if n.startswith(p)] for p in (("layers.0", "head") if per_layer else ("",))]
+    bounds = [0.14 / math.sqrt(len(layers))] * len(layers)
+    multiplier = (0.3**-2 - len(layers) * (2 * 0.5) ** -2) ** -0.5
+    for round in range(2):
+        generator = torch_generator(data.seed, "update noise", round)
+        updates = [given for r, given in zip(method.rounds, method.given, strict=True) if r == round]
+        rows = [{n: values[row] for n, values in of.items()} for of in updates for row in range(len(of["head.bias"]))]
+        assert len(rows) == 4
+        moved = []
+        for bound, layer in zip(bounds, layers, strict=True):
+            norms = [math.sqrt(sum(float(row[n].square().sum()) for n in layer)) for row in rows]
+            moved.append(sum(0.5 if norm <= bound else -0.5 for norm in norms))
+            for name in layer:
+                total = sum(row[name] * min(1.0, bound / norm) for row, norm in zip(rows, norms, strict=True))
+                noise = torch.randn(before[name].shape, generator=generator).to(before[name])
+                expected = before[name] + (total + multiplier * math.sqrt(len(layers)) * bound * noise) / 4
+                torch.testing.assert_close(watch.models[round][name], expected, rtol=1e-9, atol=1e-12)
+        counted = torch.tensor(moved).double() + 0.5 * torch.randn(len(layers), generator=generator).double()
+        shares = (counted / 4 + 0.5).tolist()
+        bounds = [bound * math.exp(-0.7 * (share - 0.9)) for bound, share in zip(bounds, shares, strict=True)]
+        before = watch.models[round]
+    assert method.clips.tolist() == pytest.approx(bounds, rel=1e-6)
+    assert len(set(bounds)) == len(layers)
+
+
 @pytest.mark.parametrize("options", [{}, {"per_layer": True}, {"quantile": 0.9, "per_layer": True}], ids=str)
 def test_the_noise_of_the_sum_has_its_standard_deviation(options: dict[str, Any]) -> None:
     data, watch = one_round(), Rounds()
