@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
+from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised
 from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
@@ -167,6 +168,7 @@ class Loop:
     make: Any
     lr: float
     floor: float
+    decay: dict[str, Any] = field(default_factory=lambda: DECAY)
     rates: dict[int, Rate] = field(default_factory=dict)
     seen: list[dict[int, float]] = field(default_factory=list)
     stopped_as_received: int = 0
@@ -186,7 +188,7 @@ class Loop:
                     train_client(own, data, plan, client, partial(self.make, lr=rate.lr))
                 self.stopped_as_received += rate.lr == 0
                 trained.append(self.kept(state, own.state_dict(), plan.task))
-                rate.hear(self.loss(own, plan.task, client), **DECAY, floor=self.floor)  # type: ignore[arg-type]
+                rate.hear(self.loss(own, plan.task, client), **self.decay, floor=self.floor)
             self.seen.append({client: self.rates[client].lr for client in plan.clients})
             state = {n: torch.stack([t[n].double() for t in trained]).mean(0).to(v.dtype) for n, v in state.items()}
         return state
@@ -263,6 +265,52 @@ def test_the_loss_is_that_of_the_clients_own_model_over_its_tasks_outputs(networ
     assert last["stopped"] == sum(rate.lr == 0 for rate in own)
     assert last["mean_rate"] == pytest.approx(sum(rate.lr for rate in own) / len(own) / lr, rel=1e-12)
     assert last["validation_loss"] == pytest.approx(sum(rate.lowest for rate in own) / len(own), rel=1e-9)
+
+
+@pytest.mark.parametrize("patience", [2, 3])
+def test_rates_fall_after_as_many_rounds_without_a_lower_loss_as_patience_says(patience: int) -> None:
+    options: dict[str, Any] = {"schedule": {"rounds_per_task": 12, "local_epochs": 1}}
+    naive = loop(data_of(**options), mlp, "sgd", 0.01)
+    naive.decay = {"factor": 4.0, "patience": patience, "threshold": 0.25}
+    expected = naive.run()
+    make, lr = OPTIMIZERS["sgd"]
+    decay = LearningRateDecay(**naive.decay, floor=0.01)
+    found = run({"decay": decay}, data_of(3, **options), mlp, partial(make, lr=lr))
+    assert_close(weights(found), expected, 1e-10)
+    assert any(rate < lr for rates in naive.seen for rate in rates.values())
+    assert any(rate.waited for rate in naive.rates.values())
+    for client, rate in naive.rates.items():
+        held = found.clients.get("learning rate", client)
+        assert held is not None
+        assert (int(held["task"]), int(held["waited"])) == (rate.task, rate.waited)
+        assert lr * float(held["rate"]) == pytest.approx(rate.lr, rel=1e-12)
+
+
+def test_clients_with_tasks_of_their_own_are_validated_over_the_outputs_of_these() -> None:
+    """Hardly anything is learned here, so that every client's lowest loss is the initial network's."""
+    order = [[2, 0], [1, 2], [0, 1]]
+    data = tiny_data(
+        split(3, classes=6, train=240),
+        num_clients=3,
+        scenario="task",
+        validation=0.3,
+        sequences=FixedTasks(order),
+        schedule={"rounds_per_task": 1, "cohort_width": 3},
+    )
+    client = tiny_client(data, double(mlp), partial(torch.optim.SGD, lr=1e-10), {"decay": LearningRateDecay(floor=0.0)})
+    start = copy.deepcopy(client.network)
+    found = fit(client, data)
+    for number, tasks in enumerate(order):
+        batches = list(data.validation_batches(1, number, 50, torch.device("cpu")))
+        x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+        outputs = [2 * tasks[1], 2 * tasks[1] + 1]
+        assert set(y.tolist()) == set(outputs)
+        with evaluation_mode(start), torch.no_grad():
+            logits = start(x.double())[:, outputs]
+        held = found.clients.get("learning rate", number)
+        assert held is not None
+        expected = F.cross_entropy(logits, y - outputs[0]).item()
+        assert float(held["best"]) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_figures_count_all_clients_of_all_tasks_alike() -> None:
