@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer
 from support.naive_fisher import mean_squared_gradients
 from support.naive_fot import Watch, layer_rows
 from support.tiny import Poison, Rounds, SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, weights
@@ -20,13 +21,15 @@ from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.federation import Federation
-from cfl.methods import EWC, FOT, GPM, FedCurv, FoundBoundaries, InferringFOT, Method
+from cfl.methods import EWC, FOT, GPM, FedCurv, FoundBoundaries, InferringFOT, Method, PersonalLayers
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.layer_inputs.packed import unpack
+from cfl.methods.components.page_hinkley import PageHinkley
 from cfl.runtime.errors import ConfigError
 from cfl.testing import PROPERTIES
 from cfl.testing.method_case import MethodCase
 from cfl.testing.processes import processes_do_not_matter
+from cfl.training.client import Client
 
 ROUNDS = 5
 QUICK: dict[str, Any] = {"warm_up": 3, "threshold": 3.0, "keep_every": 3}
@@ -97,6 +100,57 @@ def test_methods_that_cannot_use_found_boundaries_are_refused_beside_the_finder(
 def test_options_of_fot_that_need_told_tasks_are_refused(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"methods\.fot\.{option}.*FoundBoundaries"):
         run({"boundaries": FoundBoundaries(), "fot": FOT(**{"message": "covariance", option: value})})
+
+
+def test_window_and_warm_up_are_those_of_the_test() -> None:
+    data = tiny_data(permuted(2, train=120), exposure="unannounced", schedule={"rounds_per_task": 12})
+    options = {"tolerance": 0.2, "threshold": 1e9, "window": 3, "warm_up": 8, "floor": 0.01}
+    found = rows_of(run({"boundaries": FoundBoundaries(**options)}, data), "boundaries")
+    test = PageHinkley(**options)
+    wanted = [test.observe(row["loss"], row["round"])[0] for row in found]
+    assert [row["statistic"] for row in found] == pytest.approx(wanted, rel=1e-9)
+    assert not any(wanted[:8])
+    assert wanted[12] > 0
+
+
+class Personal(Rounds):
+    """Also store the clients' own layers after every round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: list[list[Mapping[str, Tensor]]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        assert isinstance(pl_module, Client)
+        assert pl_module.federation is not None
+        held = [pl_module.federation.clients.get("model", number) for number in range(4)]
+        self.own.append([{name: tensor.clone() for name, tensor in (of or {}).items()} for of in held])
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["common", "personal"])
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+def test_the_loss_is_that_of_the_clients_model_over_its_tasks_outputs(scenario: Any, own: bool) -> None:
+    """In each task's first round, where the personal layers are those with which the client has left its last round."""
+    stream = permuted(2, train=120) if scenario == "domain" else split(2, classes=4, train=160)
+    data = tiny_data(stream, exposure="unannounced", scenario=scenario, schedule={"rounds_per_task": 1})
+    methods: dict[str, Method] = {
+        "boundaries": FoundBoundaries(),
+        **({"own": PersonalLayers(["head.*"])} if own else {}),
+    }
+    watch = Personal()
+    federation = run(methods, data, callbacks=[watch])
+    assert all(bool(held) is own for held in watch.own[0])
+    (row,) = [row for row in rows_of(federation, "boundaries") if row["round"] == 1]
+    losses = []
+    for number in range(4):
+        model = {**watch.models[0], **watch.own[0][number]}
+        x, y = samples(data, 1, number)
+        logits = functional_call(federation.network, model, (x,))
+        outputs = [2, 3] if scenario == "task" else [0, 1, 2, 3]
+        assert set(y.tolist()) <= set(outputs)
+        losses.append(float(F.cross_entropy(logits[:, outputs], y - outputs[0])))
+    assert row["loss"] == pytest.approx(sum(losses) / 4, rel=1e-9)
 
 
 def test_the_loss_is_that_of_the_received_model_before_training() -> None:

@@ -381,7 +381,12 @@ def test_evaluation_uses_every_tasks_own_order() -> None:
 
 @pytest.mark.parametrize(
     "beside",
-    [FedProx(0.5), PersonalLayers(["head.*"]), LearningRateDecay(factor=2.0), DPFedAvg(0.1, 0.1, True, quantile=0.5)],
+    [
+        FedProx(0.5),
+        PersonalLayers(["head.*"]),
+        LearningRateDecay(factor=2.0, patience=1, threshold=0.5),
+        DPFedAvg(0.1, 0.1, True, quantile=0.5),
+    ],
 )
 def test_who_stands_first_changes_nothing(beside: Method) -> None:
     """Anchors, own tensors and validation are in the task's order while clients train, in any order of the methods.
@@ -391,8 +396,12 @@ def test_who_stands_first_changes_nothing(beside: Method) -> None:
         methods: dict[str, Method] = {"beside": copy.deepcopy(beside), "rgo": RGO(share=0.0)}
         data = tiny_data(permuted(3), num_clients=5, validation=0.2, schedule={"rounds_per_task": 2, "cohort_width": 3})
         watch = Watch()
-        fit(tiny_client(data, deep_mlp, sgd, {name: methods[name] for name in names}), data, None, [watch])
+        federation = fit(tiny_client(data, deep_mlp, sgd, {name: methods[name] for name in names}), data, None, [watch])
         found.append(watch.models[-1])
+        if isinstance(beside, LearningRateDecay):  # so that validation decides about steps
+            assert methods["beside"].report().figures["mean_rate"] < 1
+            held = [federation.clients.get("learning rate", client) for client in range(5)]
+            found[-1] |= {f"loss of {client}": of["best"] for client, of in enumerate(held) if of is not None}
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 

@@ -18,6 +18,7 @@ import cfl.methods.components.curvature.sample_gradients
 from cfl.methods.components.curvature.fisher import FisherKind, diagonal_fisher
 from cfl.methods.components.curvature.layer_squares import Convolution
 from cfl.methods.components.curvature.sample_gradients import squared_gradient_sums
+from cfl.metrics.measures.regression import REGRESSION
 from cfl.models import MADE, MLP, LeNet
 from cfl.models.batchnorm import convert_batchnorm
 from cfl.randomness.generators import torch_generator
@@ -299,6 +300,24 @@ def test_only_what_is_asked_for() -> None:
     names = ["scale", "twice.weight", "head.bias", "norm.bias"]
     whole = diagonal_fisher(network, {}, [(x, y)])
     assert_close(diagonal_fisher(network, {}, [(x, y)], names=names), {name: whole[name] for name in names})
+
+
+@pytest.mark.parametrize("cut", [1, 4, SAMPLES])
+def test_of_numbers_it_is_the_mean_squared_gradient_of_the_squared_error(cut: int) -> None:
+    """However samples are cut into batches."""
+    network = made("mlp")
+    x, _ = samples()
+    y = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(5))
+    parts = list(zip(x.split(cut), y.split(cut), strict=True))
+    expected = {name: torch.zeros_like(tensor) for name, tensor in network.named_parameters()}
+    for image, numbers in zip(x, y, strict=True):
+        loss = F.mse_loss(network.eval()(image[None])[0], numbers.double())
+        for (name, tensor), gradient in zip(
+            network.named_parameters(), torch.autograd.grad(loss, list(network.parameters())), strict=True
+        ):
+            assert gradient.shape == tensor.shape
+            expected[name] += gradient.square() / SAMPLES
+    assert_close(diagonal_fisher(network, {}, parts, measure=REGRESSION), expected)
 
 
 # The model's own labels.
