@@ -134,6 +134,8 @@ class Loop:
     ) -> None:
         self.network, self.data, self.share, self.consistency = client.network, data, share, consistency
         self.steps = steps
+        self.replayed = data.schedule.batch_size
+        self.of_average = False
         self.model = {n: t.detach().clone() for n, t in client.network.state_dict().items()}
         self.parameters = [n for n, _ in client.network.named_parameters()]
         self.replay: dict[str, Tensor] = {}
@@ -174,7 +176,7 @@ class Loop:
             x, y = self.data.gather(plan.task, index)
             parts = [(1.0, x.double(), y, self.noise("noise", len(y), *place))]
             if self.replay and self.share:
-                size = self.data.schedule.batch_size
+                size = self.replayed
                 old = self.data.outputs.own[: plan.task].any(0).nonzero().squeeze(1)
                 old_y = choices(self.draws("replayed outputs", *place), old, size)[0]
                 made = self.images(self.replay, self.noise("replay", size, *place), old_y)
@@ -201,6 +203,8 @@ class Loop:
             for c in clients
         }
         known = torch.tensor([[bool((labels[c] == output).any()) for output in range(own.shape[1])] for c in clients])
+        if self.of_average:  # whose generator makes images of all of the task's outputs
+            clients, trained, known = [-1], {-1: self.model}, own[[plan.task]]
         everywhere = [output for output in range(own.shape[1]) if known[:, output].any()]
 
         def drawn(options: list[int]) -> Tensor:
@@ -350,9 +354,22 @@ def test_without_replay_and_consolidation_it_is_federated_averaging_of_its_loss(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [1, 5])
+def test_as_many_images_are_replayed_as_the_option_says(size: int) -> None:
+    data = tiny_data(permuted(3, train=50), schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
+    assert size != data.schedule.batch_size
+    method = FedCIL(0.3, consistency=0.0, consolidation_steps=0, replay_batch_size=size)
+    client = tiny_client(data, double(normalising), sgd, {"cil": method}, ENGINES[0])
+    loop = Loop(client, data, 0.3, 0.0)
+    loop.replayed = size
+    found = weights(fit(client, data))
+    torch.testing.assert_close(found, loop.run(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("source", ["clients", "average"])
 @pytest.mark.parametrize(("scenario", "network"), [("domain", normalising), ("domain", acgan), ("task", normalising)])
-def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str, network: Any) -> None:
-    """In every round the server trains the average further, on images of the clients' generators."""
+def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str, network: Any, source: Any) -> None:
+    """In every round the server trains the average further, on images of the clients' generators or of its own."""
     stream = permuted(3, train=50) if scenario == "domain" else split(3, classes=6, train=50)
     data = tiny_data(stream, schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
     method = FedCIL(
@@ -360,9 +377,11 @@ def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str, netwo
         consolidation_steps=2,
         consolidation_batch_size=CONSOLIDATION_BATCH,
         consolidation_lr=CONSOLIDATION_LR,
+        consolidation_source=source,
     )
     client = tiny_client(data, double(network), sgd, {"cil": method}, ENGINES[0])
     loop = Loop(client, data, 0.3, 0.0, steps=2)
+    loop.of_average = source == "average"
     federation = fit(client, data)
     torch.testing.assert_close(weights(federation), loop.run(), rtol=0, atol=1e-9)
 
