@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
+from cfl.data.sequences import FixedTasks
 from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
 from cfl.methods import DER, ER, FOT, DPFedAvg, FedWeIT, Method, PersonalLayers
@@ -254,6 +255,31 @@ def test_rounds_without_clients_move_the_outputs_that_others_move(beside: dict[s
     for r in second:
         moved = (watch.models[r]["head.bias"] - watch.models[r - 1]["head.bias"]) != 0
         assert moved.tolist() == [earlier, earlier, True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "outputs"),
+    [
+        ({"exposure": "cumulative"}, [{0, 1}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5}]),
+        ({"exposure": "joint"}, [{0, 1, 2, 3, 4, 5}] * 3),
+        ({"sequences": FixedTasks([[0, 1], [2, 1], [0, 1], [2, 1]])}, [{0, 1, 4, 5}, {2, 3}]),
+    ],
+    ids=["cumulative", "joint", "own tasks"],
+)
+def test_all_rounds_move_the_outputs_of_all_tasks_that_any_client_may_train_on(
+    options: dict[str, Any], outputs: list[set[int]]
+) -> None:
+    data = tiny_data(
+        split(3, classes=6), num_clients=4, schedule={**POISSON, "clients_per_round": 1}, scenario="task", **options
+    )
+    assert {bool(data.rounds.round(r).clients) for r in range(data.num_rounds)} == {True, False}
+    watch = Rounds()
+    run(data, {"dp": DPFedAvg(0.1, 0.5)}, callbacks=[watch])
+    before = weights_of_start(data)
+    for round, model in enumerate(watch.models):
+        moved = (model["head.bias"] - before["head.bias"]).nonzero().flatten().tolist()
+        assert set(moved) == outputs[data.rounds.round(round).task]
+        before = model
 
 
 def test_dropouts_beside_clients_that_join_by_themselves_are_refused() -> None:
