@@ -29,6 +29,7 @@ from torch.func import functional_call
 
 from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
 from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
 from cfl.engines.recorded import RecordedSteps
@@ -209,6 +210,29 @@ def check_run(
     loop.model = start
     expected = loop.run(loss)
     torch.testing.assert_close(weights(federation), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["vmap", "workers"])
+@pytest.mark.parametrize("name", ["equal", "mean", "count", "appended"])
+def test_clients_without_a_memory_and_with_partial_batches_are_weighted_likewise(
+    name: str, engine: EngineOptions
+) -> None:
+    """Side by side with others: clients that join later have no memory, poor ones less than one of the full size."""
+    _, loss = CASES[name]
+    joining = Joining(3, 1)
+    data = replay_data(permuted(3), participation=joining, schedule={"cohort_width": 3, "clients_per_round": 3})
+    er = ER(size=5, weight=0.7, weighting=name)  # type: ignore[arg-type]
+    client = tiny_client(data, double(mlp), sgd, {"replay": er}, engine)
+    start = {n: t.clone() for n, t in client.network.state_dict().items()}
+    federation = fit(client, data)
+    remembered = memories(federation, "replay memory")
+    plans = [data.rounds.round(number) for number in range(data.num_rounds)]
+    sizes = [[sum(task < plan.task for task, _ in remembered.get(c, [])) for c in plan.clients] for plan in plans[2:]]
+    assert any(min(of) == 0 < max(of) for of in sizes)
+    assert any(size % 5 > 0 for of in sizes for size in of)
+    loop = Loop(client, data, remembered)
+    loop.model = start
+    torch.testing.assert_close(weights(federation), loop.run(loss), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("size", [1, 3])
