@@ -188,6 +188,10 @@ def _with_one_thread(case: MethodCase) -> Any:
         torch.set_num_threads(before)
 
 
+def _counts(topics: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
+    return {topic: [of["sums"], of["messages"]] for topic, of in topics.items()}
+
+
 def _numbers(case: MethodCase, processes: int) -> Any:
     """The results in one process: models, states of clients and of the method, scores, bytes."""
     methods, watch = case.methods("tried"), Rounds()
@@ -202,5 +206,6 @@ def _numbers(case: MethodCase, processes: int) -> Any:
             "state": methods[NAME].state_dict(),
             "scores": federation.measured.compute(),
             "bytes": {"up": channel.uplink_bytes, "down": channel.downlink_bytes},
+            "sums of integers": {} if channel.integers is None else _counts(channel.integers.summary()["topics"]),
         }
     )
