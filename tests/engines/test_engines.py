@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from support.tiny import (
     mlp,
     needs_onednn,
     norm_net,
+    permuted,
     sgd,
     split,
     tiny_client,
@@ -621,6 +623,30 @@ def test_workers_are_refused_where_threads_would_mix_up_random_numbers() -> None
     with pytest.raises(ConfigError, match=r"engine\.kind.*random numbers"):
         trained(EngineOptions("workers", 2), 3, Noisy)
     trained(EngineOptions("auto", 2), 3, Noisy)
+
+
+@pytest.mark.parametrize(("width", "tolerance"), [(1, 1e-5), (3, 1e-3)])
+def test_mixed_precision_multiplies_in_bfloat16_and_keeps_weights_in_float32(width: int, tolerance: float) -> None:
+    """A local step of every client, by plain autograd under torch's own autocast. Stacked products round otherwise."""
+    schedule = {"rounds_per_task": 1, "batch_size": 1000, "cohort_width": width}
+    data = tiny_data(permuted(1), num_clients=3, schedule=schedule)
+    steep = partial(torch.optim.SGD, lr=1.0)
+    client = tiny_client(data, mlp, steep, {}, EngineOptions("vmap"))
+    network, sums = copy.deepcopy(client.network).requires_grad_(), {}
+    for number in range(3):
+        x, y = data.gather(0, torch.from_numpy(data.indices[0][number]))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(network(x), y)
+        for (name, _), gradient in zip(
+            network.named_parameters(), torch.autograd.grad(loss, list(network.parameters())), strict=True
+        ):
+            sums[name] = sums.get(name, 0) + gradient
+    found = weights(fit(client, data, precision="bf16-mixed"))
+    exact = weights(fit(tiny_client(data, mlp, steep, {}, EngineOptions("vmap")), data))
+    for name, tensor in network.named_parameters():
+        assert found[name].dtype == torch.float32
+        torch.testing.assert_close(found[name], tensor.detach() - sums[name] / 3, rtol=0, atol=tolerance)
+    assert max(float((found[n] - exact[n]).abs().max()) for n in exact) > 1e-4
 
 
 def test_workers_are_refused_in_mixed_precision() -> None:
