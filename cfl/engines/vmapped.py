@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -151,6 +151,7 @@ class VmapEngine(Engine):
         """Compute gradients by autograd, unless the optimizer's step has been taken."""
         if total.requires_grad:
             total.backward()
+            _separate(cohort.parameters.values())
 
     def _joined_losses(self, step: Step) -> Tensor:
         """Losses of a step with added samples, a loss that methods change, or kept logits.
@@ -225,6 +226,19 @@ class VmapEngine(Engine):
             return F.cross_entropy(logits, y)
         losses = F.cross_entropy(logits, y, reduction="none")
         return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+
+def _separate(parameters: Iterable[Tensor]) -> None:
+    """Copy gradients that share memory with another one, as autograd gives those of the parts of a sum to parameters
+    that are views. Methods and clipping change gradients in place, one parameter after another."""
+    seen: set[int] = set()
+    for parameter in parameters:
+        gradient = parameter.grad
+        memory = 0 if gradient is None else gradient.untyped_storage().data_ptr()
+        if gradient is not None and memory in seen:
+            parameter.grad = gradient.clone()
+        elif memory:  # 0 where there are no numbers
+            seen.add(memory)
 
 
 def _first(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,11 +24,12 @@ from support.tiny import (
     unequal,
     weights,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.federation import Federation
 from cfl.methods.personal import PersonalLayers
+from cfl.models import Network
 
 CLIENTS = 7
 ADAM = partial(torch.optim.Adam, lr=0.02, weight_decay=0.01)
@@ -105,6 +107,24 @@ def test_weights_by_samples() -> None:
 def test_gradient_clipping(options: dict[str, Any]) -> None:
     value = 0.02 if options else 0.3
     assert_widths_agree(unequal, double(mlp), MOMENTUM, gradient_clip_val=value, **options)
+
+
+class Summed(Network):
+    """A network whose first weight is a sum of two parameters, whose gradients are the same."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.one, self.other = (nn.Parameter(torch.randn(6, math.prod(input_shape)) / 10) for _ in range(2))
+        self.head = nn.Linear(6, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(nn.functional.linear(x.flatten(1), self.one + self.other))
+
+
+@pytest.mark.parametrize("clip", [0.3, 0.05])
+def test_gradients_of_a_sum_are_clipped_once(clip: float) -> None:
+    """Autograd may give both parts of a sum the same memory."""
+    assert_widths_agree(unequal, double(Summed), MOMENTUM, gradient_clip_val=clip)
 
 
 def test_a_convolutional_network() -> None:

@@ -485,6 +485,7 @@ def test_what_is_left_out_is_not_sent(options: dict[str, bool], absent: set[str]
     assert (size == 3 * BASE * 8) == (options == {"use_adaptive": False})
 
 
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize(
     ("left_out", "options", "make", "optimizer", "engine"),
     [
@@ -496,9 +497,9 @@ def test_what_is_left_out_is_not_sent(options: dict[str, bool], absent: set[str]
     ],
 )
 def test_a_run_without_one_part_is_the_one_written_out(
-    left_out: str, options: dict[str, Any], make: Any, optimizer: Any, engine: Any
+    left_out: str, options: dict[str, Any], make: Any, optimizer: Any, engine: Any, width: int
 ) -> None:
-    data = data_of()
+    data = data_of(None, width)
     method = FedWeIT(**options, **{left_out: False}, keep=0.4)
     federation = fit(tiny_client(data, double(make), optimizer, {"it": method}, EngineOptions(engine)), data)
     fresh = tiny_client(data, double(make), optimizer, {"it": FedWeIT(**options, **{left_out: False})})

@@ -125,18 +125,20 @@ def test_the_model_does_not_depend_on_the_first_tasks_samples(beside: Callable[[
 
 def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
     """Without personal models no model is filed. Statistics that ``batchnorm: local`` keeps are not reset."""
-    starts: list[dict[str, torch.Tensor]] = []
+    starts: list[tuple[int, dict[str, torch.Tensor]]] = []
 
     class Starts(Method):
         def start_clients(self, cohort: Cohort) -> None:
             if cohort.round % 2 == 0:
-                starts.append({n: t[0].detach().clone() for n, t in {**cohort.parameters, **cohort.buffers}.items()})
+                tensors = {**cohort.parameters, **cohort.buffers}
+                starts.append((cohort.task, {n: t[0].detach().clone() for n, t in tensors.items()}))
 
     data = data_of(clients_per_round=1.0, cohort_width=3)
     client = tiny_client(data, norm_net, sgd, {"single": SingleTask(), "starts": Starts()})
     initial = copy.deepcopy(client.network.state_dict())
     federation = fit(client, data, {"batchnorm": "local"})
-    for task, start in enumerate(starts):
+    assert {task for task, _ in starts} == {0, 1, 2}
+    for task, start in starts:
         for name, value in start.items():
             same = torch.equal(value, initial[name])
             assert same == (task == 0 or ("running" not in name and "num_batches" not in name)), (task, name)

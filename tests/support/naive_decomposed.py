@@ -21,7 +21,7 @@ from cfl.methods import APD
 from cfl.models.decomposition import decomposed_layers
 from cfl.training.client import Client
 from support.naive import accuracy, local_batches, task_loss, used_outputs
-from support.tiny import NetworkFactory, permuted, tiny_data
+from support.tiny import UNBALANCED, NetworkFactory, permuted, tiny_data
 
 Tensors = dict[str, Tensor]
 
@@ -288,9 +288,10 @@ def clones(values: Mapping[str, Tensor]) -> Tensors:
 
 
 def data_of(stream: Stream | None = None, width: int = 2, **schedule: Any) -> FederatedDataModule:
-    """Three clients, two of them in each of six rounds, so that a client may miss a round or a whole task."""
+    """Three clients of unlike sizes, two of them in each of six rounds, so that a client may miss a round or a task."""
     settings = {"rounds_per_task": 2, "clients_per_round": 2, "cohort_width": width, **schedule}
-    return tiny_data(permuted(3) if stream is None else stream, num_clients=3, schedule=settings)
+    stream = permuted(3) if stream is None else stream
+    return tiny_data(stream, num_clients=3, partition=UNBALANCED, schedule=settings)
 
 
 def renamed(tensors: Mapping[str, Tensor]) -> Tensors:
