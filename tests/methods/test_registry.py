@@ -24,8 +24,9 @@ from support.tiny import NetworkFactory, Poison, mlp, norm_net, prompted_net
 import cfl.methods
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import BoundSchedule
+from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Synthetic
-from cfl.methods import Method
+from cfl.methods import L2P, Method
 from cfl.methods.context import Context
 from cfl.models import ACGAN
 from cfl.runtime.errors import ConfigError
@@ -33,8 +34,9 @@ from cfl.testing import PROPERTIES
 from cfl.testing.comparing import difference, distance
 from cfl.testing.method_case import MethodCase
 from cfl.testing.method_declarations import scenario_is_as_declared
-from cfl.testing.method_numbers import require_equal
+from cfl.testing.method_numbers import engines_agree, require_equal, width_does_not_matter
 from cfl.testing.processes import Crew, processes_do_not_matter
+from cfl.testing.tiny_data import brightness, split
 
 
 @dataclass(frozen=True)
@@ -369,6 +371,34 @@ def test_its_scenarios_are_those_it_declares(name: str, scenario: Scenario) -> N
 
 # LearningRateDecay's ``end_task`` only adds a row to its report.
 LOOK_BACK = sorted(n for n in ENTRIES if METHODS[n].end_task is not Method.end_task and n != "LearningRateDecay")
+
+
+FURTHER: dict[str, dict[str, Any]] = {
+    "task": {"stream": lambda n: split(n, classes=2 * n), "scenario": "task"},
+    "class": {"stream": lambda n: split(n, classes=2 * n), "scenario": "class", "data": {"class_loss": "seen"}},
+    "regression": {"stream": brightness, "scenario": "regression"},
+    "own tasks": {
+        "stream": lambda n: split(n + 1, classes=2 * (n + 1)),
+        "scenario": "task",
+        "data": {"sequences": FixedTasks([[0, 1], [2, 0], [1, 2], [0, 2], [2, 1]])},
+    },
+}
+"""Settings beside those of the other generic tests, in which clients' losses are over other outputs."""
+
+
+@each_method
+@pytest.mark.parametrize("setting", FURTHER)
+def test_width_and_engine_do_not_matter_in_further_settings(name: str, setting: str) -> None:
+    """For clients of unlike sizes."""
+    changes = FURTHER[setting]
+    case = ENTRIES[name].case(METHODS[name])
+    method = case.make()
+    wrong = changes["scenario"] not in method.scenarios or (setting == "own tasks" and method.common_order)
+    if wrong or (setting == "class" and (case.of_scenario() == "class" or isinstance(method, L2P))):
+        pytest.skip("it does not work there, chooses the outputs itself, or the other tests have this setting")
+    case = replace(case, **{**changes, "data": {**case.data, **changes.get("data", {})}})
+    width_does_not_matter(case)
+    engines_agree(case)
 
 
 @pytest.mark.parametrize("name", [*LOOK_BACK, "CFeD", "SingleTask"])
