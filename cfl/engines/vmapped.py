@@ -229,8 +229,11 @@ class VmapEngine(Engine):
 
 
 def _separate(parameters: Iterable[Tensor]) -> None:
-    """Copy gradients that share memory with another one, as autograd gives those of the parts of a sum to parameters
-    that are views. Methods and clipping change gradients in place, one parameter after another."""
+    """Copy each gradient that shares memory with an earlier one, because methods and clipping change them in place.
+
+    Where a weight is the sum of two parameters, both have the same gradient. If the parameters are used through views,
+    as for a single client (:func:`_first`), autograd stores it once.
+    """
     seen: set[int] = set()
     for parameter in parameters:
         gradient = parameter.grad

@@ -158,8 +158,8 @@ def _encoded_on_cpu(values: Tensor, scales: Tensor, steps: Tensor, random: Tenso
     found = np.empty((len(values), values.shape[1] + 1), np.int64)
     found[:, -1] = 0
     largest, squares = np.zeros(len(values)), 0.0
-    scratch, higher = np.empty((3, _PIECE)), np.empty(_PIECE, np.bool_)
-    units = np.broadcast_to(steps.square().numpy(), values.shape[1])
+    scratch, ones, higher = np.empty((3, _PIECE)), np.ones(_PIECE), np.empty(_PIECE, np.bool_)
+    units = steps.square().numpy()
     values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has no such type
     numbers, factors, noise = values.detach().numpy(), scales.numpy(), random.numpy()
     for row in range(len(values)):
@@ -171,9 +171,12 @@ def _encoded_on_cpu(values: Tensor, scales: Tensor, steps: Tensor, random: Tenso
             rest *= factors[row, 0] if factors.shape[1] == 1 else factors[row, piece]
             np.floor(rest, out=whole)
             rest -= whole
-            np.multiply(rest, rest, out=other)
-            np.subtract(rest, other, out=other)
-            squares += float(other @ units[piece])
+            if len(units) == 1:
+                squares += float(rest @ ones[:size] - rest @ rest) * float(units[0])
+            else:
+                np.multiply(rest, rest, out=other)
+                np.subtract(rest, other, out=other)
+                squares += float(other @ units[piece])
             rest *= _NOISES
             rest -= (_NOISES + 1) / 2
             np.copyto(other, noise[row, piece])

@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfl.data.sources import (
-    Arrays,
-)
+from cfl.data.sources import Arrays
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 

@@ -37,8 +37,8 @@ class Rotated(PixelMapStream):
     """Rotated tasks: the same images and labels, one fixed rotation per task, angles uniform.
 
     Pixels from outside the image are black.
-    Source: rotated MNIST of Fed-A-GEM (Dai et al., 2024), which rotates the first task, too. The
-    range of angles is that of its code.
+    Source: rotated MNIST of Fed-A-GEM (Dai et al., 2024), which rotates the first task, too. The range of
+    angles is that of its code.
 
     Args:
         source: the data set, of images.

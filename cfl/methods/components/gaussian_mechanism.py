@@ -37,8 +37,8 @@ class GaussianMechanism:
         sigma_rule: noise variance per client. ``paper``: ``log(1.25/delta) clip^2 / (epsilon^2 C)``, the bound in
             FOT's Appendix H (there for clip = 1, and with C as the number of all clients, whom its extraction asks).
             ``standard``: twice that, the Gaussian mechanism as usually proved (Dwork and Roth 2014, Theorem A.1,
-            ``sigma^2 > 2 log(1.25/delta) clip^2 / epsilon^2``); the paper omits
-            the factor 2, so ``paper`` reproduces its table but does not have its guarantee by that proof.
+            ``sigma^2 > 2 log(1.25/delta) clip^2 / epsilon^2``); the paper omits the factor 2, so ``paper`` reproduces
+            its table but does not have its guarantee by that proof.
 
     Raises:
         ConfigError: a value outside its range.
