@@ -239,7 +239,11 @@ class FederatedOrchestrator(Callback):
             work.finish(batch.closes)
         if batch.last_of_round:
             work.close_round()
-            if not work.federation.schedule.evaluates_after(work.require_plan()):
+            for budget in callbacks_of(trainer, PrivacyBudget):
+                budget.look_ahead(work.federation)
+            evaluates = work.federation.schedule.evaluates_after(work.require_plan())
+            trainer.check_val_every_n_epoch = 1 if evaluates else NEVER  # the round may have become the run's last
+            if not evaluates:
                 self._count(trainer, work)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

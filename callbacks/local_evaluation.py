@@ -51,6 +51,11 @@ class LocalModels(Callback):
         if self.evaluate and scenario != "density":
             raise ConfigError("local_models.evaluate", True, f"false with data.scenario: {scenario}")
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the scores of an earlier fit."""
+        if not federation_of(pl_module).round:
+            self.scores = {}
+
     @torch.no_grad()
     def score(self, client: Client, positions: Sequence[int]) -> None:
         """Score the clients at ``positions``, which have just finished, if their task ends with the round.

@@ -91,16 +91,19 @@ class PrivacyBudget(Callback):
             if trainer.is_global_zero:
                 print(f"nothing to do: the run stopped after {federation.round} rounds, {self.why_stopped}")
 
-    def end_the_run(self, federation: Federation) -> bool:
-        """Whether the budget allows no further round; the FederatedOrchestrator asks after counting a round."""
+    def look_ahead(self, federation: Federation) -> None:
+        """Find the run's last round anew if some messages did not arrive; called between a round and its evaluation."""
         if self.budget is None or federation.finished:
-            return False
+            return
         done = federation.round - 1
         came = [one for one in federation.channel.ledger.releases if one.round == done]
-        if _costs(came) != _costs(_foreseen(federation, done)):  # some messages did not arrive
+        if _costs(came) != _costs(_foreseen(federation, done)):
             self._foresee(federation)
+
+    def end_the_run(self, federation: Federation) -> bool:
+        """Whether the budget allows no further round; the FederatedOrchestrator asks after counting a round."""
         last = federation.schedule.ends_after
-        return last is not None and federation.round >= last
+        return self.budget is not None and last is not None and federation.round >= last
 
     @property
     def why_stopped(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -47,7 +48,8 @@ def round_figures(client: Client, plan: RoundPlan, evaluated: bool) -> dict[str,
         matrices = {figure: mean_matrix(federation)}
         several = beside | {key: matrix.compute() for key, matrix in own.items()}
         matrices |= {name: over_clients(federation, matrix) for name, matrix in several.items()}
-        of_tasks = {name: matrix[plan.task].tolist() for name, matrix in matrices.items()}
+        rows = {name: matrix[plan.task].tolist() for name, matrix in matrices.items()}
+        of_tasks = {name: [value if math.isfinite(value) else None for value in row] for name, row in rows.items()}
         means = matrix_rows.own_figures(federation, plan.task)
     row |= {key: means.get(key) for key in own}
     row |= {f"{name}_task_{task}": value for name, values in of_tasks.items() for task, value in enumerate(values)}

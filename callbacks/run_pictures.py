@@ -22,6 +22,8 @@ from cfl.training.found_boxes import draw_boxes
 def drawn_curves(federation: Federation, title: str, targets: Sequence[float]) -> Iterator[tuple[str, Figure]]:
     """Draw the ``matrix``, the ``curve`` over tasks and, if a finished run was evaluated in between, over ``rounds``.
 
+    There is no curve over ``rounds`` if all of its values are undefined.
+
     Args:
         federation: the federation after a round.
         title: title of the matrix.
@@ -33,7 +35,8 @@ def drawn_curves(federation: Federation, title: str, targets: Sequence[float]) -
     matrix, method, measure = mean_matrix(federation), printed_methods(federation.methods), federation.measure
     yield "matrix", accuracy_heatmap(matrix, title, measure=measure)
     yield "curve", accuracy_curve({method: matrix}, measure, {method: matrix_rows.means(federation)})
-    if federation.finished and federation.schedule.settings.evaluate_every:
+    evaluated = any(value is not None for value in federation.curve)
+    if federation.finished and federation.schedule.settings.evaluate_every and evaluated:
         yield "rounds", learning_curves({method: federation.curve}, targets, measure)
 
 

@@ -372,12 +372,17 @@ class RunRecord(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Release the folder for other processes."""
         if stage == "fit" and trainer.is_global_zero:
-            folder_lock.release(self.folder)
+            self._release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Release the folder after an error, too."""
         if trainer.is_global_zero:
-            folder_lock.release(self.folder)
+            self._release()
+
+    def _release(self) -> None:
+        """Release the folder. Another fit with this callback prepares it anew, and is refused if it holds a run."""
+        folder_lock.release(self.folder)
+        self._prepared, self._resuming, self._stale = False, False, []
 
     # Showing the result.
 

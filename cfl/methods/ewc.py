@@ -171,18 +171,19 @@ class EWC(Method):
             fisher, model = self._fisher(plan.task, client, plan.task)
             self._keep(client, fisher, model)
             counted = _counted(counted, fisher)
-        self._note(plan.task, len(set(clients).difference(lost)), (*counted, time.perf_counter() - started))
+        self._note({"task": plan.task}, len(set(clients).difference(lost)), (*counted, time.perf_counter() - started))
 
-    def _note(self, task: int, clients: int, figures: tuple[int, float, float, float]) -> None:
+    def _note(self, when: Mapping[str, int], clients: int, figures: tuple[int, float, float, float]) -> None:
         """Add a row to the method's table.
 
-        ``figures`` are number, sum and greatest of the Fisher entries of this process's clients, and seconds.
+        ``when`` is its first column, the task or the round of a found boundary. ``figures`` are number, sum and
+        greatest of the Fisher entries of this process's clients, and seconds.
         """
         everyones = self.context.everyones(figures)
         entries = sum(row[0] for row in everyones)
         self._rows.append(
             {
-                "task": task,
+                **when,
                 "clients": clients,
                 "fisher_mean": sum(row[1] for row in everyones) / entries if entries else None,
                 "fisher_max": max(row[2] for row in everyones) if entries else None,
@@ -246,7 +247,7 @@ class EWC(Method):
             fisher, model = parted(kept, "curvature", "anchor")
             self._keep(client, fisher, model)
             counted = _counted(counted, fisher)
-        self._note(len(self._rows), len(chosen), (*counted, time.perf_counter() - started))
+        self._note({"round": plan.round}, len(chosen), (*counted, time.perf_counter() - started))
 
     def _consolidated(
         self, curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor], fisher: Tensors, latest: Tensors

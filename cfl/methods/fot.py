@@ -344,7 +344,7 @@ class FOT(Method):
             clients = list(plan.clients) if self.gpse_clients == "sampled" else self.context.members(plan.task)
             own = self.context.extra_round(plan.task, clients)
             self._send_sketches(plan, own, sorted(clients))
-        self._grow(plan.task, started)
+        self._grow(plan.task, started, {"task": plan.task})
         self._started = 0.0
 
     @property
@@ -394,19 +394,25 @@ class FOT(Method):
             return
         for client, kept in self._remembered.read(plan.task, rounds, chosen):
             self.context.channel.uplink(self._topic, {n: v[None] for n, v in kept.items()}, [1.0], [client])
-        self._grow(len(self.gpse_seconds), started)
+        self._grow(len(self.gpse_seconds), started, {"round": plan.round})
 
     # The server's part.
 
-    def _grow(self, task: int, started: float) -> None:
-        """Apply the rank rule and grow the bases from the summed messages, at the server."""
+    def _grow(self, task: int, started: float, when: Mapping[str, int]) -> None:
+        """Apply the rank rule and grow the bases from the summed messages, at the server.
+
+        Args:
+            task: the task that has ended; where boundaries are found, the number of found tasks before it.
+            started: when the extraction started, in seconds.
+            when: the first column of the rows of the method's table.
+        """
         sums, _ = self.context.channel.sum(self._topic)
         self._keep_own(sums)
         # In one process, because rounding, and with it the number of directions, may differ between processes.
         self.bases, self.importance, rows = self.context.at_server(lambda: self._grown(sums, task))
         seconds = time.perf_counter() - started
         self.gpse_seconds.append(seconds)
-        self._rows += [{**row, "gpse_seconds": seconds} for row in rows]
+        self._rows += [{**when, **row, "gpse_seconds": seconds} for row in rows]
 
     def _keep_own(self, sums: Mapping[str, Tensor]) -> None:
         """Keep more of a task's summed messages than the directions outside the bases; does nothing here."""
@@ -414,7 +420,7 @@ class FOT(Method):
     def _grown(
         self, sums: Mapping[str, Tensor], task: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Any]]]:
-        """The grown bases, their directions' importance, and rows of the method's table without the seconds."""
+        """The grown bases, their directions' importance, and rows of the method's table without time and seconds."""
         # Extractions to come, this one included. Only capacity: {total} uses it, refused with found boundaries.
         left = 1 if self._finder else self.context.num_tasks - 1 - task + self.last_extraction
         rows, bases, importances = [], dict(self.bases), dict(self.importance)
@@ -424,7 +430,6 @@ class FOT(Method):
             bases[name], weights = self._growth.grown(basis, importance, seen, task, left)
             size = bases[name].shape[1]
             row = {
-                "task": task,
                 "layer": name,
                 "input_dim": d,
                 "basis_size": size,
@@ -460,9 +465,11 @@ class FOT(Method):
 
         If boundaries are found, also ``remembered_bytes``: bytes of moments that a client keeps for the next boundary.
 
-        A row per task and layer: sizes, used space (%), residual share, bytes, seconds of the whole extraction.
+        A row per layer and task, or round of a found boundary: sizes, used space (%), residual share, bytes, seconds of
+        the whole extraction.
         """
-        last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]]
+        when = "task" if self._finder is None else "round"
+        last = [row for row in self._rows if row[when] == self._rows[-1][when]]
         figures = {
             "used_space": self.used_space,
             "gpse_seconds": sum(self.gpse_seconds),

@@ -168,7 +168,7 @@ def read_result(folder: Path) -> Result:
             check_unchanged(folder, reading)
             if (folder / reading).is_file():
                 attention |= read_attention(_rows(folder / reading))
-                for layer, used in read_space(folder / reading, run.tasks).items():
+                for layer, used in read_space(folder / reading, None if run.stopped_early else run.tasks).items():
                     space[layer, name] = [*used.values()]
         reading = ROUNDS
         has_rounds = (folder / reading).is_file()

@@ -13,7 +13,8 @@ from typing import Any
 from cfl.runtime.class_paths import PACKAGE, named_class, own_parameter
 
 DECIDES_RESULTS = ("seed_everything", "model", "data", "methods", "schedule", "federated")
-TRAINER_DECIDES = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
+_PRECISIONS = {"32": None, "32-true": None, "16": "16-mixed", "bf16": "bf16-mixed", "64": "64-true"}
+"""Lightning's other spellings of a precision -> the spelling in experiments; None is float32."""
 ONLY_WHERE_OR_HOW_FAST = (
     ("data", "root"),
     ("schedule", "cohort_width"),
@@ -130,6 +131,20 @@ def matmul_precision_of(config: Mapping[str, Any]) -> str:
     return precision
 
 
+def trainer_decides(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's options on which results depend, spelled alike if they mean the same.
+
+    float32 and no clipping are None, by whatever value they were chosen, and so is clipping by the norm.
+    """
+    precision, limit = trainer.get("precision"), trainer.get("gradient_clip_val") or None
+    by = trainer.get("gradient_clip_algorithm")
+    return {
+        "precision": _PRECISIONS.get(str(precision), precision),
+        "gradient_clip_val": float(limit) if isinstance(limit, int) else limit,
+        "gradient_clip_algorithm": None if by == "norm" or limit is None else by,
+    }
+
+
 def may_end_run(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return a configuration's ``targets`` and ``privacy``, each only if it may end the run.
 
@@ -157,8 +172,7 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
         config: a subcommand's configuration as plain dictionaries, lists and values.
     """
     experiment = {key: json.loads(json.dumps(config.get(key))) for key in DECIDES_RESULTS}
-    trainer = config.get("trainer") or {}
-    experiment["trainer"] = {key: trainer.get(key) for key in TRAINER_DECIDES}
+    experiment["trainer"] = trainer_decides(config.get("trainer") or {})
     experiment |= may_end_run(config)
     if (precision := matmul_precision_of(config)) != _EXACT:
         experiment["matmul_precision"] = precision
@@ -278,6 +292,8 @@ def differences_on_resuming(ours: Mapping[str, Any], theirs: Mapping[str, Any]) 
         ours: the experiment of the resumed run.
         theirs: the experiment of the checkpoint.
     """
+    if isinstance(theirs.get("trainer"), Mapping):  # of an earlier version, as it was spelled
+        theirs = {**theirs, "trainer": trainer_decides(theirs["trainer"])}
     now, before = flatten(ours), flatten(theirs)
     changed = {key: value for key, value in _FROM_NOW_ON.items() if now.get(key) == value and key in before}
     return differences(now, {**before, **changed})

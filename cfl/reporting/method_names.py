@@ -28,7 +28,7 @@ PRINTED = {
     "PersonalLayers": "Local",
     "SingleTask": "Single task",
     "LearningRateDecay": "LR decay",
-    "GradientCompensation": "GLFC",
+    "GradientCompensation": "Gradient compensation",
     "DPFedAvg": "DP-FedAvg",
     "AnalyticHead": "Analytic head",
     "InferringFOT": "Inferring FOT",
@@ -73,5 +73,7 @@ def printed_methods(methods: Mapping[str, object]) -> str:
 def _printed(name: str, of_class: str | None) -> str:
     if of_class is None:
         return _KNOWN.get(plain(name), name)
+    if of_class == "GradientCompensation" and plain(name) == "glfc":  # FOT's tables call it so
+        return PRINTED["GLFC"]
     shown = PRINTED.get(of_class, of_class)
     return shown if plain(name) in (plain(of_class), plain(shown)) else name

@@ -116,7 +116,8 @@ class Runner:
         """Run all jobs, started in this order, and return their outcomes in the order in which they ended."""
         outcomes: list[Outcome] = []
         waiting = list(jobs)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        name = TextColumn("{task.description}", markup=False)
+        columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         progress = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
         with self._signals(), progress:
             everything = progress.add_task("runs", total=len(waiting))
@@ -168,7 +169,7 @@ class Runner:
         if self.interrupted_by is not None:  # while it was being started
             process.terminate()
         if not self.console.is_terminal:
-            self.console.print(f"started  {job.name}{continued}", highlight=False, soft_wrap=True)
+            self.console.print(f"started  {job.name}{continued}", highlight=False, markup=False, soft_wrap=True)
         return None
 
     def _device(self) -> str | None:

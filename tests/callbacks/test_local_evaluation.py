@@ -128,6 +128,15 @@ def test_a_resumed_run_knows_earlier_scores(tmp_path: Path) -> None:
     assert resumed.scores == whole.scores == cut.scores
 
 
+def test_another_fit_forgets_the_scores_of_the_last(tmp_path: Path) -> None:
+    local = LocalModels(True)
+    run(data_of(), local)
+    expected = local.scores
+    local.scores = {task: {**scores, 9: 1.0} for task, scores in {**local.scores, 7: {}}.items()}
+    run(data_of(), local)
+    assert local.scores == expected
+
+
 class Breaks(Callback):
     """Sets weights of some clients to NaN after their training in one round."""
 

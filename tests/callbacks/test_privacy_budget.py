@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import math
 import re
@@ -15,11 +16,14 @@ import yaml
 from support import tiny_cli
 from support.tiny import fit, tiny_client, tiny_data
 
-from cfl.callbacks import FederatedOrchestrator, privacy_budget
+from cfl.callbacks import FederatedOrchestrator, RunRecord, privacy_budget
 from cfl.callbacks.privacy_budget import UNITS, PrivacyBudget, not_covered, reaches_back
+from cfl.data.schedule import RoundPlan
+from cfl.federation.channel import UPDATE
 from cfl.methods import DER, EWC, FOT, DPFedAvg, FedProx, Method, PersonalLayers
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.privacy.accounting import Accountant, Spent
+from cfl.privacy.release import Noise
 from cfl.reporting.experiment import config_hash, differences_on_resuming, experiment_of
 from cfl.runtime.errors import ConfigError
 
@@ -228,6 +232,28 @@ def test_noise_that_is_lost_with_its_clients_costs_rounds(model: Any) -> None:
         assert federation.round == rounds
         spent = 3 / 4 + 2 * multiplier**-2 / (1 - lost) + (rounds - 3) / 4
         assert limit.summary(federation)["epsilon_all_tasks"] == pytest.approx(one.epsilon(Spent(spent)))
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_the_last_round_is_evaluated_where_lost_noise_makes_it_the_last(every: int, tmp_path: Path) -> None:
+    """Clients add the noise, half of the messages are lost, and only then is a round found to be the last."""
+
+    class NoisyClients(DPFedAvg):
+        def releases(self, plan: RoundPlan) -> dict[str, Noise]:
+            return {UPDATE: Noise(self.noise_multiplier, self.clip, "clients")}
+
+    data = tiny_data(schedule={"rounds_per_task": 8, "client_dropout": 0.5, "evaluate_every": every})
+    limit = PrivacyBudget(Accountant(1e-5, "rdp").epsilon(Spent(6.5 / 4)), accountant="rdp")
+    record = RunRecord(str(tmp_path / "run"))
+    federation = fit(tiny_client(data, methods={"mine": NoisyClients(0.5, 2.0)}), data, callbacks=[limit, record])
+    assert federation.stopped
+    assert federation.round == federation.schedule.ends_after == 3
+    evaluated = [value is not None for value in federation.curve]
+    assert evaluated == [False, every == 2, True]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["acc"] == pytest.approx(federation.curve[-1])
+    rows = [*csv.DictReader((tmp_path / "run" / "rounds.csv").open())]
+    assert [bool(row["acc"]) for row in rows] == evaluated
 
 
 # What figures cover.

@@ -49,6 +49,7 @@ from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.run_folder import read_run
 from cfl.reporting.summary_file import SUMMARY_KEYS
 from cfl.runtime.checkpoint_file import write_checkpoint
+from cfl.runtime.errors import ConfigError
 from cfl.runtime.source_digest import digest_of, source_digest
 
 ROUNDS, TASKS, SAMPLED = 6, 2, 2
@@ -458,6 +459,20 @@ def test_a_run_goes_on_in_its_own_folder_or_in_an_empty_one(tmp_path: Path, caps
     assert "run.dir" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / "b").iterdir()} == before
     assert tiny_cli.fit(tmp_path / "c", "--ckpt_path", checkpoint) == 0
+
+
+def test_a_record_of_a_finished_fit_does_not_overwrite_it(tmp_path: Path) -> None:
+    record, folder = RunRecord(str(tmp_path / "a")), tmp_path / "a"
+    data = tiny_data(schedule={"rounds_per_task": 1})
+    fit(tiny_client(data), data, callbacks=[record])
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    data = tiny_data(seed=1, schedule={"rounds_per_task": 1})
+    with pytest.raises(ConfigError, match=r"run\.dir .*holds a finished run"):
+        fit(tiny_client(data), data, callbacks=[record])
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    record.overwrite = True
+    fit(tiny_client(data), data, callbacks=[record])
+    assert json.loads((folder / "summary.json").read_text())["seed"] == 1
 
 
 def test_interrupted_run_is_not_overwritten_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

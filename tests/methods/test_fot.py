@@ -212,9 +212,9 @@ def test_batch_statistics_in_gpse_are_those_that_clients_are_evaluated_with(batc
     kept: dict[int, dict[str, Tensor]] = {}
     grow = fot._grow
 
-    def keep_then_grow(task: int, started: float) -> None:
+    def keep_then_grow(*given: Any) -> None:
         kept.update({c: dict(fot.context.clients.get("model", c) or {}) for c in range(4)})
-        grow(task, started)
+        grow(*given)
 
     fot._grow = keep_then_grow  # type: ignore[method-assign]
     fit(client, data, {"batchnorm": batchnorm}, [watch])
@@ -235,9 +235,9 @@ def test_personal_layers_below_a_protected_one_are_the_clients_own() -> None:
     own: dict[int, dict[str, Tensor]] = {}
     grow = fot._grow
 
-    def keep_then_grow(task: int, started: float) -> None:
+    def keep_then_grow(*given: Any) -> None:
         own.update({c: dict(fot.context.clients.get("model", c) or {}) for c in range(4)})
-        grow(task, started)
+        grow(*given)
 
     fot._grow = keep_then_grow  # type: ignore[method-assign]
     fit(client, data, None, [watch])

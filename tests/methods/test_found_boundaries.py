@@ -200,7 +200,7 @@ def test_the_penalty_is_that_of_what_clients_computed_in_the_old_tasks_rounds() 
     federation = run({"boundaries": FoundBoundaries(**QUICK), "ewc": method}, data, callbacks=[watch])
     assert [row["round"] for row in rows_of(federation, "boundaries") if row["found"]] == [ROUNDS]
     (row,) = rows_of(federation, "ewc")
-    assert (row["task"], row["clients"]) == (0, 4)
+    assert (row["round"], row["clients"]) == (ROUNDS, 4)
     model = watch.models[2]
     fishers = [
         mean_squared_gradients(federation.network, *samples(data, 0, client), tensors=model) for client in range(4)
@@ -338,7 +338,7 @@ def test_a_resumed_run_finds_and_learns_the_same(make: Callable[[], Method], aft
         assert torch.equal(tensor, weights(resumed)[name])
     for name in ("boundaries", "some"):
         assert rows_of(whole, name) == rows_of(resumed, name)
-    assert {row["task"] for row in rows_of(whole, "some")} == {0}
+    assert [*dict.fromkeys(row["round"] for row in rows_of(whole, "some"))] == [ROUNDS]
 
 
 # The properties of every method, for the finder beside EWC and FOT.

@@ -14,6 +14,7 @@ from support.tiny_cli import fit, run, summary
 
 from cfl.papers.definition import papers
 from cfl.papers.kept import RESULTS
+from cfl.reporting.compare.settings import settings_of
 from cfl.reporting.experiment import (
     MOVED,
     benchmark_name,
@@ -21,6 +22,7 @@ from cfl.reporting.experiment import (
     completed,
     config_hash,
     differences,
+    differences_on_resuming,
     experiment_of,
     with_renamed_options,
 )
@@ -61,6 +63,34 @@ def test_the_order_of_methods_makes_another_experiment() -> None:
 @pytest.mark.parametrize("methods", [(), ("GPM",)])
 def test_fewer_than_two_methods_have_none(methods: tuple[str, ...]) -> None:
     assert "methods_order" not in experiment_of(config(*methods))
+
+
+@pytest.mark.parametrize(
+    "alike",
+    [
+        [{}, {"precision": 32}, {"precision": "32-true"}, {"gradient_clip_val": 0}, {"gradient_clip_val": 0.0}],
+        [{"precision": "bf16"}, {"precision": "bf16-mixed"}, {"precision": "bf16", "gradient_clip_algorithm": "value"}],
+        [{"precision": 16}, {"precision": "16"}, {"precision": "16-mixed"}],
+        [{"precision": 64}, {"precision": "64-true"}],
+        [
+            {"gradient_clip_val": 1},
+            {"gradient_clip_val": 1.0},
+            {"gradient_clip_val": 1, "gradient_clip_algorithm": "norm"},
+        ],
+        [{"gradient_clip_val": 1, "gradient_clip_algorithm": "value"}],
+        [{"precision": "bf16-true"}],
+    ],
+    ids=lambda alike: str(alike[-1]),
+)
+def test_what_the_trainer_is_told_in_other_words_is_the_same_experiment(alike: list[dict[str, Any]]) -> None:
+    experiments = [experiment_of({"trainer": trainer}) for trainer in alike]
+    assert len({config_hash(experiment) for experiment in experiments}) == 1
+    assert len({str(settings_of({"trainer": trainer})) for trainer in alike}) == 1
+    for trainer in alike:  # of a checkpoint that holds the option as it was written
+        stored = {**experiments[0], "trainer": {**experiments[0]["trainer"], **trainer}}
+        assert differences_on_resuming(experiments[0], stored) == []
+    other = {"precision": "64-true", "gradient_clip_val": 3.0}
+    assert config_hash(experiment_of({"trainer": other})) != config_hash(experiments[0])
 
 
 def test_only_a_reduced_precision_of_products_makes_another_experiment() -> None:

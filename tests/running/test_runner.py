@@ -91,6 +91,20 @@ def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
     assert exit_status(outcomes[:1], None) == 0
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_brackets_in_names_are_shown(terminal: bool, tmp_path: Path) -> None:
+    """Names of runs hold values of options, such as lists of layers or of paths."""
+    used, _ = runner(tmp_path)
+    out = io.StringIO()
+    used.console = Console(file=out, width=300, force_terminal=terminal, color_system=None)
+    names = ["local [head.*]", "images [/data/a.npz]"]
+    folders = [tmp_path / str(number) for number in range(2)]
+    slow = "time.sleep(0.5)\n" + FINISH
+    jobs = [Scripted(name, (), folder, CONFIG, CONFIG, slow) for name, folder in zip(names, folders, strict=True)]
+    assert [o.state for o in used.run(jobs)] == ["finished"] * 2
+    assert all(name in out.getvalue() for name in names)
+
+
 def test_a_bar_without_an_end(tmp_path: Path) -> None:
     """If the number of rounds is unknown, the bar shows how many are done."""
     config = {**CONFIG, "schedule": {"rounds_per_task": 3, "clock_spread": 0.5}}

@@ -6,6 +6,8 @@ import base64
 import copy
 import csv
 import json
+import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +23,17 @@ from torch import Tensor, nn
 
 import cfl
 from cfl.__main__ import main
+from cfl.callbacks import RunRecord
 from cfl.callbacks.run_pictures import save_samples
 from cfl.data.sources import RecordedFrames
+from cfl.data.streams import Sequence
+from cfl.data.types import ImageSet
 from cfl.methods import PersonalLayers
 from cfl.models import TinyYOLO
 from cfl.papers.kept import as_text
 from cfl.papers.results import read_result
 from cfl.reporting.compare.command import main as compare
-from cfl.testing.tiny_data import squares, tiny_data
+from cfl.testing.tiny_data import _Squares, squares, tiny_data
 from cfl.training.client import Client
 from cfl.training.found_boxes import GREEN, ORANGE, draw_boxes, outline
 
@@ -40,6 +45,29 @@ def trained(**methods: PersonalLayers) -> Client:
     client = tiny_client(data, partial(TinyYOLO, width=2), partial(torch.optim.Adam, lr=0.01), methods or None)
     fit(client, data)
     return client
+
+
+def test_a_run_without_a_defined_figure_finishes_without_a_curve(tmp_path: Path) -> None:
+    """The first task's tests have no box, so that no mean over tasks is defined after any round."""
+
+    class NoBoxes(_Squares):
+        def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+            train, test = super().read(root)
+            labels = test.labels.clone()
+            labels[..., 0] = -1
+            return train, replace(test, labels=labels)
+
+    stream = Sequence([NoBoxes(), _Squares()])
+    data = tiny_data(stream, num_clients=2, schedule={"rounds_per_task": 1, "evaluate_every": 1})
+    client = tiny_client(data, partial(TinyYOLO, width=2), partial(torch.optim.Adam, lr=0.01))
+    federation = fit(client, data, callbacks=[RunRecord(str(tmp_path))])
+    assert federation.curve == [None, None]
+    assert json.loads((tmp_path / "summary.json").read_text())["map"] is None
+    cells = [cell for row in csv.DictReader((tmp_path / "rounds.csv").open()) for cell in row.values()]
+    assert "" in cells
+    assert all(math.isfinite(float(cell)) for cell in cells if cell)
+    assert (tmp_path / "map_matrix.png").is_file()
+    assert not (tmp_path / "map_rounds.png").exists()
 
 
 def test_boxes_are_outlined_within_the_image() -> None:

@@ -243,7 +243,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         notes.append(f"rows differ in more than the method: {_listed(common)}")
     for row in rows:
         for run in (reading.run for reading in row.readings if lacks_tasks(reading.run)):
-            what = f"stopped in task {run.begun} of {run.tasks}, and has no figures over all tasks"
+            what = f"stopped in task {run.begun - 1} (of 0 to {run.tasks - 1}), and has no figures over all tasks"
             notes.append(f"{row.label}, seed {run.seed}: {what}")
         if cut := [reading.run for reading in row.readings if lacks_rounds(reading.run)]:
             what = ", ".join(f"seed {run.seed} after {run.rounds:,}" for run in cut)

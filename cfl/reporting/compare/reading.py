@@ -171,7 +171,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
             matrices |= {} if matrix is None else {measure.key: matrix}
     space: dict[str, Mapping[int, float]] = {}
     for name in table_names(config):
-        of_method = partial(read_space, tasks=run.tasks)
+        of_method = partial(read_space, tasks=None if run.stopped_early else run.tasks)
         found = part(folder / f"{name}.csv", of_method, "its used space is not compared", optional=True) or {}
         space |= {f"{name}.{layer}": used for layer, used in found.items()}
     of_clients = partial(_client_means, measure=run.measure)
@@ -225,13 +225,13 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def read_space(path: Path, tasks: int) -> dict[str, dict[int, float]]:
+def read_space(path: Path, tasks: int | None) -> dict[str, dict[int, float]]:
     """Read the used space from a method's table.
 
     Args:
         path: a table with the columns ``task``, ``layer`` and ``used_space`` in percent; other columns are not read.
         tasks: number of the run's tasks. The table has rows for all but the last task, or for all (FOT's
-            ``last_extraction``).
+            ``last_extraction``). None for a run that stopped early: the table then may have rows for fewer.
 
     Returns:
         Layer -> task -> percent; empty where the table lacks one of the columns.
@@ -254,7 +254,7 @@ def read_space(path: Path, tasks: int) -> dict[str, dict[int, float]]:
                     raise RunFolderError(f"{path}, line {line}: {said}")
                 of_layer[task] = used
     for layer, of_layer in found.items():
-        if len(of_layer) not in (tasks - 1, tasks):
+        if tasks is not None and len(of_layer) not in (tasks - 1, tasks):
             raise RunFolderError(f"{path}, line {lines[-1][0]}: {layer} has {len(of_layer)} rows, of {tasks - 1} tasks")
     return found
 

@@ -9,9 +9,9 @@ from typing import Any
 from cfl.reporting.experiment import (
     DECIDES_RESULTS,
     ONLY_WHERE_OR_HOW_FAST,
-    TRAINER_DECIDES,
     matmul_precision_of,
     may_end_run,
+    trainer_decides,
 )
 
 _SECTIONS = (*(section for section in DECIDES_RESULTS if section != "seed_everything"), "buffer")
@@ -36,7 +36,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
         _flatten("measures", measures, flat)
     trainer = config.get("trainer")
     if isinstance(trainer, Mapping):
-        flat |= {f"trainer.{key}": trainer.get(key) for key in TRAINER_DECIDES}
+        flat |= {f"trainer.{key}": value for key, value in trainer_decides(trainer).items()}
     flat["engine.matmul_precision"] = matmul_precision_of(config)
     return {key: value for key, value in flat.items() if not f"{key}.".startswith(_NO_CAUSE)}
 

@@ -206,7 +206,7 @@ def test_a_run_that_stopped_before_its_last_task_has_no_figures_over_all_tasks(t
     assert [rows["fot"].figure(figures[key]) for key in ("acc", "fgt", "bwt")] == [{}, {}, {}]
     assert rows["fot"].figure(figures["seconds"]) == {0: stopped.run.seconds}
     assert rows["fedavg"].figure(figures["acc"]) == {0: whole.run.acc}
-    assert "FOT, seed 0: stopped in task 2 of 3, and has no figures over all tasks" in table.notes
+    assert "FOT, seed 0: stopped in task 1 (of 0 to 2), and has no figures over all tasks" in table.notes
     assert stopped.run.begun == 3
     (table,) = compare([stopped, whole])
     assert table.rows[0].figure(figures["acc"]) == {0: stopped.run.acc}

@@ -378,3 +378,4 @@ def test_a_table_has_rows_of_all_tasks_or_of_all_but_the_last(rows: int, tmp_pat
     else:
         with pytest.raises(RunFolderError, match=f"a has {rows} rows, of 2 tasks"):
             read_space(path, 3)
+        assert len(read_space(path, None)["a"]) == rows, "of a run that stopped early"

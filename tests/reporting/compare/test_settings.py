@@ -23,7 +23,7 @@ CONFIG = {
 
 def test_keys_are_those_of_the_command_line() -> None:
     assert settings_of(CONFIG) == {
-        "trainer.precision": "32",
+        "trainer.precision": None,
         "trainer.gradient_clip_val": None,
         "trainer.gradient_clip_algorithm": None,
         "model.network": "MLP",
