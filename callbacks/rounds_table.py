@@ -42,10 +42,12 @@ class RoundsTable:
             earlier: the table with their rows, in this run folder or in that of the checkpoint.
 
         Raises:
-            DamagedFile: these rows have changed since the checkpoint was written.
+            DamagedFile: these rows have changed since the checkpoint was written, or ``earlier`` is no file.
         """
         self.rounds = rounds
         if rounds and earlier.exists():
+            if not earlier.is_file():  # a pipe would be waited for without end
+                raise DamagedFile(f"{earlier} is no file; remove it to go on without the rows of finished rounds")
             write_whole(self.path, self._text_before(earlier, rounds))
         elif rounds:
             _log.warning(

@@ -206,11 +206,11 @@ class Channel:
         if lost:
             weights = [0.0 if client in lost else weight for weight, client in zip(weights, clients, strict=True)]
         self._count_uplink(topic, payload, clients, wire_bytes)
+        unread.halves.update({n: v.dtype for n, v in payload.items() if v.is_floating_point() and v.itemsize < 4})
         if self.integers is not None:
             came = self._add_integers(self.integers, topic, payload, weights, clients)
             unread.came.update(came)
             return [client in came for client in clients]
-        unread.halves.update({n: v.dtype for n, v in payload.items() if v.is_floating_point() and v.itemsize < 4})
         added = weighted_sums(payload, weights)
         # A sum is finite only if all its terms are, so single messages are checked only where the sum is not.
         if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):

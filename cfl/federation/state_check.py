@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cfl.federation.row_layout import RowLayout, dtype_name
 from cfl.metrics.base import own_key
+from cfl.privacy.release import Noise
 from cfl.runtime.errors import shown
 
 
@@ -55,6 +56,11 @@ def check_state(state: Mapping[str, Any], rounds: int, tasks: int, clients: int)
         sound = _is_index(round, done) and _is_index(task, tasks) and _is_index(group, len(groups))
         valid = f"round, task and group of clients in {a_round}, {a_task} and 0 to {len(groups) - 1}"
         _require(sound, "channel.ledger.releases", [round, task, topic, noise, group, rate], valid)
+        _require(rate is None or 0 < rate <= 1, "channel.ledger.releases, rate", rate, "None or above 0 and at most 1")
+        try:
+            Noise(*noise)
+        except ValueError as error:
+            raise ValueError(f"federation.channel.ledger.releases, {error}") from None
     for topic, held in state["clients"].items():
         ids = held["clients"].tolist()
         sound = len({*ids}) == len(ids) and all(_is_index(client, clients) for client in ids)

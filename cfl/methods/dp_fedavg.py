@@ -43,6 +43,9 @@ class DPFedAvg(Method):
 
         b = (sum_k b_k + N(0, sigma_b^2)) / m + 1/2,   S <- S exp(-clip_lr (b - quantile))
 
+    With ``schedule.client_dropout`` this ``m`` is the number of clients that do not drop out before their message,
+    which does not depend on their data.
+
     The noise of the updates is then larger, such that both sums together have the noise multiplier ``z``. The noise
     multiplier of the updates is ``z' = (z^-2 - (2 sigma_b)^-2)^(-1/2)`` (theorem 1 there), with L layers
     ``(z^-2 - L (2 sigma_b)^-2)^(-1/2)``.
@@ -72,7 +75,8 @@ class DPFedAvg(Method):
 
     Raises:
         ConfigError: for other values, an option that does nothing, tensors that would be sent without noise, or a
-            ``count_noise`` that alone takes more than the noise multiplier allows.
+            ``count_noise`` that alone takes more than the noise multiplier allows; or for a network of less than
+            32 bits per number.
     """
 
     scenarios = EVERY_SCENARIO
@@ -107,6 +111,10 @@ class DPFedAvg(Method):
         names = context.shared_parameters
         if not names:
             raise ConfigError(f"{self.key}.clip", self.clip, "no DPFedAvg where all parameters stay on their client")
+        halves = {str(tensor.dtype) for tensor in context.shared_tensors().values() if tensor.itemsize < 4}
+        if halves:  # the sum is rounded before the noise is added, which may change it by more than the bound
+            valid = f"no DPFedAvg where clients exchange numbers of {min(halves)}: rounded sums exceed the bound"
+            raise ConfigError(f"{self.key}.clip", self.clip, valid)
         if context.shared_buffers:
             valid = f"local or drop with {self.key}: running statistics would be averaged without noise"
             raise ConfigError("federated.batchnorm", context.batchnorm, valid)
@@ -138,7 +146,8 @@ class DPFedAvg(Method):
         sent = dict(updates)
         within = []
         for clip, names in zip(self.clips.tolist(), self.groups.values(), strict=True):
-            squares = [updates[name].flatten(1).square().sum(1, dtype=torch.float64) for name in names]
+            rows_of = (updates[name] for name in names)
+            squares = [rows.reshape(len(rows), -1).square().sum(1, dtype=torch.float64) for rows in rows_of]
             norms = torch.stack(squares).sum(0).sqrt()
             factors = (clip / norms).clamp(max=1.0)  # a norm of 0 gives infinity, which becomes 1
             for name in names:
@@ -161,7 +170,9 @@ class DPFedAvg(Method):
                     updates[name].add_(_normal(updates[name], generator), alpha=scale * clip)
                 updates[name].div_(expected)
         if self.quantile is not None:
-            self._move(self.quantile, sums.get(WITHIN), expected, generator)
+            round = self.context.round
+            lost = set(self.context.channel.lost(round)).intersection(self.context.plan(round).clients)
+            self._move(self.quantile, sums.get(WITHIN), expected - len(lost), generator)
         return updates
 
     def _move(self, quantile: float, counts: Tensor | None, expected: float, generator: torch.Generator) -> None:

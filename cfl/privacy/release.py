@@ -32,6 +32,13 @@ class Noise:
     def __post_init__(self) -> None:
         if not (self.multiplier > 0 and math.isfinite(self.multiplier)):
             raise ValueError(f"multiplier = {self.multiplier}: a number above 0; a sum without noise is no release")
+        if not (self.sensitivity >= 0 and math.isfinite(self.sensitivity)):
+            raise ValueError(f"sensitivity = {self.sensitivity}: a number of at least 0")
+        if type(self.parts) is not int or self.parts < 1:
+            raise ValueError(f"parts = {self.parts}: an integer of at least 1")
+        for name, options in (("added_by", ("server", "clients")), ("whom", ("sampled", "all"))):
+            if getattr(self, name) not in options:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: one of {', '.join(options)}")
 
 
 @dataclass(frozen=True)

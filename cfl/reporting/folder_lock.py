@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from cfl.runtime.file_lock import is_at, lock
+from cfl.runtime.regular_file import open_regular
 
 LOCK = ".fit-lock"
 
@@ -23,12 +25,15 @@ def take(folder: Path, made: bool = False) -> bool:
 
     Returns:
         False if another process holds the folder. True on file systems without locks.
+
+    Raises:
+        OSError: the lock file cannot be opened.
     """
     place = folder.resolve()
     if place in _held:
         return True
     while True:
-        file = (place / LOCK).open("w")
+        file = os.fdopen(open_regular(place / LOCK, os.O_WRONLY), "w")
         held = lock(file.fileno())
         if not held:
             file.close()

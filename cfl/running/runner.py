@@ -27,6 +27,7 @@ from cfl.running.resolving import num_rounds
 from cfl.running.run_log import LOG, last_lines
 from cfl.runtime import file_lock, signals
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.regular_file import open_regular
 from cfl.runtime.run_files import CHECKPOINT, ROUNDS, SUMMARY
 
 LOCK = ".lock"
@@ -155,7 +156,10 @@ class Runner:
         if absent:
             return Outcome(job, "cannot run here", f"needs {', '.join(absent)}")
         job.folder.mkdir(parents=True, exist_ok=True)
-        with (job.folder / LOCK).open("w") as lock, (job.folder / LOG).open("ab") as log:
+        with (
+            os.fdopen(open_regular(job.folder / LOCK, os.O_WRONLY), "wb") as lock,
+            os.fdopen(open_regular(job.folder / LOG, os.O_WRONLY | os.O_APPEND), "ab") as log,
+        ):
             if file_lock.lock(lock.fileno()) is False:
                 return Outcome(job, "runs elsewhere", f"another process is at work in {job.folder}")
             if (job.folder / SUMMARY).exists() and self._damage(job.folder) is None:  # another process was quicker

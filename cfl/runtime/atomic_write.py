@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cfl.runtime.disk import writing
 from cfl.runtime.file_lock import is_at, lock
+from cfl.runtime.regular_file import open_regular
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -166,7 +167,7 @@ def append(path: Path, text: str) -> None:
     """
     data = text.encode()
     with writing(path, len(data)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND)
         try:
             before = os.fstat(descriptor).st_size
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -113,12 +114,12 @@ def check_codecs(given: Mapping[str, Mapping[str, Any]]) -> None:
         if not isinstance(options, Mapping):
             raise ConfigError(key, options, f"options by their names: {', '.join(names)}")
         for name, value in options.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
             holds, valid = {
                 "range": (number and value > 0 and math.frexp(value)[0] == 0.5, "a power of two"),
                 "weight": (number and value >= 1 and math.frexp(value)[0] == 0.5, "a power of two of at least 1"),
-                "bits": (isinstance(value, int) and 2 <= value <= MOST_BITS, f"an integer from 2 to {MOST_BITS}"),
-                "modulus": (value is None or value in MODULI, "32, 64 or null"),
+                "bits": (type(value) is int and 2 <= value <= MOST_BITS, f"an integer from 2 to {MOST_BITS}"),
+                "modulus": (value is None or (type(value) is int and value in MODULI), "32, 64 or null"),
             }.get(name, (False, f"no option of this name; a codec has {', '.join(names)}"))
             if not holds:
                 raise ConfigError(f"{key}.{name}", value, valid)

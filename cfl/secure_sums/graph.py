@@ -33,4 +33,4 @@ def shares_needed(threshold: float, neighbours: int) -> int:
         threshold: more than this share of the holders is needed.
         neighbours: number of the client's neighbours.
     """
-    return int(threshold * (neighbours + 1)) + 1
+    return int(threshold * (neighbours + 1) + 1e-9) + 1  # 0.57 * 100 is 56.99... in floats

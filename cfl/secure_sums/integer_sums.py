@@ -152,7 +152,8 @@ class IntegerSums:
         row: int,
     ) -> None:
         codec, factor = running.codec, weights[row] / running.codec.weight
-        sizes = {n: float(v[row].abs().max()) * factor for n, v in payload.items() if v[row].numel()}
+        largest = {n: float(v[row].abs().max()) for n, v in payload.items() if v[row].numel()}
+        sizes = {n: size * factor for n, size in largest.items()}
         floats = {n: size for n, size in sizes.items() if payload[n].is_floating_point()}
         if floats and max(floats.values()) / codec.range >= 1 - 2.0**-codec.bits:
             name = max(floats, key=lambda n: floats[n])
@@ -160,11 +161,12 @@ class IntegerSums:
         else:
             name = max(sizes, key=lambda n: sizes[n])
             key, value, least = "bits", codec.bits, math.ceil(math.log2(sizes[name] + 1)) + 1
+        weighed = "" if factor == 1 else f", with weight {weights[row]:g} of at most {codec.weight:g}"
         raise ConfigError(
             f"federated.codecs.{running.topic}.{key}",
             value,
             f"in a new run at least {least:g}: in round {moment[0]} (task {moment[1]}) client {clients[row]} has "
-            f"{sizes[name]:.6g} in {name}, and nothing is cut off in silence",
+            f"{largest[name]:.6g} in {name}{weighed}, and nothing is cut off in silence",
         )
 
     # The protocol.
@@ -267,11 +269,12 @@ def _joined(parts: Sequence[Tensor], codec: Codec) -> tuple[Tensor, Tensor]:
 
 
 def decoded(codec: Codec, total: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a sum of integers ``[d + 1]``, by name: in their own floating-point type, else in float64."""
+    """The tensors of a sum of integers ``[d + 1]``, by name: in float32 or float64, of other numbers in float64."""
     sizes = [math.prod(shape) for _, shape, _ in layout]
     parts = total[:-1].split(sizes)
     sums = {}
     for (name, shape, dtype), part in zip(layout, parts, strict=True):
         numbers = part.to(torch.float64) * codec.step(not dtype.is_floating_point)
-        sums[name] = numbers.view(shape).to(dtype if dtype.is_floating_point else torch.float64)
+        wide = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64
+        sums[name] = numbers.view(shape).to(wide)  # a sum of half precision may exceed its range
     return sums

@@ -21,7 +21,7 @@ def _in_a_run(spoil: Callable[[Path], object], *command: str, wanted: Wanted = "
         spoil(folder / "run")
         return [list(command)]
 
-    return Case(make, ("config.yaml", "summary.json", "rounds.csv", "ckpt_path"), wanted)
+    return Case(make, ("config.yaml", "summary.json", "rounds.csv", "ckpt_path", "run.dir"), wanted)
 
 
 def _after_a_bad_update(folder: Path) -> list[list[str]]:
@@ -54,6 +54,13 @@ CASES: dict[str, Case] = {
     ),
     "run folder with a pipe": _in_a_run(
         lambda run: ((run / "config.yaml").unlink(), os.mkfifo(run / "config.yaml")), *_RESUME
+    ),
+    "run folder with a linked lock": _in_a_run(
+        lambda run: (run / ".fit-lock").symlink_to(run / "config.yaml"), *_RESUME, wanted="either"
+    ),
+    "run folder with a pipe for a lock": _in_a_run(lambda run: os.mkfifo(run / ".fit-lock"), *_RESUME, wanted="either"),
+    "run folder with a pipe of rounds": _in_a_run(
+        lambda run: ((run / "rounds.csv").unlink(), os.mkfifo(run / "rounds.csv")), *_RESUME, wanted="either"
     ),
     "compared run with a bomb": _in_a_run(
         lambda run: (run / "config.yaml").write_text(BOMB), "compare", "run", wanted="either"

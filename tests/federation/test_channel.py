@@ -15,6 +15,7 @@ from torch import Tensor
 from cfl.federation.channel import Channel, payload_bytes
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import BadUpdate
+from cfl.secure_sums.integer_sums import IntegerSums, SumSettings
 
 SHAPES = {"weight": (3, 4), "kernel": (2, 2, 3, 3), "bias": (5,), "temperature": ()}
 
@@ -75,13 +76,17 @@ def test_counts_are_averaged_as_numbers() -> None:
     assert channel.mean("update")["batches"].item() == 2**40 + 1, "more than float32 can count"
 
 
+@pytest.mark.parametrize("integers", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_means_in_half_precision_are_rounded_once(dtype: torch.dtype) -> None:
-    """Of 1000 messages, with weights that half precision cannot hold: as the mean in float64, rounded."""
+def test_means_in_half_precision_are_rounded_once(dtype: torch.dtype, integers: bool) -> None:
+    """Of 1000 messages, with weights and a sum that half precision cannot hold: as the mean in float64, rounded."""
     generator = torch.Generator().manual_seed(0)
     rows = (0.5 + torch.randn(1000, 50, generator=generator)).to(dtype)
     weights = [600.0 + client % 7 for client in range(1000)]
-    channel, single = Channel(), Channel()
+    made = [IntegerSums(SumSettings(False, 0, greatest_weight=lambda topic: 1024.0)) for _ in range(2)]
+    channel, single = (Channel(integers=sums) for sums in (made if integers else (None, None)))
+    for one in (channel, single):
+        one.ask(range(1000))
     for client, (row, weight) in enumerate(zip(rows, weights, strict=True)):
         channel.uplink("update", {"w": row[None], "count": torch.tensor([client])}, [weight], [client])
         single.uplink("update", {"w": row[None]}, [1.0], [client])
@@ -89,8 +94,9 @@ def test_means_in_half_precision_are_rounded_once(dtype: torch.dtype) -> None:
     exact = torch.tensor(weights, dtype=torch.float64) @ rows.double() / sum(weights)
     assert found["w"].dtype == sums["w"].dtype == dtype
     half_a_step = torch.finfo(dtype).eps / 2
-    torch.testing.assert_close(found["w"].double(), exact, rtol=1.01 * half_a_step, atol=1e-6)
-    torch.testing.assert_close(sums["w"].double(), rows.double().sum(0), rtol=1.01 * half_a_step, atol=1e-4)
+    step = 1024 * 16 / 2**23 if integers else 0.0
+    torch.testing.assert_close(found["w"].double(), exact, rtol=1.01 * half_a_step, atol=1e-6 + 1e-3 * step)
+    torch.testing.assert_close(sums["w"].double(), rows.double().sum(0), rtol=1.01 * half_a_step, atol=1e-4 + 80 * step)
     assert found["count"].dtype == torch.float64
 
 

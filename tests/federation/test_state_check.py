@@ -129,6 +129,18 @@ def test_it_is_refused(remembering: Federation, forge: Callable[[State], None], 
     refused(remembering, forge, said)
 
 
+def test_a_ledger_with_noise_that_cannot_be_is_refused(private: Federation) -> None:
+    for path, value, said in (
+        ((0, 5), 7.5, r"rate = 7\.5 cannot be; valid: None or above 0 and at most 1"),
+        ((0, 3, 4), 0, "parts = 0: an integer of at least 1"),
+        ((0, 3, 1), math.nan, "sensitivity = nan: a number of at least 0"),
+        ((0, 3, 2), "me", "added_by = 'me': one of server, clients"),
+    ):
+        refused(
+            private, put("channel", "ledger", "releases", *path, value=value), rf"channel\.ledger\.releases, {said}"
+        )
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [(("clients", 0), (0, 3)), (("releases", 0, 0), 4), (("releases", 0, 1), -1), (("releases", 0, 4), 9)],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
-from torch import Tensor
+from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
@@ -26,6 +26,11 @@ from cfl.runtime.errors import ConfigError
 STILL = partial(torch.optim.SGD, lr=0.0)
 """An optimizer with which clients' updates are zero."""
 PRECISE = double(mlp)
+
+
+def half(*shape: Any) -> nn.Module:
+    """A network in half precision, whose sums are rounded before noise is added."""
+    return mlp(*shape).to(torch.bfloat16)
 
 
 class Watched(DPFedAvg):
@@ -165,6 +170,34 @@ def test_an_adaptive_bound_comes_to_the_quantile_of_the_norms() -> None:
     assert norms.min() <= 1.3 * bound
     assert bound <= 1.3 * norms.max()
     assert method.report().rows[0]["within"] == 1.0
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.5])
+def test_clients_that_drop_out_do_not_count_as_half_within_the_bound(lost: float) -> None:
+    """Updates of 0 are within any bound, so that the bound falls towards their quantile, whoever drops out."""
+    data = tiny_data(num_clients=4, schedule={"rounds_per_task": [5, 1], "client_dropout": lost})
+    method = DPFedAvg(1.0, 0.0, quantile=0.9)
+    run(data, {"dp": method}, optimizer=STILL)
+    rows = method.report().rows
+    assert [row["within"] for row in rows] == [1.0] * 6
+    assert [row["clip"] for row in rows] == pytest.approx([math.exp(-0.2 * 0.1 * round) for round in range(6)])
+
+
+def test_a_parameter_that_is_one_number_is_bounded_with_the_rest() -> None:
+    class Scaled(MLP):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, hidden=[5])
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def features(self, x: Tensor) -> Tensor:
+            return self.scale * super().features(x)
+
+    method = Watched(0.01, 0.0)
+    run(one_round(), {"dp": method}, double(Scaled))
+    for sent in method.sent:
+        assert {rows.ndim for rows in sent.values()} >= {1, 3}
+        squares = [rows.reshape(len(rows), -1).square().sum(1) for rows in sent.values()]
+        torch.testing.assert_close(torch.stack(squares).sum(0), torch.full((len(squares[0]),), 1e-4).double())
 
 
 # Sampling, and rounds that nobody joins.
@@ -338,8 +371,9 @@ def test_of_a_fixed_number_of_clients_those_pay_who_took_part() -> None:
         ({"dp": DPFedAvg(), "weit": FedWeIT()}, mlp, {}, "methods"),
         ({"own": PersonalLayers(["*"]), "dp": DPFedAvg()}, mlp, {}, "methods.dp.clip"),
         ({"dp": DPFedAvg(quantile=0.5, count_noise=0.4)}, mlp, {}, "methods.dp.count_noise"),
+        ({"dp": DPFedAvg()}, half, {}, "methods.dp.clip"),
     ],
-    ids=["statistics", "weights", "twins", "single messages", "nothing sent", "count noise"],
+    ids=["statistics", "weights", "twins", "single messages", "nothing sent", "count noise", "half precision"],
 )
 def test_runs_in_which_it_would_not_protect_are_refused(
     methods: dict[str, Method], network: Any, federated: dict[str, Any], key: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,12 @@ def test_a_circle_connects_all() -> None:
 def test_the_circle_is_drawn() -> None:
     assert drawn(2) == drawn(2)
     assert drawn(2) != drawn(2, seed=1)
+
+
+@pytest.mark.parametrize(("share", "neighbours"), [("0.57", 99), ("0.58", 49), ("0.6", 9), ("0.999", 9)])
+def test_more_than_the_share_is_needed(share: str, neighbours: int) -> None:
+    needed = shares_needed(float(share), neighbours)
+    assert needed - 1 <= Fraction(share) * (neighbours + 1) < needed
 
 
 @pytest.mark.parametrize("neighbours", [1, 2, 3, 8, 63])
