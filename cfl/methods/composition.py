@@ -80,9 +80,9 @@ class Composition(MethodComposition):
         self._methods = dict(methods)
         self._cohort: Cohort | None = None
         self._task_free: Cohort | None = None
-        self._pulls: dict[Any, Pulls] = {}
-        self._factors: dict[Any, Factors] = {}
-        self._multiplied: Method | None = None
+        self._pulls: dict[str, Pulls] = {}
+        self._factors: dict[str, Factors] = {}
+        self._multiplied: str | None = None
         self._having: dict[type, dict[str, Any]] = {}
         self._tensors: Callable[[], dict[str, Tensor]] = dict  # the global model's, from setup on
         for finder in self.with_capability(BoundaryFinder).values():
@@ -247,7 +247,8 @@ class Composition(MethodComposition):
         Raises:
             TypeError: it does. The message names the method, ``moment``, a changed tensor, and what to do ``instead``.
         """
-        silent = getattr(type(method), moment) is getattr(Method, moment, None)
+        of_class = getattr(type(method), moment, None)  # None if the object itself defines it
+        silent = of_class is not None and of_class is getattr(Method, moment, None)
         tensors = {} if silent else self._tensors()
         before = [tensor._version for tensor in tensors.values()]
         yield
@@ -325,14 +326,14 @@ class Composition(MethodComposition):
         for method in self.values():
             with self._leaving_the_model(method, "start_clients"):
                 method.start_clients(self.shown(method))
-        for method in self.with_capability(Regularizer).values():
+        for name, method in self.with_capability(Regularizer).items():
             cohort = self.shown(method)
-            self._pulls[method] = method.pulls(cohort)
-            check_pulls(method.key, self._pulls[method], cohort)
-        for method in self.with_capability(RightMultiplication).values():
+            self._pulls[name] = method.pulls(cohort)
+            check_pulls(method.key, self._pulls[name], cohort)
+        for name, method in self.with_capability(RightMultiplication).items():
             cohort = self.shown(method)
-            self._factors[method] = method.right_factors(cohort)
-            check_factors(method.key, self._factors[method], cohort)
+            self._factors[name] = method.right_factors(cohort)
+            check_factors(method.key, self._factors[name], cohort)
 
     @property
     def collects(self) -> bool:
@@ -422,14 +423,14 @@ class Composition(MethodComposition):
             losses = losses + penalty
         return losses
 
-    def changing_gradients(self) -> list[Method]:
-        """The methods that currently read or change the gradients of local steps."""
+    def changing_gradients(self) -> list[str]:
+        """The names of the methods that currently read or change the gradients of local steps."""
         return [
-            method
-            for method in self.values()
+            name
+            for name, method in self.items()
             if has(method, Penalty)
-            or self._pulls.get(method)
-            or self._factors.get(method)
+            or self._pulls.get(name)
+            or self._factors.get(name)
             or (has(method, GradientTransform) and method.changes_gradients)
         ]
 
@@ -446,7 +447,7 @@ class Composition(MethodComposition):
         """
         changing = self.changing_gradients()
         self._multiplied = None
-        if len(changing) != 1 or has(changing[0], Penalty, GradientTransform):
+        if len(changing) != 1 or has(self[changing[0]], Penalty, GradientTransform):
             return {}, {}
         (alone,) = changing
         own_pulls, own_factors = self._pulls.get(alone, {}), self._factors.get(alone, {})
@@ -462,9 +463,9 @@ class Composition(MethodComposition):
         transforming = self.with_capability(GradientTransform)
         for name, method in self.items():
             cohort = self.shown(method)
-            if pulls := self._pulls.get(method):
+            if pulls := self._pulls.get(name):
                 add_pulls(pulls, cohort.gradients, cohort.parameters)
-            if method is not self._multiplied and (factors := self._factors.get(method)):
+            if name != self._multiplied and (factors := self._factors.get(name)):
                 multiply_gradients(cohort.gradients, factors)
             if name in transforming:
                 returned: Any = transforming[name].adjust_gradients(cohort)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
@@ -28,6 +28,9 @@ from cfl.methods.context import Context
 from cfl.privacy.release import Noise
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers
+
+_RANK = 1e-5
+"""Singular values up to which a basis, without the row of the bias, has no direction."""
 
 
 class FOT(Method):
@@ -229,11 +232,11 @@ class FOT(Method):
                 valid = f"false: {first} is frozen already, or another method decomposes it or keeps it local"
                 raise ConfigError(f"{self.key}.freeze_first_layer", True, valid)
         for name, layer in chosen.items():
-            projected = [f"{name}.weight"] + [f"{name}.bias"] * (self.protect_bias and layer.bias is not None)
+            projected = [f"{name}.weight"] + [f"{name}.bias"] * self._moving_bias(name, layer)
             if not set(projected) <= set(context.shared_parameters):
                 raise ConfigError(f"{self.key}.layers", name, "layers whose weights are not kept local by a method")
         self._protected = chosen
-        self._with_bias = {n: self.protect_bias and m.bias is not None for n, m in chosen.items()}
+        self._with_bias = {n: self._moving_bias(n, m) for n, m in chosen.items()}
         self._extraction = SubspaceExtraction(
             context,
             chosen,
@@ -249,6 +252,10 @@ class FOT(Method):
         if undone:
             valid = f"methods without {', '.join(undone)}, which would move the model behind {self.name}'s projection"
             raise ConfigError("methods", list(context.methods), valid)
+
+    def _moving_bias(self, name: str, layer: nn.Module) -> bool:
+        """Whether a layer has a bias that has to be protected; a frozen one does not move."""
+        return self.protect_bias and layer.bias is not None and f"{name}.bias" not in self.context.frozen
 
     # FedProject.
 
@@ -285,8 +292,10 @@ class FOT(Method):
                 scaled = columns * importance.to(columns)
                 factor = RightFactor(torch.eye(len(columns), device=device) - (scaled @ columns.T)[None])
             else:
-                orthonormal = torch.linalg.qr(columns).Q if self._with_bias[name] else columns
-                factor = removing(orthonormal[None], len(weight), steps)
+                if self._with_bias[name]:  # without the bias's row, columns may depend on each other, or vanish
+                    left, size, _ = torch.linalg.svd(columns, full_matrices=False)
+                    columns = left[:, size > _RANK]
+                factor = removing(columns[None], len(weight), steps)
             factors[f"{name}.weight"] = RightFactor(factor.matrix.expand(clients, -1, -1), factor.removes)
         if message:
             self.context.channel.downlink("fot bases", message, clients)

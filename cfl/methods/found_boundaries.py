@@ -85,7 +85,7 @@ class FoundBoundaries(Method):
         self._ended: range | None = None
 
     def setup(self, context: Context) -> None:
-        """Refuse two of these methods, ``data.exposure: cumulative``, and samples of several tasks at a time whose
+        """Refuse two of these methods, training on all samples so far, and samples of several tasks at a time whose
         outputs in the loss differ.
 
         Raises:
@@ -93,15 +93,13 @@ class FoundBoundaries(Method):
         """
         super().setup(context)
         self.refuse_twins(FoundBoundaries, "one FoundBoundaries; two would number tasks twice")
-        if context.exposure == "cumulative":
-            valid = (
-                f"sequential or unannounced with {self.key}: the loss on all samples so far hardly rises with a task"
-            )
-            raise ConfigError("data.exposure", "cumulative", valid)
         if context.exposure in OWN_PACE and context.scenario == "task":
             why = "clients have samples of several tasks at a time, each with outputs of its own"
             valid = f"domain or class with data.exposure: {context.exposure} and {self.key}: {why}"
             raise ConfigError("data.scenario", "task", valid)
+        if context.exposure in ("cumulative", "streaming-cumulative"):
+            valid = f"one without -cumulative with {self.key}: the loss on all samples so far hardly rises with a task"
+            raise ConfigError("data.exposure", context.exposure, valid)
 
     @property
     def rounds_of_ended(self) -> range | None:

@@ -116,18 +116,19 @@ class InferringFOT(FOT):
     def _passed(self, model: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits ``[B, O]``, and ``[B, tasks so far]`` sums over layers of the shares outside each task's subspace."""
         self.task_bases = {name: bases.to(x.device) for name, bases in self.task_bases.items()}
-        shares: dict[str, Tensor] = {}
+        seen: dict[str, Tensor] = {}
 
         def watch(name: str) -> Any:
             def see(layer: nn.Module, inputs: Tensor) -> None:
-                shares[name] = residual_shares(layer, inputs, self.task_bases[name], self._with_bias[name])
+                found = energies(layer, inputs, self.task_bases[name], self._with_bias[name])
+                seen[name] = seen[name] + found if name in seen else found  # a network may call a layer several times
 
             return see
 
         network = self.context.network
         with inputs_watched({network.get_submodule(name): watch(name) for name in self.task_bases}):
             logits = run_model(self.context, model, x)
-        return logits, torch.stack(list(shares.values())).sum(0)
+        return logits, torch.stack([residual_shares(found) for found in seen.values()]).sum(0)
 
     def report(self) -> Report:
         """FOT's report, the share of tasks identified, and the bytes of the tasks' own bases."""
@@ -140,8 +141,18 @@ class InferringFOT(FOT):
         return Report({**report.figures, **own}, report.rows)
 
 
-def residual_shares(layer: nn.Module, x: Tensor, bases: Tensor, with_bias: bool) -> Tensor:
+def residual_shares(energies: Tensor) -> Tensor:
     """``[B, T]``: for each sample, the share of its inputs' energy outside each of T subspaces.
+
+    Args:
+        energies: ``[B, 1 + T]``, of :func:`energies`.
+    """
+    whole = energies[:, :1].clamp(min=torch.finfo(energies.dtype).tiny)
+    return 1 - energies[:, 1:] / whole
+
+
+def energies(layer: nn.Module, x: Tensor, bases: Tensor, with_bias: bool) -> Tensor:
+    """``[B, 1 + T]``: for each sample, the energy of its inputs, and the part of it inside each of T subspaces.
 
     Args:
         layer: a Linear or Conv2d layer.
@@ -161,5 +172,5 @@ def residual_shares(layer: nn.Module, x: Tensor, bases: Tensor, with_bias: bool)
 
     x = x.to(bases.dtype)
     whole = energy(torch.ones_like(bases[0, :, :1]), x.square()).flatten(1).sum(1)
-    inside = torch.stack([energy(basis, x).square().flatten(1).sum(1) for basis in bases], 1)
-    return 1 - inside / whole.clamp(min=torch.finfo(whole.dtype).tiny)[:, None]
+    inside = [energy(basis, x).square().flatten(1).sum(1) for basis in bases]
+    return torch.stack([whole, *inside], 1)

@@ -149,14 +149,16 @@ class LearningRateDecay(Method):
         state = {name: values[list(positions)] for name, values in self._states.items()}
         training = state["rate"] > 0
         losses = self._losses(cohort.task, clients, training.tolist(), trained)
-        improved = losses < state["best"] * (1 - self.threshold)
+        best = state["best"]
+        least = torch.where(best.isfinite(), best - self.threshold * best.abs(), best)  # losses may be negative
+        improved = losses < least
         waited = torch.where(improved, 0, state["waited"] + 1)
         falls = training & (waited >= self.patience)
         rate = torch.where(falls, state["rate"] / self.factor, state["rate"])
         kept = {
             "task": torch.full_like(state["task"], cohort.task),
             "rate": torch.where(cohort.lr * rate <= self.floor, 0.0, rate),
-            "best": torch.where(improved, losses, state["best"]),
+            "best": torch.where(improved, losses, best),
             "waited": torch.where(falls | ~training, 0, waited),
         }
         self.context.clients.scatter(TOPIC, clients, kept)

@@ -133,7 +133,7 @@ class RGO(Method):
         self._dims = {name: layer_dim(layer) for name, layer in self._layers.items()}
         count = context.num_clients
         if self.share > 0 and round(self.share * count) == 0:
-            valid = f"0, or at least {0.5 / count:g}, so that one of {count} clients keeps a matrix"
+            valid = f"0, or more than {0.5 / count:g}, so that one of {count} clients keeps a matrix"
             raise ConfigError(f"{self.key}.share", self.share, valid)
         if self.feature_encoding:
             self._check_encoding()

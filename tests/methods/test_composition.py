@@ -6,13 +6,14 @@ import inspect
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.tiny import fit, mlp, permuted, sgd, tiny_client, tiny_data
+from support.tiny import fit, mlp, permuted, sgd, tiny_client, tiny_data, weights
 from torch import Tensor
 
 from cfl import methods as built_in
@@ -22,7 +23,7 @@ from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
-from cfl.methods import AGEM, FOT, FedAGEM, Method
+from cfl.methods import AGEM, FOT, FedAGEM, FedProx, Method
 from cfl.methods import capabilities as all_capabilities
 from cfl.methods.base import Report, report_of
 from cfl.methods.capabilities import has, leaves_other_gradients
@@ -536,6 +537,23 @@ def test_a_method_that_changes_the_global_model_while_clients_train_is_refused(k
         RuntimeError, match=rf"methods\.mine\.{kind} changes the global model, in head\.bias; change a copy"
     ):
         fit(tiny_client(data, methods={"mine": _changes(kind)()}), data)
+
+
+def test_methods_that_cannot_be_hashed_and_functions_of_the_object_work() -> None:
+    """A dataclass has no hash, and a capability may be an attribute of the object."""
+
+    @dataclass
+    class Data(FedProx):
+        mu: float = 0.5
+
+    class Late(Method):
+        def __init__(self) -> None:
+            self.extend_batch = lambda cohort, batch: batch
+
+    data = tiny_data()
+    found = fit(tiny_client(data, methods={"data": Data(), "late": Late()}), data)
+    expected = fit(tiny_client(tiny_data(), methods={"prox": FedProx(0.5)}), tiny_data())
+    assert all(torch.equal(tensor, weights(expected)[name]) for name, tensor in weights(found).items())
 
 
 def test_a_forward_pass_that_moves_running_statistics_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -311,3 +312,51 @@ def test_what_is_not_the_servers_cannot_be_frozen() -> None:
     with pytest.raises(ConfigError, match=r"layers\.0") as caught:
         fit(tiny_client(data, wide_mlp, sgd, methods), data)
     assert caught.value.key == "methods.fot.freeze_first_layer"
+
+
+ZEROS, OTHER = [0.0] * 16, [1.0, 2.0, *[0.0] * 14]
+
+
+@pytest.mark.parametrize("inputs", [[ZEROS], [ZEROS, OTHER]], ids=["zeros", "zeros and others"])
+def test_clients_lose_no_direction_because_some_inputs_are_zero(inputs: list[list[float]]) -> None:
+    """An input of zeros, with its 1 for the bias, protects the bias alone: no direction of the weights."""
+
+    class Protecting(FOT):
+        seen: list[Tensor]
+
+        def _protection(self, name: str, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+            rows = torch.cat([torch.tensor(inputs), torch.ones(len(inputs), 1)], 1)
+            return (torch.linalg.qr(rows.T).Q, None) if self.bases else (None, None)
+
+        def _right_factors(self, cohort: Cohort) -> dict[str, Any]:
+            found = super()._right_factors(cohort)
+            if self.bases:
+                factor = found.get("layers.0.weight")
+                self.seen.append(torch.eye(16) if factor is None else _dense(factor))
+            return found
+
+    def _dense(factor: Any) -> Tensor:
+        first: Tensor = factor.matrix[0]
+        return torch.eye(len(first)) - first @ first.T if factor.removes else first
+
+    fot = Protecting(0.9, layers=["layers.0"], protect_bias=True, project_clients=True)
+    fot.seen = []
+    data = tiny_data(schedule={"rounds_per_task": 2})
+    fit(tiny_client(data, mlp, sgd, {"fot": fot}), data)
+    direction = torch.tensor(inputs).sum(0) / max(1.0, math.hypot(*inputs[-1]))
+    expected = torch.eye(16) - torch.outer(direction, direction)
+    assert fot.seen
+    for found in fot.seen:
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_frozen_bias_needs_no_protection() -> None:
+    def frozen(*given: Any) -> nn.Module:
+        network = mlp(*given)
+        network.get_submodule("layers.0").bias.requires_grad_(False)
+        return network
+
+    data, fot = tiny_data(), FOT(threshold=0.9, protect_bias=True)
+    watch = watched(data, frozen, fot)
+    assert {name: len(basis) for name, basis in fot.bases.items()} == {"layers.0": 16, "head": 9}
+    assert torch.equal(watch.models[0]["layers.0.bias"], watch.models[-1]["layers.0.bias"])

@@ -75,7 +75,7 @@ def test_methods_that_cannot_use_found_boundaries_are_refused_beside_the_finder(
     classes = tiny_data(split(3, classes=6), exposure="unannounced", scenario="class")
     with pytest.raises(ConfigError, match=r"methods\.some \(InferringFOT\) needs to know where tasks end$"):
         run({"boundaries": FoundBoundaries(), "some": InferringFOT()}, classes)
-    for exposure in ("cumulative", "joint"):
+    for exposure in ("cumulative", "joint", "streaming-cumulative"):
         with pytest.raises(ConfigError, match=rf"data\.exposure = '{exposure}'"):
             run({"boundaries": FoundBoundaries()}, data_of(exposure))
     with pytest.raises(ConfigError, match=r"one FoundBoundaries"):

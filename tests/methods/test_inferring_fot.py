@@ -28,11 +28,26 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.federation.federation import Federation
 from cfl.methods import FOT, InferringFOT, Method, PersonalLayers
-from cfl.methods.inferring_fot import residual_shares
+from cfl.methods.inferring_fot import energies, residual_shares
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
 
+
+class Repeating(MLP):
+    """Calls a layer three times in a forward pass."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given, hidden=[8, 8], dropout=0.0)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.layers[0](x.flatten(1)))
+        for _ in range(3):
+            x = torch.relu(self.layers[1](x))
+        return x
+
+
 LAYERS: dict[NetworkFactory, dict[str, int]] = {
+    Repeating: {"layers.0": 16, "layers.1": 8},
     deep_mlp: {"layers.0": 16, "layers.1": 10},
     StridedNet: {"conv1": 9, "conv2": 18, "fc": 8},
 }
@@ -62,7 +77,7 @@ def share_outside(rows: np.ndarray, basis: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("make", LAYERS, ids=["mlp", "convolutions"])
+@pytest.mark.parametrize("make", LAYERS, ids=["a layer called three times", "mlp", "convolutions"])
 def test_the_task_is_that_with_the_smallest_residual(make: NetworkFactory, biases: bool) -> None:
     data, fot = data_of(), InferringFOT(4, threshold=0.9, protect_bias=biases)
     federation, watch = run(make, fot, data)
@@ -115,7 +130,7 @@ def test_shares_outside_subspaces_of_coordinates() -> None:
     bases[0, :2, :2] = bases[1, 2:4, :2] = torch.eye(2, dtype=torch.float64)
     energy = x.square()
     expected = torch.stack([energy[:, 2:].sum(1), energy[:, [0, 1, 4, 5]].sum(1)], 1) / energy.sum(1, keepdim=True)
-    torch.testing.assert_close(residual_shares(layer, x, bases, False), expected)
+    torch.testing.assert_close(residual_shares(energies(layer, x, bases, False)), expected)
 
 
 def test_a_task_with_few_directions_has_no_others() -> None:

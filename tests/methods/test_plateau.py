@@ -433,3 +433,21 @@ def test_what_cannot_work_is_refused_before_training() -> None:
     refused({"a": decay()}, "model.optimizer", partial(torch.optim.Rprop, lr=0.1))
     refused({"a": decay()}, "none has two samples of a task", partition=None, stream=permuted(2, train=5))
     refused({"a": decay()}, "data.exposure", exposure="asynchronous")
+
+
+def test_a_loss_below_zero_is_lower_only_by_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of densities above 1: with a threshold of 0.1, -9.5 is no improvement on -10, and -11.5 is one."""
+    losses = iter([-10.0, -9.5, -11.5])
+
+    def told(self: Any, task: int, clients: list[int], *rest: Any) -> Tensor:
+        return torch.full((len(clients),), next(losses), dtype=torch.float64)
+
+    monkeypatch.setattr(LearningRateDecay, "_losses", told)
+    schedule = {"rounds_per_task": 3, "cohort_width": 2}
+    data = tiny_data(permuted(1), num_clients=2, validation=0.2, schedule=schedule)
+    decay = LearningRateDecay(factor=4.0, patience=1, threshold=0.1, floor=1e-6)
+    found = fit(tiny_client(data, mlp, sgd, {"decay": decay}), data)
+    for client in range(2):
+        held = found.clients.get("learning rate", client)
+        assert held is not None
+        assert (float(held["best"]), float(held["rate"])) == (-11.5, 0.25)

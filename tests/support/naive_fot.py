@@ -49,7 +49,7 @@ def layer_rows(network: nn.Module, name: str, x: Tensor, with_bias: bool = False
     with torch.no_grad():
         network(x)
     handle.remove()
-    received = seen[0].double().numpy()
+    received = np.concatenate([inputs.double().numpy() for inputs in seen])  # of every call
     rows = conv_rows(layer, received) if isinstance(layer, nn.Conv2d) else received
     return np.concatenate([rows, np.ones((len(rows), 1))], 1) if with_bias else rows
 
