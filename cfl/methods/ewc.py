@@ -292,5 +292,5 @@ def _counted(before: tuple[int, float, float], fisher: Tensors) -> tuple[int, fl
     return (
         entries + sum(values.numel() for values in fisher.values()),
         total + sum(float(values.sum()) for values in fisher.values()),
-        max(most, *(float(values.max()) for values in fisher.values())),
+        max([most, *(float(values.max()) for values in fisher.values() if values.numel())]),
     )

@@ -35,7 +35,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import EWC, FOT, FedCurv, Method, PersonalLayers
 from cfl.methods.components.curvature.fisher import diagonal_fisher
-from cfl.models import Network
+from cfl.models import MLP, Network
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import BadUpdate, ConfigError
 
@@ -389,3 +389,14 @@ def test_a_client_whose_fisher_is_not_finite_is_caught() -> None:
     federation = run(methods(), data_of(tasks=2), federated={"on_bad_update": "skip"})
     assert 0 not in federation.clients.holders("ewc")
     assert federation.clients.holders("ewc") == [1, 2, 3]
+
+
+def test_a_parameter_without_elements_has_no_curvature() -> None:
+    class Empty(MLP):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, hidden=[5])
+            self.none = nn.Parameter(torch.zeros(0, 4))
+
+    data = tiny_data(schedule={"rounds_per_task": 1})
+    (row,) = fit(tiny_client(data, Empty, methods={"ewc": EWC(1.0)}), data).methods["ewc"].report().rows
+    assert row["fisher_max"] > 0
