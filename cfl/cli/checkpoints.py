@@ -16,7 +16,6 @@ from cfl.callbacks import AccuracyTargets, FederatedOrchestrator, PrivacyBudget
 from cfl.cli.reasons import reason_for_user
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
-from cfl.data.sources.kept import remember
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming
 from cfl.runtime.checkpoint_file import read_checkpoint, refusing_what_cfl_does_not_write
@@ -36,15 +35,16 @@ SECTIONS: Mapping[str, type] = {
 """The class whose signature has the defaults of a section's options."""
 
 
-def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
-    """Refuse a file that is no checkpoint, or one of another experiment.
+def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+    """Read how far a checkpoint's run has got, and what it knows of its data sets' files.
 
     Args:
         path: the file.
         experiment: the experiment about to run, see :func:`cfl.reporting.experiment.experiment_of`.
 
     Returns:
-        Number of finished rounds of the checkpoint's run.
+        Number of finished rounds of the checkpoint's run, and its facts for
+        :func:`cfl.data.sources.kept.facts_of_run`.
 
     Raises:
         ConfigError: the file is refused. The error names the keys that differ.
@@ -54,7 +54,8 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
         raise ConfigError("ckpt_path", str(path), valid)
     checkpoint = read_checkpoint(path)
     with refusing_what_cfl_does_not_write(path):
-        return _rounds_of(checkpoint, path, experiment)
+        files = dict(checkpoint.get(FederatedDataModule.__qualname__, {}).get("files", {}))
+        return _rounds_of(checkpoint, path, experiment), files
 
 
 def _rounds_of(checkpoint: Mapping[str, Any], path: Path, experiment: Mapping[str, Any]) -> int:
@@ -62,7 +63,6 @@ def _rounds_of(checkpoint: Mapping[str, Any], path: Path, experiment: Mapping[st
     if not held:
         valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
         raise ConfigError("ckpt_path", str(path), valid)
-    remember(checkpoint.get(FederatedDataModule.__qualname__, {}).get("files", {}))
     # If an option did not exist when the checkpoint was written, the run had its present default.
     found = differences_on_resuming(experiment, completed(held, experiment, SECTIONS))
     if found:

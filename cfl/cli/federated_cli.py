@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from cfl.cli.trainer_classes import naming_what_fails
 from cfl.cli.trainer_settings import WITHOUT_CHOICE, check_profiler, check_settings, refused_by_lightning
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
+from cfl.data.sources.kept import facts_of_run
 from cfl.data.sources.root import data_root_given
 from cfl.engines import EngineOptions
 from cfl.federation.replay_buffer import ReplayBuffer
@@ -160,7 +161,7 @@ class FederatedCLI(LightningCLI):
         self.settled = settle(self._settings, plain, trains=self.subcommand == "fit")
         of_clients = plain["data"]["num_clients"], plain["schedule"]["clients_per_round"]
         self._first_line = first_line(method_name(plain["methods"]), self.settled.config.run.benchmark, *of_clients)
-        checkpoint, self._rounds_done = self._checkpoint()
+        checkpoint, self._rounds_done, self._files = self._checkpoint()
         settings = self.settled.config
         check_profiler(settings.trainer.profiler)
         if settings.get("weights_only") is False:
@@ -202,6 +203,7 @@ class FederatedCLI(LightningCLI):
             naming_what_cannot_be_made(self._plain),
             naming_what_fails(settings.trainer),
             data_root_given(settings.data.root),
+            facts_of_run(self._files),
         ):
             super().instantiate_classes()
 
@@ -307,21 +309,21 @@ class FederatedCLI(LightningCLI):
         of_all = f", {processes} processes" if processes > 1 else ""
         print(printable(f"device {device}{of_all}, run folder {self._settings.run.dir}"), flush=True)
 
-    def _checkpoint(self) -> tuple[str | None, int | None]:
-        """The checkpoint's file and its number of finished rounds; (None, None) to start from the beginning.
+    def _checkpoint(self) -> tuple[str | None, int | None, Mapping[str, Any]]:
+        """The checkpoint's file, and see :func:`check_checkpoint`; (None, None, {}) to start from the beginning.
 
         The file is compared with the configuration before anything is built."""
         given, folder = self.settled.config.ckpt_path, Path(self.settled.config.run.dir)
         if given is None:
             if self.subcommand != "fit":
                 raise ConfigError("ckpt_path", None, f"a checkpoint to score, e.g. RUN/{CHECKPOINT}, or last")
-            return None, None
+            return None, None, {}
         path = folder / CHECKPOINT if given == "last" else Path(given)
         if given == "last" and not os.path.exists(path) and self.subcommand == "fit":
             if signals.is_first_process():
                 print(f"no checkpoint in {folder} yet: starting from the first round", flush=True)
-            return None, None
-        return str(path), check_checkpoint(path, self.settled.experiment)
+            return None, None, {}
+        return str(path), *check_checkpoint(path, self.settled.experiment)
 
     def after_fit(self) -> None:
         """End an interrupted fit with the signal's exit status, so that scripts and schedulers notice.

@@ -20,7 +20,6 @@ from cfl.cli.parsing import Parser, place_of
 from cfl.cli.quiet import silence_libraries
 from cfl.cli.reasons import debugging, reason_for_user
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.sources.kept import remember
 from cfl.metrics.measures.accuracy import ACCURACY
 from cfl.reporting import folder_lock
 from cfl.runtime.checkpoint_file import read_checkpoint, refusing_what_cfl_does_not_write
@@ -118,7 +117,6 @@ def build(
         announced: the header's first line if it has been printed.
     """
     silence_libraries()
-    remember({})  # an earlier run of this process may have had other files under the same names
     # If the command is known, only its parser is built, because each takes a fifth of a second.
     known = [name for name in line.arguments[:1] if name in TRAINING] or [*TRAINING]
     commands = {name: skipped for name, skipped in kind.subcommands().items() if name in known}

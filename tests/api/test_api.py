@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from support.tiny import tiny_client, tiny_data
 from support.tiny_cli import TINY
 from support.tiny_cli import fit as fit_by_command
+from support.tiny_cli import run as command
 
 import cfl
 from cfl.api.fitting import _as_options
@@ -25,7 +27,7 @@ from cfl.callbacks import OF_SECTIONS, FederatedOrchestrator, RunRecord
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
 from cfl.data.schedule import Schedule
-from cfl.data.sources import Synthetic
+from cfl.data.sources import Features, Synthetic
 from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
 from cfl.methods import EWC
@@ -66,6 +68,30 @@ def test_a_run_with_an_own_class_has_its_model(tmp_path: Path) -> None:
         _ = cfl.load(own.folder).model
     for allow in (__name__, [__name__]):
         assert torch.equal(cfl.load(own.folder, allow).model(images), own.model(images))
+
+
+def test_data_sets_made_after_loading_a_run_are_read_from_their_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the same name under another root has its own moments, sizes and names."""
+
+    def write(folder: Path, shift: float, names: list[str]) -> None:
+        folder.mkdir()
+        values, labels = np.random.default_rng(0).normal(shift, size=(24, 3)), np.arange(24) % len(names)
+        parts = {f"{part}_features": values for part in ("train", "test")}
+        np.savez(folder / "f.npz", train_labels=labels, test_labels=labels, class_names=names, **parts)
+
+    write(tmp_path / "a", 0, ["x", "y"])
+    write(tmp_path / "b", 100, ["one", "two", "three"])
+    sources = json.dumps([{"class_path": "Features", "init_args": {"path": "f.npz"}}])
+    own = ["--data.stream=Sequence", f"--data.stream.sources={sources}", f"--data.root={tmp_path / 'a'}"]
+    assert fit_by_command(tmp_path / "run", *own, "--data.partition=IID", "--schedule.rounds_per_task=1") == 0
+    assert command("validate", "--ckpt_path", str(tmp_path / "run")) == 0
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path / "b"))
+    source = Features("f.npz")
+    images = source.load(tmp_path / "b")[0].images
+    assert (source.num_classes, source.names(tmp_path / "b")) == (3, ("one", "two", "three"))
+    torch.testing.assert_close(images.mean(dim=0), torch.zeros(1, 1, 3), rtol=0, atol=1e-5)
 
 
 def test_a_fit_is_that_of_the_command(run: cfl.Run, tmp_path: Path) -> None:

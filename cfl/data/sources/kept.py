@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-_known: dict[str, Mapping[str, Any]] = {}
+_NONE: Mapping[str, Mapping[str, Any]] = {}
+_known: ContextVar[Mapping[str, Mapping[str, Any]]] = ContextVar("files", default=_NONE)
 
 
-def remember(kept: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give these sizes, names and moments to the data sets that are made from now on, until the next call.
+@contextmanager
+def facts_of_run(kept: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Within the context, give these sizes, names and moments to the data sets that are made, which keep them.
 
     Args:
         kept: :meth:`cfl.data.sources.base.Source.kept` of the data sets of a checkpoint's run; empty for a new run.
     """
-    _known.clear()
-    _known.update(kept)
+    token = _known.set(kept)
+    try:
+        yield
+    finally:
+        _known.reset(token)
 
 
 def known_of(name: str) -> Mapping[str, Any]:
-    """Return the facts about a data set from the last :func:`remember`; empty if there are none."""
-    return _known.get(name, {})
+    """Return the facts about a data set from :func:`facts_of_run`; empty if there are none."""
+    return _known.get().get(name, {})
