@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -92,6 +93,7 @@ class ClientDataAssignment:
         elif sequences is not None and sequences.length > stream.num_tasks:
             _ = self.order  # raises ConfigError before anything is built for so many tasks
         self._exposed: tuple[int, Mapping[int, np.ndarray]] | None = None
+        self._closing: RoundPlan | None = None
 
     def _refuse_contradictions(self) -> None:
         """Refuse an unknown exposure, and settings that do not go together with it or with sequences."""
@@ -289,7 +291,8 @@ class ClientDataAssignment:
         if self.exposure == "asynchronous":
             return self._portions[task]
         if self.exposure in STREAMING:
-            return self._met_in(min(self.next_round, self.num_rounds - 1))
+            round = self.next_round if self._closing is None else self._closing.round
+            return self._met_in(min(round, self.num_rounds - 1))
         if self._exposed is None or self._exposed[0] != task:
             self._exposed = task, exposed(task, self.exposure, self._global_index_held(range(self.num_clients)))
         return self._exposed[1]
@@ -304,6 +307,15 @@ class ClientDataAssignment:
         else:
             every = map(self.trained_on, range(self.num_tasks))
         return max(int(share_sizes(trained).max()) for trained in every)
+
+    @contextmanager
+    def closing(self, plan: RoundPlan) -> Iterator[None]:
+        """Within the context, the running round of :meth:`trained_on` is that of ``plan``, although it is counted."""
+        self._closing = plan
+        try:
+            yield
+        finally:
+            self._closing = None
 
     def trained_in(self, plan: RoundPlan) -> Mapping[int, np.ndarray]:
         """:meth:`trained_on` for the current task of each of a round's clients; may include other clients."""

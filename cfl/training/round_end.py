@@ -43,10 +43,11 @@ def end_round(federation: Federation, plan: RoundPlan, trained: TrainedOutputs) 
         plain = "the sum of what clients sent, or the server's step"
         _require_finite(federation, plan, transformed if transforms else plain)
     federation.round += 1
-    methods.end_round(plan)
     ended = [part for part in plan.parts if part.last_of_task]
-    for part in ended:
-        methods.end_task(part)
+    with federation.data.closing(plan):
+        methods.end_round(plan)
+        for part in ended:
+            methods.end_task(part)
     if methods and (ended or any(type(one).end_round is not Method.end_round for one in methods.values())):
         _require_finite(federation, plan, "what methods do when it ends")
     if ended:

@@ -19,6 +19,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.exposure import stretches
 from cfl.data.kept_samples import kept_samples
 from cfl.data.partitions import IID, Natural
+from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Binarised, RecordedFrames, Synthetic
 from cfl.data.streams import ClassSplit, Mixture, Permuted, Sequence
 from cfl.data.types import ImageSet
@@ -132,6 +133,34 @@ def test_clients_train_on_what_they_meet_or_have_met(exposure: str) -> None:
     most = max(len(data.trained_in(data.rounds.round(r))[c]) for r in range(data.num_rounds) for c in range(3))
     assert data.most_trained_on == most
     assert kept_samples(data) == (0 if exposure == "streaming" else most)
+
+
+@pytest.mark.parametrize("exposure", ["streaming", "streaming-cumulative"])
+def test_methods_that_end_a_round_have_its_samples(exposure: str) -> None:
+    """When a round ends, also the last, methods find the samples that clients have trained on in it."""
+    seen: dict[tuple[int, int], set[int]] = {}
+
+    class Looks(Method):
+        task_free = True
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            for row, client in enumerate(batch.clients):
+                seen.setdefault((cohort.round, client), set()).update(batch.index[row][batch.mask[row]].tolist())
+            return batch
+
+        def end_round(self, plan: RoundPlan) -> None:
+            assert self.context.round == plan.round + 1
+            for client in plan.clients:
+                found = self.context.global_index_trained_on(plan.task, client).tolist()
+                batches = self.context.client_batches(plan.task, client, 4, self.context.device)
+                assert set(found) == seen.pop((plan.round, client))
+                assert sum(len(x) for x, _ in batches) == len(found)
+
+    data = streaming(exposure, num_clients=3)
+    federation = fit(tiny_client(data, mlp, sgd, {"looks": Looks()}), data)
+    assert federation.finished
+    assert not seen
+    assert data.trained_on(0)[0].tolist() == data.trained_in(data.rounds.round(data.num_rounds - 1))[0].tolist()
 
 
 def test_a_client_without_a_task_goes_on_with_its_own(tmp_path: Path) -> None:
