@@ -127,6 +127,26 @@ def test_every_fifth_block_of_a_town_is_for_tests(tmp_path: Path) -> None:
         RecordedFrames("drive", [3, 4, 4], ["x"], towns=["C"]).records(tmp_path)
 
 
+@pytest.mark.parametrize("make", [coco, voc])
+def test_images_are_for_training_or_for_tests(make: Any, tmp_path: Path) -> None:
+    """Two images are in both sets, with VOC one of them by another path."""
+    source, folder = make(tmp_path / "set"), tmp_path / "set"
+    if make is voc:
+        source.test = "both"
+        (folder / "ImageSets/Main/both.txt").write_text("T_1\nT_3\nT_9\n")
+        text = (folder / "Annotations/T_1.xml").read_text()
+        (folder / "Annotations/T_9.xml").write_text(text.replace("T_1.jpg", "T_9.jpg"))
+        (folder / "JPEGImages/T_9.jpg").symlink_to("T_2.jpg")
+        first = "T_1.jpg"
+    else:
+        held = json.loads((folder / "val.json").read_text())
+        held["images"] += [{"id": 8, "file_name": "T_0.jpg"}, {"id": 9, "file_name": "T_2.jpg"}]
+        (folder / "val.json").write_text(json.dumps(held))
+        first = "T_0.jpg"
+    with pytest.raises(DataFilesMissing, match=rf"^set: 2 images are for training and for tests, such as .*/{first};"):
+        source.load(tmp_path)
+
+
 def test_images_with_many_boxes_keep_the_largest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = recorded(tmp_path / "set")
     source.most_boxes = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,8 +87,16 @@ class DetectionSource(StandardSource):
         """
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Training and test set, at most ``max_train`` and ``max_test`` images."""
+        """Training and test set, at most ``max_train`` and ``max_test`` images.
+
+        Raises:
+            DataFilesMissing: naming the file that is absent or damaged, or an image of both sets.
+        """
         train, test = self.records(root)
+        if shared := {*map(_identity, train)} & {*map(_identity, test)}:
+            first = next(record.file for record in test if _identity(record) in shared)
+            said = f"{self.name}: {len(shared)} images are for training and for tests, such as {first}"
+            raise DataFilesMissing(f"{said}; expected: other images for tests")
         return self._whole("training", _spaced(train, self.max_train)), self._whole(
             "test", _spaced(test, self.max_test)
         )
@@ -144,6 +153,15 @@ class DetectionSource(StandardSource):
         sides = boxes[:, 3:] - boxes[:, 1:3]
         boxes, sides = boxes[(sides >= _THINNEST).all(1)], sides[(sides >= _THINNEST).all(1)]
         return boxes[sides.prod(1).argsort(descending=True, stable=True)].float()
+
+
+def _identity(record: Record) -> Path | tuple[int, int]:
+    """The same for an image that two paths lead to."""
+    try:
+        found = os.stat(record.file)
+    except OSError:  # reading it will say so
+        return record.file
+    return found.st_dev, found.st_ino
 
 
 def _spaced(records: list[Record], limit: int | None) -> list[Record]:
