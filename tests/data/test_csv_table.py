@@ -17,7 +17,7 @@ from cfl.data.participation import Holders
 from cfl.data.partitions import Natural
 from cfl.data.sources import Binarised, CsvTable, Features
 from cfl.data.sources.csv_rows import read_rows
-from cfl.data.streams import NaturalTasks, Sequence
+from cfl.data.streams import Mixture, NaturalTasks, Sequence
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.testing import check_source
 
@@ -261,6 +261,34 @@ def test_a_column_of_tables_of_unlike_widths_stays_one_input_where_outputs_are_s
     for stream in ([first, moved], [Binarised(first), Binarised(moved)]):
         with pytest.raises(ConfigError, match=r"'a' is column 1 in .*first and 0 in .*with d and e"):
             tiny_data(Sequence(stream), scenario="domain").setup("fit")
+
+
+def test_a_mixture_of_tables_has_the_same_inputs_and_outputs_in_each(tmp_path: Path) -> None:
+    """Shuffles number the classes of each table; where tasks share outputs, a class must have one number."""
+
+    def table(name: str, columns: str) -> CsvTable:
+        lines = [[*columns, "kind"], *([k, 2 * k, "xy"[k % 2]] for k in range(20))]
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(lines)
+        return CsvTable(str(tmp_path / f"{name}.csv"), "kind")
+
+    first, turned, same = table("first", "ab"), table("turned", "ba"), table("same", "ab")
+    for scenario in ("task", "domain"):
+        with pytest.raises(ConfigError, match=r"data\.stream\.sources = .*is (column|class) \d in .* and \d in "):
+            tiny_data(Mixture([first, turned], classes_per_task=2), scenario=scenario).setup("fit")
+    tiny_data(Mixture([first, same], classes_per_task=2), scenario="task").setup("fit")
+    outcomes = set()
+    for seed in range(8):
+        stream = Mixture([first, same], classes_per_task=2, class_seed=seed)
+        orders = [[name[-1] for name in names] for names in stream.class_names(tmp_path, 0)]
+        try:
+            stream.check_numbers(tmp_path, shared_outputs=True)
+            accepted = True
+        except ConfigError:
+            accepted = False
+        assert accepted == (orders[0] == orders[1])
+        outcomes.add(accepted)
+    assert outcomes == {True, False}
 
 
 def test_a_column_says_of_which_task_a_row_is(tmp_path: Path) -> None:

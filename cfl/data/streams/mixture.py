@@ -9,7 +9,8 @@ from cfl.data.sources.loading import load_checked
 from cfl.data.sources.split import balanced_subset
 from cfl.data.streams.base import Stream, require_classes
 from cfl.data.streams.class_split import select_classes
-from cfl.data.streams.sequence import common_shape, enlarge, repeat_channels
+from cfl.data.streams.same_numbers import check_same_numbers, numbered
+from cfl.data.streams.sequence import check_columns, common_shape, enlarge, repeat_channels
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
@@ -87,6 +88,19 @@ class Mixture(Stream):
             names = source.names(root)
             found += [tuple(f"{source.name} {names[label]}" for label in group) for group in self._groups(number)]
         return found
+
+    def check_numbers(self, root: Path, shared_outputs: bool) -> None:
+        """See :meth:`Stream.check_numbers`; classes are numbered by the shuffles."""
+        if shared_outputs:
+            groups = [
+                (source, numbered(tuple(names[label] for label in group)))
+                for number, source in enumerate(self.sources)
+                for names in [source.names(root)]
+                for group in self._groups(number)
+            ]
+            valid = "data sets without common classes, or data.scenario: task, where tasks share no outputs"
+            check_same_numbers("class", [source for source, _ in groups], [own for _, own in groups], valid)
+        check_columns(self.sources, self.shape[2], root, shared_outputs)
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; nothing depends on the run's seed."""

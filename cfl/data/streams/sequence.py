@@ -56,10 +56,7 @@ class Sequence(Stream):
             valid = "data sets that number them alike, or data.scenario: task, where tasks share no outputs"
             classes = [numbered(source.names(root)) for source in self.sources]
             check_same_numbers("class", self.sources, classes, valid)
-        columns = [source.columns(root) for source in self.sources]
-        places = [numbered(names, _before(self.shape[2] - len(names))) for names in columns]
-        valid = "tables with the same columns in one order; zeros are put on both sides of shorter rows"
-        check_same_numbers("column", self.sources, places, valid, all_common=not shared_outputs)
+        check_columns(self.sources, self.shape[2], root, shared_outputs)
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; nothing here is drawn at random."""
@@ -90,6 +87,24 @@ def common_shape(sources: list[Source]) -> tuple[int, int, int]:
             "sources with one channel or with the same number of channels",
         )
     return max(channels), max(s.shape[1] for s in sources), max(s.shape[2] for s in sources)
+
+
+def check_columns(sources: list[Source], width: int, root: Path, shared_outputs: bool) -> None:
+    """Refuse tables whose columns would be other inputs of the network in one than in another.
+
+    Args:
+        sources: the data sets, of which some may be tables.
+        width: of the common shape.
+        root: folder with the data sets' files.
+        shared_outputs: whether tasks share outputs. Tables with some common columns are then refused, too.
+
+    Raises:
+        ConfigError: ``data.stream.sources``, naming the first column or number that differs.
+    """
+    columns = [source.columns(root) for source in sources]
+    places = [numbered(names, _before(width - len(names))) for names in columns]
+    valid = "tables with the same columns in one order; zeros are put on both sides of shorter rows"
+    check_same_numbers("column", sources, places, valid, all_common=not shared_outputs)
 
 
 def _check_boxes(sources: list[Source]) -> None:
