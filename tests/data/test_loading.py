@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from cfl.data.augmentation import CropFlip
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import Schedule
 from cfl.data.sources import Source
 from cfl.data.streams import ClassSplit, Mixture, Permuted, Rotated, Sequence, Stream
 from cfl.data.types import ImageSet
@@ -130,7 +133,28 @@ def test_files_that_a_class_does_not_find_are_missing_data(tmp_path: Path) -> No
 
 def test_numbers_and_names_may_be_numpys(tmp_path: Path) -> None:
     source = Mine(num_classes=np.int64(4), shape=(np.int64(1), 4, 4), class_names=np.array(["a", "b", "c", "d"]))
-    assert len(Permuted(source, 2).tasks(tmp_path, 0)) == 2
+    for stream in (Permuted(source, 2), Sequence([source])):
+        data = FederatedDataModule(stream, Schedule(), num_clients=2, root=str(tmp_path))
+        assert len(data.tasks) == stream.num_tasks
+        assert [name[-1] for name in stream.class_names(tmp_path, 0)[0]] == ["a", "b", "c", "d"]
+        assert [type(size) for size in (*stream.shape, *stream.classes_per_task)] == [int] * (3 + stream.num_tasks)
+
+
+def test_rows_are_rows_though_their_shape_is_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"rows of numbers"):
+        Rotated(Mine(shape=[1, 1, 16]), 2)
+    with pytest.raises(ConfigError, match=r"data\.augmentation = .* rows of numbers"):
+        FederatedDataModule(Permuted(Mine(shape=[1, 1, 16]), 2), Schedule(), augmentation=CropFlip(1))
+
+
+def test_sizes_that_cannot_be_set_have_their_types() -> None:
+    fixed = type("Fixed", (Mine,), {"shape": property(lambda _: [1, 4, 4])})
+    with pytest.raises(
+        ConfigError, match=r"shape is \[1, 4, 4\], which cannot be set' cannot work; valid: \(1, 4, 4\)"
+    ):
+        Permuted(fixed(), 2)
+    fixed.shape = property(lambda _: (1, 4, 4))
+    assert Permuted(fixed(), 2).shape == (1, 4, 4)
 
 
 def test_what_a_class_does_not_announce_is_said() -> None:

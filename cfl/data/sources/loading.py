@@ -101,7 +101,9 @@ def check_announced(source: Source, key: str) -> None:
 
 
 def flaw_of_class(source: Source) -> Flaw | None:
-    """The first flaw in what a data set's class announces; None if there is none."""
+    """The first flaw in what a data set's class announces; None if there is none.
+
+    Sizes and names of other types, such as numpy's, become tuples, int and str, on which all that follows relies."""
     for name, part in (("shape", "images"), ("num_classes", "labels"), ("mean", "transform"), ("std", "transform")):
         if not hasattr(source, name):
             return Flaw(part, f"without {name}", "one that is known without reading a file")
@@ -125,7 +127,29 @@ def flaw_of_class(source: Source) -> Flaw | None:
     if len(source.class_names) not in (0, classes):
         found = f"with {len(source.class_names)} class_names and {classes} classes"
         return Flaw("labels", found, "one for each, or none")
+    return _flaw_of_types(source)
+
+
+def _flaw_of_types(source: Source) -> Flaw | None:
+    """Give sizes and names the types that :class:`Source` declares; a flaw if the class does not let them be set."""
+    for name, part, typed in (
+        ("shape", "images", tuple(map(int, source.shape))),
+        ("num_classes", "labels", int(source.num_classes)),
+        ("class_names", "labels", tuple(map(str, source.class_names))),
+    ):
+        given = getattr(source, name)
+        if _types(given) == _types(typed):
+            continue
+        try:
+            setattr(source, name, typed)
+        except AttributeError:
+            return Flaw(part, f"whose {name} is {given!r}, which cannot be set", f"{typed!r}")
     return None
+
+
+def _types(value: object) -> list[type]:
+    """The type of a value, and of its entries if it is a tuple."""
+    return [type(value), *map(type, value if isinstance(value, tuple) else ())]
 
 
 def _is_count(value: object) -> bool:
