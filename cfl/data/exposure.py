@@ -167,7 +167,7 @@ def stretches(
 
     Raises:
         ConfigError: ``data.portion``: a client's time is shorter than all rounds together, or none of its samples
-            begins in some round.
+            begins in some round; without ``length``, ``schedule.rounds_per_task`` is named for the latter.
     """
     found: list[dict[int, np.ndarray]] = [{} for _ in range(rounds)]
     for client in sorted({client for own in held for client in own}):
@@ -189,7 +189,11 @@ def stretches(
         for round, here in enumerate(found):
             here[client] = own[of_round == round]
             if not len(here[client]):
-                value = f"{each:.6g} seconds, in which no sample of client {client} begins in round {round}"
+                lacking = f"no sample of client {client} begins in round {round}"
+                if length is None:
+                    valid = f"fewer: in as many equal parts, of {each:.6g} seconds for it, {lacking}"
+                    raise ConfigError("schedule.rounds_per_task", f"{rounds} rounds in all", valid)
+                value = f"{each:.6g} seconds, in which {lacking}"
                 raise ConfigError("data.portion", value, "longer portions, or fewer rounds and data.portion null")
     return found
 

@@ -12,8 +12,8 @@ _USUAL_CHANNELS = 4
 
 
 def to_warn_of(data: ClientDataAssignment) -> list[str]:
-    """Return warnings about idle clients, unreached tasks, owners of samples that are ignored or do not take part, and
-    swapped axes of images.
+    """Return warnings about idle clients, unreached tasks, samples that pass by, owners of samples that are ignored or
+    do not take part, and swapped axes of images.
 
     Idle clients may be intended, to leave their samples out. Unreached tasks are evaluated, but not trained. Owners of
     samples are ignored by all partitions except ``Natural``. Axes are probably swapped if images have many channels.
@@ -31,6 +31,9 @@ def to_warn_of(data: ClientDataAssignment) -> list[str]:
         count = data.num_tasks if data.exposure == "asynchronous" else data.num_rounds
         ends = f"{count} portions of data.portion = {data.portion} end before"
         found.append(f"no client trains on {some} (from 0): {ends}")
+    if missed := data.missed_samples():
+        why = f"in rounds of tasks in which their clients take no part (data.participation = {data.participation.name})"
+        found.append(f"{missed} training samples are met only {why}, and never trained on")
     owners = (task.train.clients for task in data.tasks if not data.partition.by_owner)
     if any(of is not None and len(of.unique()) > 1 for of in owners):
         dealt = f"data.partition = {type(data.partition).__name__} deals samples otherwise"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.exposure import stretches
 from cfl.data.kept_samples import kept_samples
+from cfl.data.participation import AllClients, Joining, Participation, RandomShare
 from cfl.data.partitions import IID, Natural
 from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Binarised, RecordedFrames, Synthetic
@@ -92,8 +94,12 @@ def test_rounds_that_cannot_be_filled_are_refused() -> None:
     held = [{0: np.arange(10), 1: np.arange(10, 16)}]
     with pytest.raises(ConfigError, match=r"data\.portion = 3\.0 .*at most 2: client 1 has 6 seconds in all for 3"):
         stretches(held, np.ones(16), 3, 3.0)
-    with pytest.raises(ConfigError, match=r"no sample of client 1 begins in round 6"):
+    with pytest.raises(ConfigError, match=r"^schedule\.rounds_per_task = '7 .*no sample of client 1 begins in round 6"):
         stretches(held, np.ones(16), 7, None)
+    with pytest.raises(
+        ConfigError, match=r"^data\.portion = '0\.5 seconds, .*no sample of client 0 begins in round 1'"
+    ):
+        stretches(held, np.ones(16), 7, 0.5)
     with pytest.raises(ConfigError, match=r"data\.portion"):
         tiny_data(exposure="streaming", portion=0.0)
     with pytest.raises(ConfigError, match=r"data\.portion = 2\.5 .*whole number of samples"):
@@ -161,6 +167,33 @@ def test_methods_that_end_a_round_have_its_samples(exposure: str) -> None:
     assert federation.finished
     assert not seen
     assert data.trained_on(0)[0].tolist() == data.trained_in(data.rounds.round(data.num_rounds - 1))[0].tolist()
+
+
+@pytest.mark.parametrize("participation", [Joining(1, 1), RandomShare(0.6), AllClients()])
+@pytest.mark.parametrize("exposure", ["streaming", "streaming-cumulative"])
+def test_samples_that_pass_by_before_a_client_joins_are_counted(exposure: str, participation: Participation) -> None:
+    """The count of the warning is that of samples which no round of the run has trained on, though all clients of its
+    task take part in it."""
+    trained: set[int] = set()
+
+    class Looks(Method):
+        task_free = True
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            trained.update(batch.index[batch.mask].tolist())
+            return batch
+
+    schedule = {"rounds_per_task": 2, "clients_per_round": 1.0}
+    data = streaming(exposure, num_clients=3, participation=participation, partition=IID(), schedule=schedule)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(tiny_client(data, mlp, sgd, {"looks": Looks()}), data)
+    held = sum(len(data.client_global_index(task, client)) for task in range(3) for client in range(3))
+    told = [str(one.message).split() for one in caught if "are met only in rounds" in str(one.message)]
+    missed = held - len(trained)
+    assert [int(words[0]) for words in told] == [missed] * (missed > 0)
+    keeps_all = isinstance(participation, Joining) and exposure == "streaming-cumulative"  # who has joined stays
+    assert (missed > 0) is not (keeps_all or isinstance(participation, AllClients))
 
 
 def test_a_client_without_a_task_goes_on_with_its_own(tmp_path: Path) -> None:
