@@ -12,6 +12,7 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
     warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
+    warnings.filterwarnings("ignore", message=".*EvaluationLoader` across ranks is zero.*")  # of tasks nobody learns
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report

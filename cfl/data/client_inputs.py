@@ -73,9 +73,11 @@ class ClientInputs(ClientDataAssignment):
     def evaluated(self) -> list[Task]:
         """The stream's tasks, whose test sets are the samples that figures are computed on.
 
+        Validation samples are those of clients, so that a task that no client learns has none.
+
         Raises:
-            ConfigError: ``data.stream``: a task has no test sample; ``data.validation``: a task has no validation
-                sample that is not trained on.
+            ConfigError: ``data.stream``: a task has no test sample; ``data.validation``: a task that a client learns
+                has no validation sample that is not trained on.
         """
         if self.evaluate_on == "test":
             for number, task in enumerate(self.tasks):
@@ -87,7 +89,7 @@ class ClientInputs(ClientDataAssignment):
         for number, (task, train, aside) in enumerate(zip(self.tasks, self.dealt, self.validation_dealt, strict=True)):
             trained_on = np.concatenate([*train.values(), np.zeros(0, dtype=np.int64)])
             held_out = np.setdiff1d(np.concatenate([*aside.values(), np.zeros(0, dtype=np.int64)]), trained_on)
-            if not len(held_out):
+            if not len(held_out) and self.learners(number):
                 valid = f"a larger share: task {number} has no validation sample that is not trained on"
                 raise ConfigError("data.validation", self.validation, valid)
             found.append(replace(task, test=task.train.subset(torch.from_numpy(held_out))))

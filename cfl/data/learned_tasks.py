@@ -36,7 +36,7 @@ def dealt_to_learners(
     split: Split,
     seed: int,
 ) -> Sequence[Mapping[int, np.ndarray]]:
-    """Per task of the stream, client -> indices into its training set.
+    """Per task of the stream, client -> indices into its training set; empty if nobody has a share of the task.
 
     Args:
         tasks: the stream's tasks.
@@ -57,8 +57,7 @@ def dealt_to_learners(
     if split == "whole":
         samples = [np.arange(len(task.train)) for task in tasks]
         return [dict.fromkeys(own.tolist(), every) for own, every in zip(wanting, samples, strict=True)]
-    everyone = np.arange(num_clients)
-    dealt_to = [own if len(own) and split == "holders" else everyone for own in wanting]
+    dealt_to = wanting if split == "holders" else [np.arange(num_clients)] * len(tasks)
     return client_indices(tasks, partition, dealt_to, num_clients, seed, repartition=True)
 
 

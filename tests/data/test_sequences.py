@@ -25,6 +25,7 @@ from cfl.federation.federation import Federation
 from cfl.methods import AGEM, ER, EWC, SCAFFOLD, FedCurv
 from cfl.methods.base import Method
 from cfl.methods.personal import PersonalLayers
+from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 
 OWN = [[2, 0], [1, 2], [0, 1]]
@@ -121,6 +122,24 @@ def test_a_task_is_dealt_to_those_who_learn_it(split_over: Any, size: int) -> No
     assert (len(held) == len(set(held))) == (split_over != "whole"), "nobody shares a sample, unless each has them all"
     assert data.learners(0) == [(0, 1), (2, 0)]
     assert data.learners(2) == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"validation": 0.25, "evaluate_on": "validation"}])
+def test_a_task_that_nobody_learns_is_dealt_to_nobody(settings: dict[str, Any]) -> None:
+    """Its 40 samples are too few for five clients, but each learned task has one holder."""
+    partition, sequences = Dirichlet(0.3, min_samples=10), DisjointTasks(1)
+    data = tiny_data(
+        split(10, classes=20, train=400), num_clients=5, partition=partition, sequences=sequences, seed=4, **settings
+    )
+    learned = sequences.of_clients(5, 10, data.seed).flatten().tolist()
+    for task, own in enumerate(data._whole_deal()):
+        assert list(own) == ([learned.index(task)] if task in learned else [])
+        if own:
+            labels, generator = data.tasks[task].train.labels.numpy(), numpy_generator(data.seed, "partition", task)
+            assert np.array_equal(own[learned.index(task)], partition.split(labels, 1, generator)[0])
+    federation = fit(tiny_client(data), data)
+    assert federation.finished
+    assert federation.accuracy.compute().isfinite().all()
 
 
 def test_learners_of_all_tasks_are_found_in_one_pass() -> None:

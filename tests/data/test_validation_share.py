@@ -11,6 +11,7 @@ from support.tiny import at_round, fit, permuted, split, tiny_client, tiny_data,
 
 from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.data.sequences import FixedTasks
 from cfl.data.validation import set_aside
@@ -181,6 +182,19 @@ def test_what_another_client_trains_on_validates_nobody() -> None:
     data.__dict__["_cut_deal"] = ([{0: np.array([1])}] * 3, [{0: np.zeros(0, dtype=np.int64)}] * 3)
     with pytest.raises(ConfigError, match=r"data\.validation = 0\.25.* task 0 "):
         data.val_dataloader()
+
+
+@pytest.mark.parametrize("outputs", ["task", "place"])
+def test_a_task_that_a_client_misses_needs_no_validation_samples(outputs: Any) -> None:
+    """Each client is evaluated on validation samples of the tasks that it learns."""
+    sequences = FixedTasks([[0, 1], [1, 2], [2, 3], [3, 0]], outputs=outputs)
+    options = {"sequences": sequences, "participation": RandomShare(0.75), "schedule": {"rounds_per_task": 1}}
+    data = tiny_data(split(4, classes=8, train=160), num_clients=4, validation=0.5, evaluate_on="validation", **options)
+    federation = fit(tiny_client(data), data)
+    counts = federation.accuracy.counts[:, 1]  # of each client and task, after the last task
+    learns = [[client in data.members[task] for task in range(2)] for client in range(4)]
+    assert not all(map(all, learns))
+    assert (counts > 0).tolist() == learns
 
 
 def test_a_run_trains_alike_whatever_it_is_evaluated_on() -> None:

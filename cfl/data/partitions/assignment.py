@@ -27,7 +27,8 @@ def client_indices(
     Args:
         tasks: the stream's tasks, in order.
         partition: the rule.
-        members: client ids of each task, ascending, as from :meth:`cfl.data.participation.Participation.members`.
+        members: client ids of each task, ascending, as from :meth:`cfl.data.participation.Participation.members`. With
+            ``repartition`` a task may have none; its samples are then dealt to nobody.
         num_clients: number of clients in the whole federation.
         seed: the run's seed; task ``t`` is dealt with the generator of (seed, "partition", t).
         repartition: True deals each task anew among its members (FOT). False deals the training set once among all
@@ -54,7 +55,8 @@ def client_indices(
     if repartition:
         indices = []
         for t, (task, clients) in enumerate(zip(tasks, members, strict=True)):
-            indices.append(ClientShares(clients, _deal(t, task, partition, clients, seed)))
+            shares = _deal(t, task, partition, clients, seed) if len(clients) else Shares.of([])
+            indices.append(ClientShares(clients, shares))
         return indices
     for task in tasks:
         if task.train.labels is not tasks[0].train.labels:
