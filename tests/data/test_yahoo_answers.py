@@ -308,6 +308,27 @@ def test_network_input_is_the_standardised_feature(tmp_path: Path, caplog: pytes
     assert source.transform()(far.images)[0].flatten()[:5].tolist() == pytest.approx([4, -4, 4, -4, 4])
 
 
+@pytest.mark.parametrize(
+    ("what", "said"), [("fields", r"fields is \['title'\] in train"), ("version", "version is 2 in")]
+)
+def test_both_parts_are_embedded_alike(what: str, said: str, tmp_path: Path) -> None:
+    """As if the command had been stopped after the training set: its features are of another kind than the tests'."""
+    encoder = Letters()
+    for part in ("train", "test"):
+        write_csv(tmp_path, part, 3)
+        embed.embed_part(tmp_path, part, encoder)
+    source = YahooAnswers("letters", 5)
+    source.load(tmp_path)  # their texts differ
+    if what == "version":
+        encoder.version = "2"
+    fields = ["title"] if what == "fields" else FIELDS
+    embed.embed_part(tmp_path, "train", encoder, fields)
+    with pytest.raises(DataFilesMissing, match=rf"{said}.*embed --root .* writes both alike"):
+        source.load(tmp_path)
+    embed.embed_part(tmp_path, "test", encoder, fields)
+    source.load(tmp_path)
+
+
 def test_training_samples_can_be_limited_and_split_into_topics(tmp_path: Path) -> None:
     write_features(tmp_path)
     tasks = ClassSplit(YahooAnswers("made", 6, max_train=100), 5).tasks(tmp_path, seed=0)

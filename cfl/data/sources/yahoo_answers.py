@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from cfl.data.sources.features import feature_moments
 from cfl.data.sources.files import WHERE_ELSE
 from cfl.data.sources.labels import checked_labels
-from cfl.data.sources.npz import opened_npz
+from cfl.data.sources.npz import NpzFile, opened_npz
 from cfl.data.sources.standard import KEY, StandardSource
 from cfl.data.types import ImageSet
 from cfl.data.yahoo_csv import ADDRESS, FOLDER, TOPICS, features_file
@@ -74,17 +75,27 @@ class YahooAnswers(StandardSource):
                 f"{self.title}: files are missing. Expected:\n{names}\n`python -m cfl.data.embed --root {root}` writes "
                 f"them from {FOLDER}/train.csv and test.csv, which {ADDRESS} holds.\n{WHERE_ELSE}"
             )
-        (train, train_labels), (test, test_labels) = (self._stored(file) for file in files)
+        (train, train_labels, note), (test, test_labels, other) = (self._stored(file) for file in files)
+        for key in sorted(note.keys() | other.keys()):
+            if note.get(key) != other.get(key):
+                first, second = (
+                    f"{held.get(key)} in {file.name}" for held, file in zip((note, other), files, strict=True)
+                )
+                said = f"{self.title}: {key} is {first} and {second}"
+                how = f"`python -m cfl.data.embed --root {root}` with one --encoder and --fields writes both alike"
+                raise DataFilesMissing(f"{said}. {how}")
         mean, deviation = feature_moments(train)
         return (
             ImageSet(_as_bytes(train, mean, deviation), torch.from_numpy(train_labels)),
             ImageSet(_as_bytes(test, mean, deviation), torch.from_numpy(test_labels)),
         )
 
-    def _stored(self, file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _stored(self, file: Path) -> tuple[NDArray[Any], NDArray[np.int64], dict[str, Any]]:
+        """Features, labels, and how the features were computed, without the digest of their texts."""
         try:
             with opened_npz(file) as stored:
                 features, labels = stored.read("features"), checked_labels(stored.read("labels"), "labels")
+                note = _note(stored)
         except ValueError as error:
             raise DataFilesMissing(f"{file} is damaged, or not written by cfl.data.embed: {error}") from error
         if features.dtype != np.float32 or features.ndim != 2 or labels.shape != features.shape[:1] or not len(labels):
@@ -97,7 +108,16 @@ class YahooAnswers(StandardSource):
             raise ConfigError(f"{KEY}.dimensions", self.dimensions, valid)
         if not np.isfinite(features).all():
             raise DataFilesMissing(f"{file} holds NaN or infinity")
-        return features, labels
+        return features, labels, note
+
+
+def _note(stored: NpzFile) -> dict[str, Any]:
+    """What ``cfl.data.embed`` notes about features, without the digest of their texts; empty without a note."""
+    try:
+        found = json.loads(str(stored.read("note")))
+    except ValueError:
+        return {}
+    return {key: value for key, value in found.items() if key != "csv_sha256"} if isinstance(found, dict) else {}
 
 
 def _as_bytes(features: NDArray[Any], mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> torch.Tensor:
