@@ -144,16 +144,20 @@ class Holders(Participation):
     tasks as well (``data.exposure``), only the samples of that task count here.
 
     Args:
-        of: rule for the clients that may take part; all clients if not given.
+        of: rule for the clients that may take part, not another Holders; all clients if not given.
         min_samples: fewest training samples of a task, validation not counted, at least 1; with
             ``schedule.drop_last`` at least a batch is needed, too.
 
     Raises:
-        ConfigError: ``data.participation.min_samples`` below 1.
+        ConfigError: ``data.participation.min_samples`` below 1, or ``of`` with a ``min_samples`` of its own.
     """
 
     def __init__(self, of: Participation | None = None, min_samples: int = 1) -> None:
         check_integers("data.participation", 1, min_samples=min_samples)
+        if of is not None and of.min_samples:
+            most = max(min_samples, of.min_samples)
+            valid = f"a rule without min_samples, and data.participation.min_samples = {most}, the larger of both"
+            raise ConfigError("data.participation.of", of.name, valid)
         self.of = AllClients() if of is None else of
         self.min_samples = min_samples
         self.name = f"holders-{self.of.name}" + (f"-{min_samples}" if min_samples > 1 else "")

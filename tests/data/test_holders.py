@@ -130,6 +130,13 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], key: str) -> None:
     assert found.value.key == key
 
 
+def test_one_rule_has_the_bound() -> None:
+    with pytest.raises(
+        ConfigError, match=r"data\.participation\.of = 'holders-all-1000' .*min_samples = 1000, the larger"
+    ):
+        Holders(Holders(min_samples=1000), min_samples=2)
+
+
 def test_fewer_samples_than_one_are_no_bound() -> None:
     with pytest.raises(ConfigError, match=r"data\.participation\.min_samples"):
         Holders(min_samples=0)
