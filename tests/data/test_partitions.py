@@ -473,6 +473,8 @@ class Mine(Partition):
         ([[1, 0], [2]], "client 0 2 numbers, the first 1 and the last 0"),
         ([[0, 1], [2, 2]], "client 1 2 numbers, the first 2 and the last 2"),
         ([[0, 1], [1, 2]], "sample 1 to 2 clients"),
+        ([np.array([0, 9, 3], np.uint8), [2]], "client 0 3 numbers, the first 0 and the last 3"),
+        ([[0], np.array([9, 5], np.uint8)], "client 1 2 numbers, the first 9 and the last 5"),
     ],
     ids=str,
 )

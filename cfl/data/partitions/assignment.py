@@ -125,7 +125,7 @@ def _checked(parts: Sequence[np.ndarray], partition: Partition, num_clients: int
     for client, part in enumerate(map(np.asarray, parts)):
         if part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
             found = f"client {client} {part.dtype} {list(part.shape)}"
-        elif len(part) and not (part[0] >= 0 and part[-1] < num_samples and bool((np.diff(part) > 0).all())):
+        elif len(part) and not (part[0] >= 0 and part[-1] < num_samples and bool((part[1:] > part[:-1]).all())):
             found = f"client {client} {len(part)} numbers, the first {part[0]} and the last {part[-1]}"
         else:
             continue
