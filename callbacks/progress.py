@@ -121,7 +121,7 @@ class RoundProgress(Callback):
         federation = federation_of(pl_module)
         self._plan = federation.schedule.round(federation.round)
         self._rounds, self._done = self._plan.round, 0
-        self._clients = len(federation.own_clients(self._plan.task, self._plan.clients))
+        self._clients = len(federation.data.trained_here(self._plan))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol
@@ -23,7 +23,7 @@ from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
 from cfl.data.round_loader import RoundLoader
 from cfl.data.scenarios import Scenario, check_answers_compete, check_class_loss, require_binary, scenario_of
-from cfl.data.schedule import BoundSchedule, Schedule
+from cfl.data.schedule import BoundSchedule, RoundPlan, Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources.base import Source
 from cfl.data.sources.root import data_root
@@ -265,8 +265,8 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
     def own_clients(self, task: int, clients: Sequence[int]) -> list[int]:
         """Those of ``clients`` that this process computes, ascending; all of them if there is only one process.
 
-        A client of a round belongs to the process that trains it. A client that does not hold the task counts as if it
-        had one local step.
+        A client of a round belongs to the process that trains it, unless clients have clocks of their own
+        (:meth:`trained_here`). A client that does not hold the task counts as if it had one local step.
 
         Args:
             task: the task whose data they use.
@@ -274,7 +274,13 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         """
         if distributed.count() == 1:
             return sorted(clients)
-        held = self.trained_on(task)
+        return self._own_of(self.trained_on(task), clients)
+
+    def trained_here(self, plan: RoundPlan) -> list[int]:
+        """The clients of a round that this process trains, ascending."""
+        return sorted(plan.clients) if distributed.count() == 1 else self._own_of(self.trained_in(plan), plan.clients)
+
+    def _own_of(self, held: Mapping[int, np.ndarray], clients: Sequence[int]) -> list[int]:
         steps = {client: local_steps(len(held[client]), self.schedule) if client in held else 1 for client in clients}
         return deal_clients(steps, distributed.count())[distributed.rank()]
 

@@ -106,7 +106,7 @@ class LocalWork:
             if part.round_in_task == 0:
                 with full_precision(), self._in_round(f"beginning task {part.task}"):
                     self.methods.begin_task(part)
-        receivers = sum(len(federation.data.own_clients(part.task, part.clients)) for part in plan.parts)
+        receivers = len(federation.data.trained_here(plan))
         federation.channel.ask(plan.clients)
         federation.channel.downlink("model", federation.model.shared_tensors(), receivers)
 

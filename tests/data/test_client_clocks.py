@@ -37,6 +37,7 @@ from cfl.callbacks.metric_logging import DashboardLog
 from cfl.data.client_clocks import rounds_of_clients
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
+from cfl.data.partitions import Dirichlet
 from cfl.data.round_loader import RoundLoader
 from cfl.data.schedule import BoundSchedule, RoundPlan, Schedule
 from cfl.data.sequences import FixedTasks
@@ -58,6 +59,7 @@ from cfl.methods import (
     PersonalLayers,
 )
 from cfl.metrics.measures.accuracy import ACCURACY
+from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 SPREAD = 0.67
@@ -477,6 +479,24 @@ def test_batches_of_a_round_are_of_their_clients_tasks_in_all_processes() -> Non
                 seen += [batch.clients[position] for position in batch.closes]
         assert sorted(seen) == sorted(plan.clients)
         assert len(lengths) == 1
+
+
+def test_processes_know_which_clients_of_a_round_they_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of a client differ by task, so that clients at different tasks are dealt by the steps of their own."""
+    schedule = {"rounds_per_task": 6, "clients_per_round": 1.0, "clock_spread": 0.6, "batch_size": 2}
+    partition = Dirichlet(0.3, min_samples=1)
+    data = tiny_data(split(3, classes=6, train=240), num_clients=8, partition=partition, schedule=schedule)
+    monkeypatch.setattr(distributed, "count", lambda: 2)
+    by_task = 0
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        for process in range(2):
+            monkeypatch.setattr(distributed, "rank", lambda process=process: process)
+            loader = RoundLoader(plan, data.trained_in(plan), data.schedule, 0, process, 2)
+            trained = sorted(batch.clients[position] for batch in loader for position in batch.closes)
+            assert data.trained_here(plan) == trained
+            by_task += data.own_clients(plan.task, plan.clients) == trained
+    assert by_task < 2 * data.num_rounds
 
 
 def test_no_end_of_the_spread_is_rounded_out() -> None:
