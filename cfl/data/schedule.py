@@ -98,8 +98,9 @@ class Schedule:
         if cohort_width != "auto" and (not isinstance(cohort_width, int) or cohort_width < 1):
             raise ConfigError("schedule.cohort_width", cohort_width, "an integer of at least 1, or auto")
         rounds = rounds_per_task if isinstance(rounds_per_task, list) else [rounds_per_task]
-        if not rounds or min(rounds) < 1:
-            raise ConfigError("schedule.rounds_per_task", rounds_per_task, "at least 1 round for every task")
+        if not rounds or any(not isinstance(count, int) or count < 1 for count in rounds):
+            valid = "at least 1 round for every task, an integer or a list of them"
+            raise ConfigError("schedule.rounds_per_task", rounds_per_task, valid)
         if not clients_per_round > 0 or (isinstance(clients_per_round, float) and clients_per_round > 1):
             raise ConfigError(
                 "schedule.clients_per_round", clients_per_round, "an integer of at least 1, or a fraction in (0, 1]"
