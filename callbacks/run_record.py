@@ -414,8 +414,8 @@ class RunRecord(Callback):
 
 
 def _dealt(data: FederatedDataModule) -> Sequence[Mapping[int, np.ndarray]]:
-    """For each task of the stream: client -> indices of the client's samples among the task's training samples."""
-    return data.indices if data.order is None else data.dealt
+    """Per task of the stream, client that learns it -> indices of the client's samples among its training samples."""
+    return data.indices if data.order is None else data.dealt_to_learners
 
 
 def _finite(tree: Any) -> Any:

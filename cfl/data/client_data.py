@@ -193,6 +193,12 @@ class ClientDataAssignment:
         return self._cut_deal[0]
 
     @property
+    def dealt_to_learners(self) -> Sequence[Mapping[int, np.ndarray]]:
+        """As :attr:`dealt`, of the clients that learn a task; others may have been dealt a share that is not used."""
+        learners = (np.array([c for c, _ in self.learners(t)], dtype=np.int64) for t in range(self.stream.num_tasks))
+        return [_only(dealt, clients) for dealt, clients in zip(self.dealt, learners, strict=True)]
+
+    @property
     def validation_dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
         """Per task of the stream, client -> indices of its validation samples in the task's training set.
 
@@ -215,7 +221,8 @@ class ClientDataAssignment:
         if self.sequences is None or drawn is None:
             dealt_to, clients = self.eligible, self.num_clients
             return client_indices(self.tasks, self.partition, dealt_to, clients, self.seed, self.repartition)
-        # Deal by the tasks of the given stream, so that data.sequences.outputs does not change any client's samples.
+        # Deal by the tasks of the given stream, so that data.sequences.outputs does not change any client's samples,
+        # except which are set aside by data.validation, whose draws are keyed by the task's number.
         split = self.sequences.split
         dealt = dealt_to_learners(self._given_tasks, self.partition, drawn, self.eligible, split, self.seed)
         return dealt if self._drawn is None else one_by_one(dealt, drawn)

@@ -21,7 +21,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from PIL import Image
 from support import tiny_cli
-from support.tiny import SaveAfter, fit, tiny_client, tiny_data
+from support.tiny import SaveAfter, fit, permuted, tiny_client, tiny_data
 
 import cfl
 import cfl.callbacks.run_pictures
@@ -32,7 +32,9 @@ from cfl.callbacks.rounds_table import RoundsTable
 from cfl.callbacks.run_figures import methods_figures
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
+from cfl.data.report import partition_figure, write_partition_csv
 from cfl.data.schedule import Schedule
+from cfl.data.sequences import RandomTasks
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.methods import Method
@@ -325,6 +327,20 @@ def test_partition_table_counts_the_dealt_samples(run: Path, data: FederatedData
     }
     assert table == expected
     assert sum(table.values()) == TASKS * 96
+
+
+@pytest.mark.parametrize("outputs", ["task", "place"])
+@pytest.mark.parametrize("split", ["clients", "holders", "whole"])
+def test_partition_table_has_the_clients_that_learn_a_task(split: Any, outputs: Any, tmp_path: Path) -> None:
+    """Three clients learn one of three tasks each. A share of another task that is dealt to a client is not used."""
+    data = tiny_data(permuted(3), num_clients=3, scenario="task", sequences=RandomTasks(1, split, outputs))
+    dealt = cfl.callbacks.run_record._dealt(data)
+    write_partition_csv(tmp_path / "partition.csv", data.tasks, dealt)
+    rows = tiny_cli.rows(tmp_path / "partition.csv")
+    found = {(int(row["task"]), int(row["client"])): int(row["samples"]) for row in rows}
+    learned = RandomTasks(1).of_clients(3, 3, data.seed)[:, 0].tolist() if outputs == "task" else range(3)
+    assert found == {(task, client): len(data.indices[0][client]) for client, task in enumerate(learned)}
+    assert len(partition_figure(data.tasks, dealt).axes) >= 3
 
 
 def test_method_leaves_its_own_table_and_figures(tmp_path: Path) -> None:
