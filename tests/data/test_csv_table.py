@@ -119,6 +119,26 @@ def test_rows_of_another_file_are_found_by_their_columns(tmp_path: Path) -> None
         Features("x.npz").images_of_table(new, tmp_path)
 
 
+@pytest.mark.parametrize("split", ["source", "merged"])
+def test_a_binarised_table_has_its_tasks_and_reads_its_rows(split: Any, tmp_path: Path) -> None:
+    lines = rows()
+    for number, line in enumerate(lines):
+        line[0] = str(2020 + number % 2)
+    table = source(written(tmp_path, lines), drop=None, task="id")
+    binary = Binarised(table, threshold=0.25, split=split)
+    stream = NaturalTasks(binary)
+    assert [task.name for task in stream.tasks(tmp_path, 0)] == [f"{binary.name} 2020", f"{binary.name} 2021"]
+    if split == "source":
+        for task, own in zip(stream.tasks(tmp_path, 0), NaturalTasks(table).tasks(tmp_path, 0), strict=True):
+            assert torch.equal(task.train.images, (own.train.images > 0.25).to(torch.uint8))
+    new = tmp_path / "new.csv"
+    new.write_text("dose,age\n" + "".join(f"{line[4]},{line[1]}\n" for line in lines if line[5] == "test"))
+    assert torch.equal(binary.images_of_table(new, tmp_path), (table.load(tmp_path)[1].images > 0.25).to(torch.uint8))
+    assert binary.reads.startswith(table.reads)
+    assert binary.reads.endswith("is 1 above 0.25, else 0.")
+    assert Binarised(table, drawn=True).reads.endswith("is 1 with the probability value / white, else 0.")
+
+
 def test_the_separator_is_looked_for_outside_of_quotes(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('"weight, kg";age\n1.5;2\n')
     found = read_rows(tmp_path / "t.csv")

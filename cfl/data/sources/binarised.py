@@ -79,6 +79,16 @@ class Binarised(Source):
         """As for ``source``."""
         return self.source.columns(root)
 
+    def task_names(self, root: Path) -> tuple[str, ...]:
+        """As for ``source``."""
+        return self.source.task_names(root)
+
+    @property
+    def reads(self) -> str:
+        """As for ``source``, and how pixels become black or white."""
+        how = "with the probability value / white" if self.drawn else f"above {self.threshold:g}"
+        return f"{self.source.reads} A stored value is 1 {how}, else 0.".strip()
+
     def image_of_file(self, path: Path, root: Path) -> Tensor:
         """See :meth:`Source.image_of_file`."""
         return self._bits(self.source.image_of_file(path, root)[None], _NEITHER)[0]
@@ -86,6 +96,10 @@ class Binarised(Source):
     def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
         """See :meth:`Source.images_of_array`; the array is one of ``source``."""
         return self._bits(self.source.images_of_array(stored, root), _NEITHER)
+
+    def images_of_table(self, path: Path, root: Path) -> Tensor:
+        """See :meth:`Source.images_of_table`."""
+        return self._bits(self.source.images_of_table(path, root), _NEITHER)
 
     def _bits(self, images: Tensor, part: int) -> Tensor:
         if not self.drawn:

@@ -123,12 +123,14 @@ def joined(parts: Sequence[ImageSet]) -> ImageSet:
     clients = [renumbered(part, names).clients for part in parts]
     told = [of for of in clients if of is not None]
     seconds = [part.seconds for part in parts if part.seconds is not None]
+    tasks = [part.tasks for part in parts if part.tasks is not None]
     owned = len(told) == len(parts) and len(named) == 1
     return ImageSet(
         torch.cat([part.images for part in parts]),
         torch.cat([part.labels for part in parts]),
         torch.cat(told) if owned else None,
         torch.cat(seconds) if len(seconds) == len(parts) else None,
+        torch.cat(tasks) if len(tasks) == len(parts) else None,
         client_names=names if owned else (),
     )
 
