@@ -64,7 +64,12 @@ class Augmentation(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
-        """Return changed copies of ``[n, C, H, W]`` uint8 images, drawn by 64 random bits ``[n]`` int64 for each."""
+        """Return changed copies of images, drawn by 64 random bits for each.
+
+        Args:
+            images: ``[n, C, H, W]`` as stored, uint8 or float32; the copies have the same type.
+            words: ``[n]`` int64, the random bits.
+        """
 
 
 class CropFlip(Augmentation):
