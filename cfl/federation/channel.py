@@ -425,7 +425,11 @@ class Channel:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore :meth:`state_dict`. Messages of a round that an error has ended are dropped."""
+        self._unread.clear()
+        self._single.clear()
+        if self.integers is not None:
+            self.integers = IntegerSums(self.integers.settings)
         self.uplink_bytes, self.downlink_bytes = Counter(state["uplink_bytes"]), Counter(state["downlink_bytes"])
         self.skipped = [(entry[0], entry[1], entry[2]) for entry in state["skipped"]]
         self.skipped_messages = [(entry[0], entry[1], entry[2]) for entry in state.get("skipped_messages", [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -302,6 +302,11 @@ class FedAGEM(Method):
         return {name: found[name] for name in context.shared_parameters}
 
     # Reports and checkpoints.
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state, and forget the steps and the reference of a round that an error has ended."""
+        super().load_state_dict(state)
+        self._received, self._seen = {}, torch.zeros(2, dtype=torch.int64)
 
     def _reference_bytes(self) -> int:
         tensors = self.context.state_tensors()

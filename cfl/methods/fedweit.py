@@ -454,6 +454,7 @@ class FedWeIT(APD):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state, and the sparse rows of knowledge bases as objects."""
         super().load_state_dict(state)
+        self._own_bytes = [0, 0]  # they may be of a round that an error has ended
         for held in self._knowledge:
             held["layers"] = {name: SparseRows(**rows) for name, rows in held["layers"].items()}
         for layer in self._layers:

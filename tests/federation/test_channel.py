@@ -350,6 +350,24 @@ def test_declared_single_messages_arrive_by_client() -> None:
         Channel("stop", individual_allowed=True).uplink_individually("parameters", rows(payload, [2]), [5])
 
 
+def test_a_restored_state_drops_messages_that_the_server_has_not_read() -> None:
+    """As when a run goes on from its last checkpoint after an error within a round."""
+    channel, payload = Channel(individual_allowed=True), messages(3)
+    before = channel.state_dict()
+    for _ in range(2):
+        channel.load_state_dict(before)
+        channel.uplink("update", payload, [1.0, 2.0, 3.0], [0, 1, 2])
+        channel.uplink_individually("parameters", rows(payload, [0, 1]), [0, 1])
+    channel.load_state_dict(before)
+    channel.uplink("update", rows(payload, [2]), [3.0], [2])
+    channel.uplink_individually("parameters", rows(payload, [2]), [2])
+    sums, weight = channel.sum("update")
+    assert weight == 3.0
+    for name, values in payload.items():
+        torch.testing.assert_close(sums[name], 3.0 * values[2])
+    assert list(channel.collect_individually("parameters")) == [2]
+
+
 def test_a_topic_may_have_a_sum_and_single_messages() -> None:
     """Reading one of them leaves the other, in either order."""
     payload, weights = messages(3), [1.0, 2.0, 3.0]

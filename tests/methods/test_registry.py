@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -22,6 +23,7 @@ from support.local_work import counted_steps
 from support.tiny import NetworkFactory, Poison, mlp, norm_net, prompted_net
 
 import cfl.methods
+from cfl.data.datamodule import FederatedDataModule
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import BoundSchedule
 from cfl.data.sequences import FixedTasks
@@ -37,6 +39,9 @@ from cfl.testing.method_declarations import scenario_is_as_declared
 from cfl.testing.method_numbers import engines_agree, require_equal, width_does_not_matter
 from cfl.testing.processes import Crew, processes_do_not_matter
 from cfl.testing.tiny_data import brightness, split
+from cfl.testing.tiny_networks import double
+from cfl.testing.tiny_runs import OneStepAtATime, SaveRounds, everything, fit, tiny_client
+from cfl.training.client import Client
 
 
 @dataclass(frozen=True)
@@ -284,6 +289,56 @@ def test_a_task_may_end_without_clients_unless_they_are_asked_for_more(
             case.start(data, case.methods("tried"))
     else:
         assert case.start(data, case.methods("tried")).finished
+
+
+class FailsWithin(Callback):
+    """Raises in a round, when its second cohort has sent its messages."""
+
+    def __init__(self, round: int) -> None:
+        self.round, self.closed = round, 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == self.round and batch.closes:
+            self.closed += 1
+            if self.closed == 2:
+                raise InterruptedError
+
+
+def goes_on_with_the_same_client(name: str, folder: Path, federated: Mapping[str, Any] | None = None) -> None:
+    """Compare a run that fails in the second round of the second task, and goes on, with one that does not fail."""
+    case = CASES[name]
+    done = case.rounds + 1
+    start = partial(fit, federated=federated)
+
+    def client(data: FederatedDataModule) -> Client:
+        return tiny_client(data, double(case.network), case.optimizer, case.methods("tried"))
+
+    plain = case.data_of(width=1)
+    expected = everything(start(client(plain), plain, callbacks=[OneStepAtATime()]))
+    data = case.data_of(width=1)
+    same = client(data)
+    with pytest.raises(InterruptedError):
+        start(same, data, callbacks=[SaveRounds([done], folder), FailsWithin(done)])
+    found = everything(start(same, data, callbacks=[OneStepAtATime()], ckpt_path=folder / f"{done}.ckpt"))
+    for state in (expected, found):
+        state.pop("seconds")
+        state["channel"].get("integer_sums", {}).pop("seconds", None)
+    assert difference(found, expected) is None
+
+
+@each_method
+def test_the_same_client_goes_on_after_an_error_within_a_round(name: str, tmp_path: Path) -> None:
+    goes_on_with_the_same_client(name, tmp_path)
+
+
+def test_the_same_client_goes_on_with_counts_of_its_own(tmp_path: Path) -> None:
+    """FedWeIT counts bytes until the round ends."""
+    goes_on_with_the_same_client("FedWeIT", tmp_path)
+
+
+def test_the_same_client_goes_on_with_sums_of_integers(tmp_path: Path) -> None:
+    """Fed-A-GEM counts steps until the round ends."""
+    goes_on_with_the_same_client("FedAGEM", tmp_path, {"aggregation": "modelled"})
 
 
 class Kept(Callback):
