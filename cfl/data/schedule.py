@@ -153,10 +153,10 @@ class Schedule:
         self._settled, self.most_padding, self.at_once = width, most_padding, at_once
 
     def with_width(self, width: int) -> Schedule:
-        """The same schedule with another cohort width."""
+        """The same schedule with another cohort width, and without limits to padding and turns."""
         other = copy.copy(self)
         other.cohort_width = width
-        other._settled = width
+        other.settle_width(width)
         return other
 
     def rounds(self, num_tasks: int) -> list[int]:

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from support import tiny_cli
-from support.tiny import fit, mlp, needs_onednn, tiny_client, tiny_data, weights
+from support.tiny import fit, mlp, needs_onednn, tiny_client, tiny_data, unequal, weights
 
 import cfl.training.client
 from cfl.data.schedule import Schedule
@@ -21,6 +21,7 @@ from cfl.engines.open_choices import MEMORY_ON_CPU, PATCHES_ON_CPU
 from cfl.engines.probe import TRAINER_SECONDS, probe
 from cfl.engines.products import WORTH_ONEDNN
 from cfl.engines.trial_pass import patch_bytes
+from cfl.methods import AGEM
 from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.models.dropout import convert_dropout
 from cfl.runtime.errors import ConfigError, EngineCannot
@@ -432,6 +433,16 @@ def test_an_unsettled_width_is_no_width() -> None:
     assert schedule.width == 3
     assert schedule.with_width(4).width == 4
     assert schedule.width == 3
+
+
+def test_a_run_chooses_its_engine_as_if_no_run_had_used_the_data_before(caplog: pytest.LogCaptureFixture) -> None:
+    """The first run limits padding and splits cohorts of its unequal clients; trials of the next take whole ones."""
+    data = unequal(7)
+    fit(tiny_client(data, engine=EngineOptions("vmap")), data)
+    assert data.schedule.most_padding is not None
+    client = tiny_client(data, methods={"agem": AGEM()}, engine=EngineOptions("auto"))
+    assert fit(client, data).finished
+    assert "is no choice" not in caplog.text
 
 
 def test_compiled_steps_are_the_same_steps() -> None:
