@@ -123,11 +123,14 @@ class FederatedOrchestrator(Callback):
                 found = f"this Trainer has trained another Client for {trainer.current_epoch} rounds"
                 raise RuntimeError(f"{found}; a new Client needs a new Trainer")
             client.federation = self._build(trainer, client, data, trains=stage == "fit")
+            client.note_modes()
             self._check_options_do_something(client.federation)
             self._check_weighting(client)
             if stage == "fit":
                 self.sums.check(client.federation, trainer.world_size)
                 client.methods.check_reports()
+        elif stage == "fit":
+            client.restore_modes()
         data.follow(client.federation)
         # With personal models, processes share the clients to evaluate instead of the test sets.
         data.all_batches_everywhere = client.federation.model.has_personal_models

@@ -90,6 +90,7 @@ class Client(LightningModule):
         self._resumed_choice: dict[str, Any] | None = None
         self._loss_parts = self.methods.loss_parts()
         self._scoring: Scoring | None = None
+        self._modes: dict[str, bool] = {}
 
     # Methods and buffer belong to the federation once it is built. Until then they are those given to the constructor.
 
@@ -116,6 +117,15 @@ class Client(LightningModule):
     def _before_the_federation(self, what: str) -> None:
         if self.federation is not None:
             raise RuntimeError(f"{what}: the federation has its own, which nobody exchanges")
+
+    def note_modes(self) -> None:
+        """Note which modules are in training mode; some may be in evaluation mode on purpose."""
+        self._modes = {name: module.training for name, module in self.named_modules()}
+
+    def restore_modes(self) -> None:
+        """Give every module the mode that was noted. Lightning does not if an error ends an evaluation."""
+        for name, module in self.named_modules():
+            module.training = self._modes.get(name, module.training)
 
     def require_federation(self) -> Federation:
         """:attr:`federation`, or a RuntimeError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from support.naive import federated_averaging, plain_network
 from support.tiny import (
     UNEQUAL,
     NetworkFactory,
+    SaveAfter,
     double,
+    dropping,
     fit,
     mlp,
     norm_net,
@@ -32,6 +35,8 @@ from cfl.data.schedule import BoundSchedule
 from cfl.data.sequences import FixedTasks
 from cfl.data.streams import Stream
 from cfl.models import MLP
+from cfl.testing.comparing import difference
+from cfl.training.client import Client
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 ADAM = partial(torch.optim.Adam, lr=0.02, weight_decay=0.01)
@@ -166,6 +171,58 @@ def test_outputs_of_other_tasks(scenario: Any, class_loss: str) -> None:
     """Runs agree with a plain loop in which weight decay, momentum and Adam do not change outputs outside the loss."""
     for optimizer in (SGD, ADAM):
         assert_same_run(unequal_data(split(), scenario=scenario, class_loss=class_loss), double(mlp), optimizer)
+
+
+class FadingHead(nn.Linear):
+    """A linear layer with a factor per output that becomes smaller in every training step."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("factor", torch.ones(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.factor.mul_(0.99)
+        return super().forward(x) * self.factor
+
+
+class Fading(MLP):
+    """An MLP with such a head."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs, hidden=[8], dropout=0.0)
+        self.head = FadingHead(8, num_outputs)
+
+
+def test_a_buffer_per_output_is_averaged_like_other_buffers() -> None:
+    """Also that of outputs outside the loss, because forward passes compute and change it."""
+    assert_same_run(unequal_data(split(), scenario="task"), double(Fading), SGD)
+
+
+@pytest.mark.filterwarnings("ignore:Found 1 module.* in eval mode")
+def test_the_same_client_goes_on_in_training_mode_after_an_error_in_an_evaluation(tmp_path: Path) -> None:
+    """A part that was in evaluation mode from the beginning stays so."""
+
+    class FailsInTest(Callback):
+        def on_validation_batch_end(self, trainer: Any, *given: Any) -> None:
+            if not trainer.sanity_checking and trainer.current_epoch > 1:
+                raise InterruptedError
+
+    def client(data: FederatedDataModule) -> Client:
+        made = tiny_client(data, dropping)
+        assert isinstance(made.network, MLP)
+        made.network.dropouts[1].eval()
+        return made
+
+    data = tiny_data()
+    expected = weights(fit(client(data), data))
+    data = tiny_data()
+    same = client(data)
+    with pytest.raises(InterruptedError):
+        fit(same, data, callbacks=[SaveAfter(1, tmp_path / "2.ckpt"), FailsInTest()])
+    found = weights(fit(same, data, ckpt_path=tmp_path / "2.ckpt"))
+    assert difference(found, expected) is None
+    assert [name for name, module in same.network.named_modules() if not module.training] == ["dropouts.1"]
 
 
 def test_clients_that_hold_only_some_tasks_and_rounds_of_different_numbers() -> None:
