@@ -180,11 +180,14 @@ class Cohort:
 
     @torch.no_grad()
     def put_back_unused_outputs(self, positions: Sequence[int]) -> None:
-        """Undo what weight decay or momentum did to these clients' outputs that had no part in the loss."""
+        """Undo what weight decay or momentum did to these clients' outputs that had no part in the loss.
+
+        Buffers stay: no optimizer changes them, and forward passes compute all outputs.
+        """
         if self.used_outputs is None:
             return
         index = torch.tensor(positions, device=next(iter(self.parameters.values())).device)
-        for name, tensor in {**self.parameters, **self.buffers}.items():
+        for name, tensor in self.parameters.items():
             used = self.used_rows(name, positions)
             if used is not None:
                 start = self.own[name][index] if name in self.own else self.global_parameters[name]
