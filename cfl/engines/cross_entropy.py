@@ -39,7 +39,7 @@ def mean_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None, outputs: 
     if mask is None:
         return losses.mean(-1), gradient.div_(y.shape[-1])
     share = mask / mask.sum(-1, keepdim=True).clamp(min=1)
-    share = share.to(logits.dtype)
+    share = share.to(losses.dtype)
     return (losses * share).sum(-1), gradient.mul_(share.unsqueeze(-1))
 
 
@@ -51,6 +51,6 @@ def weighted_cross_entropy(logits: Tensor, samples: Samples) -> tuple[Tensor, Te
         samples: of the same samples.
     """
     losses, gradient = cross_entropies(logits, samples.y, samples.allowed)
-    weights = samples.weights.to(logits.dtype)
-    losses = torch.where(samples.mask, losses * weights, torch.zeros_like(losses))
+    weights = samples.weights.to(torch.promote_types(losses.dtype, torch.float32))
+    losses = torch.where(samples.mask, losses * weights, torch.zeros_like(weights))
     return losses.sum(-1), gradient.mul_(torch.where(samples.mask, weights, torch.zeros_like(weights)).unsqueeze(-1))

@@ -150,11 +150,13 @@ class Objective:
             samples: of the same N samples.
             x: network inputs ``[N, C, H, W]``; used only by losses that are not :attr:`of_logits`.
         """
-        weights = samples.weights.to(logits.dtype)
+        losses = self.measure.losses(logits, samples.y, samples.allowed, x)
+        # Not of the logits' type: in mixed precision they are in half precision, and the losses are not.
+        weights = samples.weights.to(torch.promote_types(losses.dtype, torch.float32))
         for weigher in self._parts.weighers:
             found = _ask(weigher, "sample_weights", weights, logits, _shown(weigher, samples))
             weights = _checked(found, list(weights.shape), weigher, "sample_weights")
-        losses = weights * self.measure.losses(logits, samples.y, samples.allowed, x)
+        losses = weights * losses
         # Not a product with the mask, because losses of padded samples may be infinite.
         loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
         for term in self._parts.terms:

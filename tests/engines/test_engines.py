@@ -626,10 +626,17 @@ def test_workers_are_refused_where_threads_would_mix_up_random_numbers() -> None
 
 
 @pytest.mark.parametrize(("width", "tolerance"), [(1, 1e-5), (3, 1e-3)])
-def test_mixed_precision_multiplies_in_bfloat16_and_keeps_weights_in_float32(width: int, tolerance: float) -> None:
-    """A local step of every client, by plain autograd under torch's own autocast. Stacked products round otherwise."""
+@pytest.mark.parametrize("exposure", ["sequential", "joint"])
+def test_mixed_precision_multiplies_in_bfloat16_and_keeps_weights_in_float32(
+    exposure: Any, width: int, tolerance: float
+) -> None:
+    """A local step of every client, by plain autograd under torch's own autocast. Stacked products round otherwise.
+
+    With ``joint`` samples are weighed one by one.
+    """
     schedule = {"rounds_per_task": 1, "batch_size": 1000, "cohort_width": width}
-    data = tiny_data(permuted(1), num_clients=3, schedule=schedule)
+    data = tiny_data(permuted(1), num_clients=3, schedule=schedule, exposure=exposure)
+    assert any(len(own) & (len(own) - 1) for own in data.indices[0].values())  # 1 / len has no exact bfloat16
     steep = partial(torch.optim.SGD, lr=1.0)
     client = tiny_client(data, mlp, steep, {}, EngineOptions("vmap"))
     network, sums = copy.deepcopy(client.network).requires_grad_(), {}

@@ -7,8 +7,9 @@ from torch import Tensor
 
 
 def weighted_sum(losses: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
-    """``sum_i w_i loss_i`` ``[]`` over the samples in the mask; all ``[N]``.
+    """``sum_i w_i loss_i`` ``[]`` over the samples in the mask; all ``[N]``. In float32 at least.
 
     No product with the mask, because losses of padding may be infinite.
     """
-    return torch.where(mask, weights.to(losses.dtype) * losses, torch.zeros_like(losses)).sum()
+    weighted = weights.to(torch.promote_types(losses.dtype, torch.float32)) * losses
+    return torch.where(mask, weighted, torch.zeros_like(weighted)).sum()
