@@ -141,7 +141,7 @@ class Engine(ABC):
     """Whether :meth:`train` leaves a client as it is after its last step, while others of its cohort go on."""
 
     failed_step: int | None = None
-    """The local step in which the last :meth:`train` failed; None if it did not fail, or the engine does not know."""
+    """The local step in which the last :meth:`train` failed, if it is not the cohort's present one; else None."""
 
     def train(self, cohort: Cohort, block: CohortBlock, context: StepContext) -> Tensor:
         """Take all local steps of a block, the optimizer's included; only with :attr:`StepContext.fused_sgd`.
@@ -149,8 +149,11 @@ class Engine(ABC):
         Returns:
             ``[k, S]``, each client's loss in each step as :meth:`losses` has it.
         """
-        steps = map(block.step, range(len(block)))
-        return torch.stack([self.losses(cohort, batch, context) for batch in steps], 1)
+        losses = []
+        for number in range(len(block)):
+            cohort.steps = block.first + number + 1  # an error names it
+            losses.append(self.losses(cohort, block.step(number), context))
+        return torch.stack(losses, 1)
 
     @abstractmethod
     def backward(self, total: Tensor, cohort: Cohort) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from cfl.callbacks import RoundProgress
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.partitions import Dirichlet
+from cfl.data.samples import Samples
 from cfl.engines import EngineOptions
 from cfl.methods import ER, EWC, SCAFFOLD, FedProx, Method
 from cfl.models import Network
@@ -240,6 +241,28 @@ def test_a_failure_names_its_step(length: Callable[[int], None], steps: int) -> 
     data = tiny_data(num_clients=2, schedule={"batch_size": size - 1})  # the second step is of one sample
     client = tiny_client(data, Lonely, engine=EngineOptions("workers", 2))
     with pytest.raises(RuntimeError, match=r"local step 1 of clients \[0, 1\] failed in round 0 \(task 0\)"):
+        fit(client, data)
+
+
+class FailsInThirdStep(Method):
+    """A method whose term of the loss fails when it is asked for the third time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        self.asked += 1
+        if self.asked == 3:
+            raise ValueError("the third")
+        return logits.square().mean()
+
+
+@pytest.mark.parametrize("steps", [1, 1000])
+def test_a_failure_of_a_method_names_its_step(length: Callable[[int], None], steps: int) -> None:
+    length(steps)
+    data = tiny_data(num_clients=1, schedule={"batch_size": 2})
+    client = tiny_client(data, methods={"fails": FailsInThirdStep()}, engine=EngineOptions("workers", 1, stack=1))
+    with pytest.raises(RuntimeError, match=r"local step 2 of clients \[0\] failed in round 0 \(task 0\)"):
         fit(client, data)
 
 
