@@ -18,7 +18,8 @@ class ScaledSteps:
     included: their state, such as momentum, does not depend on the learning rate.
 
     Args:
-        factors: ``[k]``; 1 leaves a client's step unchanged, and 0 leaves its weights unchanged, both bit for bit.
+        factors: ``[k]``; 1 leaves a client's step unchanged, and 0 leaves its weights unchanged, both bit for bit if
+            the step is finite; otherwise weights become NaN.
         buffers: name -> ``[k, ...]``, before the first step; clients with factor 0 keep these values.
     """
 

@@ -168,11 +168,12 @@ class Client(LightningModule):
             blocks,
         )
         self.engine_choice = chosen.choice
-        precision, width, trials = self.engine_options.matmul_precision, chosen.choice.width, chosen.trials
+        precision, width = self.engine_options.matmul_precision, chosen.choice.width
         self.work = LocalWork(federation, chosen.engine, width, objective, precision, watched, blocks)
-        seconds = trials[0].seconds_per_client_step * width if blocks and trials else math.inf
+        everyones = distributed.gather(chosen.seconds_per_step if blocks else math.inf)
         # All processes must have equally many batches, so they use the slowest measurement.
-        federation.data.steps_per_block = steps_per_block(max(distributed.gather(seconds)))
+        slowest = max((seconds for seconds in everyones if seconds < math.inf), default=math.inf)
+        federation.data.steps_per_block = steps_per_block(slowest)
         return self._optimizer_of(self.work.cohort.parameters.values())
 
     def optimizer_for_its_options(self, clipping: str | None) -> Optimizer:

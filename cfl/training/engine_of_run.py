@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,12 +36,19 @@ class Chosen:
     Attributes:
         engine: the engine.
         choice: its kind and options.
-        trials: measurements of this run or of an earlier one; empty if nothing was measured.
+        trials: this process's measurements, of this run or of an earlier one, the fastest first; empty if nothing was
+            measured. With several processes, ``choice`` need not be the fastest here.
     """
 
     engine: Engine
     choice: EngineChoice
     trials: list[Measured]
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Measured seconds of a step of a whole cohort; infinity if this process has not measured the choice."""
+        measured = {one.choice: one.seconds_per_client_step for one in self.trials}
+        return measured.get(self.choice, math.inf) * self.choice.width
 
 
 def choose_engine(
@@ -57,7 +65,8 @@ def choose_engine(
     """Build the engine of a run, and write its choice and cohort width to the schedule and to the run's summary.
 
     The choice is the only one that the settings leave open, the checkpoint's, that of an earlier trial between the same
-    candidates under the same conditions, or the fastest in a short trial on the next round's data.
+    candidates under the same conditions, or the fastest in a short trial on the next round's data. In mixed precision
+    trials compute in the parameters' precision; only cohort widths of one engine are compared there.
 
     Args:
         options: the settings of engines.

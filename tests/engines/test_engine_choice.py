@@ -18,7 +18,7 @@ from cfl.data.schedule import Schedule
 from cfl.engines import EngineChoice, EngineOptions, candidates, open_choices, trials
 from cfl.engines.choice import from_dict
 from cfl.engines.open_choices import MEMORY_ON_CPU, PATCHES_ON_CPU
-from cfl.engines.probe import TRAINER_SECONDS, probe
+from cfl.engines.probe import TRAINER_SECONDS, Measured, probe
 from cfl.engines.products import WORTH_ONEDNN
 from cfl.engines.trial_pass import patch_bytes
 from cfl.methods import AGEM
@@ -399,6 +399,14 @@ def test_a_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cfl.training.client, "choose_engine", choose)
     fit(client, data)
     assert all(torch.equal(before[n], seen[n]) for n in before)
+
+
+def test_a_choice_has_its_own_time_where_another_is_faster() -> None:
+    """As in a process in which another choice than the first process's is the fastest."""
+    choice, faster = EngineChoice("vmap", 4), EngineChoice("vmap", 2)
+    trials, engine = [Measured(faster, 0.25), Measured(choice, 0.5)], mock.Mock()
+    assert Chosen(engine, choice, trials).seconds_per_step == 4 * 0.5
+    assert Chosen(engine, choice, trials[:1]).seconds_per_step == float("inf")
 
 
 def test_a_resumed_run_keeps_the_choice(tmp_path: Path) -> None:
