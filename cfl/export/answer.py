@@ -69,6 +69,8 @@ class Answer(nn.Module):
     Attributes:
         network: the given network.
         frozen: modules that the network uses without holding their weights: frozen transformers, by name.
+        task: the given task.
+        client: the given client.
     """
 
     def __init__(self, network: nn.Module, classifiers: Iterable[Any], task: int, client: int) -> None:
@@ -76,7 +78,7 @@ class Answer(nn.Module):
         self.network = network
         held = {name: part.vit for name, part in vars(network).items() if isinstance(part, FrozenViT)}
         self.frozen = nn.ModuleDict(held)
-        self.classifiers, self.task, self._client = tuple(classifiers), task, client
+        self.classifiers, self.task, self.client = tuple(classifiers), task, client
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
@@ -87,7 +89,13 @@ class Answer(nn.Module):
                 found = method.classify(shown_task(self.task, method.task_free), model, x)
                 if found is not None:
                     return found
-        return network.answers(x, (self._client,))
+        return network.answers(x, (self.client,))
+
+    def train(self, mode: bool = True) -> Answer:
+        """Set the mode of the network. Frozen parts keep theirs, because the run's network shares them."""
+        self.training = mode
+        self.network.train(mode)
+        return self
 
     def tensors(self) -> dict[str, Tensor]:
         """The network's state dict, and each frozen part's under ``<part>.<name>``."""

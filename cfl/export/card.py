@@ -24,7 +24,7 @@ from cfl.reporting.summary_file import read_summary
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import fenced, in_markdown
-from cfl.runtime.run_files import SUMMARY
+from cfl.runtime.run_files import CONFIG, SUMMARY
 
 _MEANINGS = {
     "domain": "All tasks share the outputs: class k is output k in every task.",
@@ -47,11 +47,12 @@ def write_card(
         answer: the exported model.
         choice: client and task of the model.
         federation: the federation, restored from the checkpoint.
-        config: the run's configuration as YAML.
-        run: the run folder; its ``summary.json`` has the figures if it is from the same round as the checkpoint.
+        config: the restored run's configuration as YAML, as the parser has accepted it.
+        run: the run folder; its ``summary.json`` has the figures if it is from the same round as the checkpoint. The
+            card shows its ``config.yaml``, or ``config`` if there is none.
 
     Raises:
-        ConfigError: ``summary.json`` is damaged.
+        ConfigError: ``summary.json`` is damaged, or as for :func:`cfl.export.snippet.snippet`.
     """
     data = federation.data
     summary = _figures(federation, run)
@@ -68,6 +69,9 @@ def write_card(
     unit = federation.measure.unit + f" {ON_VALIDATION}" * (data.evaluate_on == "validation")
     with model.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+    shown = config
+    if (run / CONFIG).is_file():
+        shown = (run / CONFIG).read_text(encoding="utf-8", errors="backslashreplace")
     sections = [
         _heading(choice, federation, summary),
         f"## Use\n\n{fenced(snippet(model, answer, choice, federation, config), 'python')}\n\n"
@@ -75,7 +79,7 @@ def write_card(
         _input(data),
         _output(answer, choice, federation),
         _figures_section(f"{whole}; {federation.measure.words} in {unit}", summary),
-        f"## Configuration\n\n{fenced(config, 'yaml')}",
+        f"## Configuration\n\n{fenced(shown, 'yaml')}",
     ]
     if answer.frozen:
         names = ", ".join(f"`{name}.`" for name in answer.frozen)

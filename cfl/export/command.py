@@ -15,7 +15,6 @@ from cfl.reporting.experiment import method_name
 from cfl.runtime.command_line import ABOUT_ALLOW
 from cfl.runtime.command_paths import given_path
 from cfl.runtime.printable import printable
-from cfl.runtime.run_files import CONFIG
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -28,7 +27,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--ckpt_path", required=True, metavar="FILE", help="a checkpoint, e.g. RUN/last.ckpt; last, with --run.dir RUN"
+        "--ckpt_path",
+        required=True,
+        metavar="FILE",
+        help="a checkpoint, e.g. RUN/last.ckpt, or its run folder; last, with --run.dir RUN",
     )
     parser.add_argument(
         "--out",
@@ -65,10 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         federation = client.require_federation()
         metadata = {"method": method_name(federation.methods), "stream": federation.data.stream.name}
         difference = write(options.out, answer, federation.data.input_shape, metadata)
-        card, run = options.out.with_name(f"{options.out.name}.md"), checkpoint.parent
-        if (run / CONFIG).is_file():  # the run's configuration, not the restored one
-            config = (run / CONFIG).read_text(encoding="utf-8", errors="backslashreplace")  # it is just shown
-        write_card(card, options.out, answer, choice, federation, config, run)
+        card = options.out.with_name(f"{options.out.name}.md")
+        write_card(card, options.out, answer, choice, federation, config, checkpoint.parent)
     except Exception as error:
         print(printable(f"error: {as_option(told(error))}"), file=sys.stderr)
         return 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,15 @@ from cfl.data.streams.sequence import repeat_channels
 from cfl.export.answer import Answer, Choice
 from cfl.export.prediction import last_task, output_names
 from cfl.federation.federation import Federation
-from cfl.runtime.yaml_file import BadYAML, parse_yaml
+from cfl.models import MADE, PromptedViT, ResNet18
+from cfl.models.density import densities_differ
+from cfl.runtime.class_paths import named_class, own_parameter
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.yaml_file import parse_yaml
+
+_KEY = "model.network"
+_READS_WEIGHTS = (PromptedViT, ResNet18)
+"""Networks whose option ``weights`` names a file of weights, all of which the exported file holds."""
 
 
 def snippet(model: Path, answer: Answer, choice: Choice, federation: Federation, config: str) -> str:
@@ -24,7 +35,10 @@ def snippet(model: Path, answer: Answer, choice: Choice, federation: Federation,
         answer: the exported model.
         choice: its client and task.
         federation: the federation, restored from the checkpoint.
-        config: the run's configuration as YAML.
+        config: the restored run's configuration as YAML, as the parser has accepted it.
+
+    Raises:
+        ConfigError: the network has an option that cannot be written as Python code, for ``.safetensors``.
     """
     data = federation.data
     tasks = choice.stream_tasks(data) if choice.task is None else [choice.stream_task(data)]
@@ -93,7 +107,7 @@ def _loading(model: Path, answer: Answer, data: FederatedDataModule, config: str
             f"model = torch.export.load({name!r}).module()",
             "outputs = model(torch.from_numpy(x)).detach().numpy()",
         ]
-    module, network = _network(answer, data, config)
+    modules, network = _network(answer, data, config)
     load = [f"network = {network}", f"tensors = load_file({name!r})"]
     for part in answer.frozen:
         load += [
@@ -101,28 +115,75 @@ def _loading(model: Path, answer: Answer, data: FederatedDataModule, config: str
             f"frozen = {{name.removeprefix({part + '.'!r}): tensor for name, tensor in frozen.items()}}",
             f"network.{part}.vit.load_state_dict(frozen)",
         ]
-    load += ["network.load_state_dict(tensors)", "outputs = network.eval()(torch.from_numpy(x)).detach().numpy()"]
-    imports = ["import numpy as np", "import torch", "from safetensors.torch import load_file", "", module]
-    return imports, load
+    of_client = f", ({answer.client},)" if densities_differ(answer.network) else ""
+    outputs = f"outputs = network.eval().answers(torch.from_numpy(x){of_client}).detach().numpy()"
+    imports = ["import numpy as np", "import torch", "from safetensors.torch import load_file", "", *modules]
+    return imports, [*load, "network.load_state_dict(tensors)", outputs]
 
 
-def _network(answer: Answer, data: FederatedDataModule, config: str) -> tuple[str, str]:
-    """The import of the network's class, and the call that makes it."""
+def _network(answer: Answer, data: FederatedDataModule, config: str) -> tuple[list[str], str]:
+    """The imports of the network's class and of classes among its options, and the call that makes it."""
     kind = type(answer.network)
-    options = _options(config)
-    arguments = [repr(tuple(data.input_shape)), str(data.num_outputs), *(f"{k}={v!r}" for k, v in options.items())]
-    return f"from {kind.__module__} import {kind.__qualname__}", f"{kind.__name__}({', '.join(arguments)})"
+    entry = {"class_path": f"{kind.__module__}.{kind.__qualname__}", **_entry(config)}
+    if isinstance(answer.network, MADE):  # masks are drawn by a seed, which null in the configuration leaves to the run
+        entry["init_args"] = {**(entry.get("init_args") or {}), "mask_seed": answer.network.mask_seed}
+    imports: set[str] = set()
+    arguments = [repr(tuple(data.input_shape)), str(data.num_outputs), *_options(entry, _KEY, imports)]
+    call = f"{_imported(entry['class_path'], imports)}({', '.join(arguments)})"
+    return sorted(imports), call
 
 
-def _options(config: str) -> dict[str, Any]:
-    """Return the network's options in a configuration; empty if the configuration is damaged."""
-    try:
-        found: Any = parse_yaml(config)
-        for key in ("model", "network", "init_args"):
-            found = found.get(key) or {}
-        return dict(found)
-    except (BadYAML, AttributeError, TypeError, ValueError):
-        return {}
+def _entry(config: str) -> dict[str, Any]:
+    """The network's class and options in a configuration; empty if it has none, as in a run built in Python."""
+    found: Any = parse_yaml(config)
+    for key in _KEY.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _options(entry: Mapping[str, Any], key: str, imports: set[str]) -> list[str]:
+    """The options of a class as keyword arguments. Imports that they need are added to ``imports``."""
+    kind, arguments = named_class(entry["class_path"]), []
+    options = {**(entry.get("init_args") or {}), **(entry.get("dict_kwargs") or {})}
+    for name, value in options.items():
+        if not str(name).isidentifier() or iskeyword(name):
+            raise ConfigError(f"{key}.{name}", value, "an option whose name is one in Python, for the card's code")
+        if name == "weights" and kind is not None and issubclass(kind, _READS_WEIGHTS):
+            value = None
+        if isinstance(value, Mapping) and "class_path" in value and name in (entry.get("init_args") or {}):
+            inner, made = _options(value, f"{key}.{name}", imports), _imported(value["class_path"], imports)
+            if _takes_a_factory(kind, name):
+                arguments.append(f"{name}={_imported('functools.partial', imports)}({', '.join([made, *inner])})")
+            else:
+                arguments.append(f"{name}={made}({', '.join(inner)})")
+        else:
+            _require_plain(value, f"{key}.{name}")
+            arguments.append(f"{name}={value!r}")
+    return arguments
+
+
+def _imported(path: str, imports: set[str]) -> str:
+    """The name of a class in the code, after an import of it."""
+    module, _, name = path.rpartition(".")
+    imports.add(f"from {module} import {name}")
+    return name
+
+
+def _takes_a_factory(kind: type | None, option: str) -> bool:
+    """Whether an option of a class is a function that builds an object, not the object."""
+    found = (own_parameter(base, option) for base in (kind.__mro__ if kind else ()))
+    parameter = next(filter(None, found), None)
+    return parameter is None or "Callable" in str(parameter.annotation)
+
+
+def _require_plain(value: Any, key: str) -> None:
+    """Refuse values that ``repr`` does not write as Python code, and classes within lists and mappings."""
+    is_class = isinstance(value, Mapping) and "class_path" in value
+    is_plain = isinstance(value, Mapping | list | str | int | float | None) and not is_class
+    if not is_plain or (isinstance(value, float) and not math.isfinite(value)):
+        raise ConfigError(key, value, "numbers, texts, true, false, null, and lists and mappings of these")
+    for part in [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        _require_plain(part, key)
 
 
 def _choosing(allowed: Tensor | None, stream_tasks: list[int]) -> list[str]:

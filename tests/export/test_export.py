@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,10 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from support import tiny_cli
+from support.own_networks import Plain
 from support.tiny import ConvNet, NetworkFactory, fit, mlp, norm_net, split, tiny_client, tiny_data
 from torch import Tensor, nn
 
@@ -28,9 +31,10 @@ from cfl.data.streams import Permuted, Sequence
 from cfl.export.answer import Choice, answer_of, plain_network
 from cfl.export.formats import PACKAGES, check_format, read, write
 from cfl.methods import APD, RGO, AnalyticHead, FedWeIT, ICaRL, InferringFOT, Method, PersonalLayers
-from cfl.models import MADE, MLP, PromptedViT
+from cfl.models import MADE, MLP, PromptedViT, TinyYOLO
 from cfl.models.decomposition import decompose
 from cfl.runtime.errors import ConfigError
+from cfl.testing.tiny_data import black_and_white, squares
 from cfl.training.client import Client
 
 FORMATS = list(PACKAGES)
@@ -510,6 +514,139 @@ def test_the_code_of_a_card_runs_as_printed(
     torch.testing.assert_close(torch.from_numpy(held["outputs"]), answer(x), rtol=0, atol=1e-5)
     expected = SampleScorer(client).scores(x, Choice(task=0)).argmax(1)
     assert capsys.readouterr().out == f"{[str(label) for label in expected.tolist()]}\n"
+
+
+def outputs_of_code(model: Path, client: Client, network: dict[str, Any], x: Tensor, choice: Choice) -> Tensor:
+    """Write a model and its card; return what the card's code computes of network input."""
+    from cfl.export.card import write_card
+
+    available(model.suffix)
+    answer, card = answer_of(client, choice), model.with_name("card.md")
+    write(model, answer, client.input_shape, {})
+    config = json.dumps({"model": {"network": network}})
+    write_card(card, model, answer, choice, client.require_federation(), config, model.parent)
+    return executed(code_of(card), x)
+
+
+def executed(code: str, x: Tensor) -> Tensor:
+    """Run a card's code on network input; return its ``outputs``."""
+    (line,) = (line for line in code.splitlines() if line.startswith("x = "))
+    held: dict[str, Any] = {"given": x.numpy()}
+    exec(code.replace(line, "x = given"), held)
+    return torch.from_numpy(held["outputs"])
+
+
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_the_code_of_a_card_computes_a_mades_likelihoods_under_the_masks_of_the_run(
+    synchronised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The initial weights draw the masks if ``mask_seed`` is null, so that they are the run's own."""
+    monkeypatch.chdir(tmp_path)
+    options = {"hidden": [6], "synchronised": synchronised}
+    client = trained(partial(MADE, **options), stream=black_and_white(2), scenario="density")
+    network = {"class_path": "cfl.models.MADE", "init_args": {**options, "mask_seed": None}}
+    x, choice = (images(client) > 0).float(), Choice(None if synchronised else 2)
+    found = outputs_of_code(tmp_path / "m.safetensors", client, network, x, choice)
+    expected = client.network.log_likelihood(x, (choice.client or 0,))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    other = MADE(client.input_shape, 16, mask_seed=0, **options)
+    other.load_state_dict(client.network.state_dict())
+    assert float((other.eval().log_likelihood(x).detach() - found).abs().max()) > 1e-3
+
+
+def test_the_code_of_a_card_finds_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pycocotools")
+    monkeypatch.chdir(tmp_path)
+    client = trained(partial(TinyYOLO, width=2), stream=squares(2), scenario="detection")
+    network, x = {"class_path": "cfl.models.TinyYOLO", "init_args": {"width": 2}}, images(client)
+    found = outputs_of_code(tmp_path / "m.safetensors", client, network, x, Choice())
+    torch.testing.assert_close(found, scores(client, x), rtol=0, atol=1e-4)
+    assert found.shape != client.network(x).shape
+
+
+def test_the_code_of_a_card_reads_no_file_of_pretrained_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exported file holds all weights, so the code runs where the file of pre-trained ones is not."""
+    monkeypatch.chdir(tmp_path)
+    file, client = tmp_path / "vit.pth", tiny_client(tiny_data(split()), partial(PromptedViT, **VIT))
+    torch.save(client.network.backbone.vit.state_dict(), file)
+    options: dict[str, Any] = {**VIT, "weights": str(file)}
+    client = trained(partial(PromptedViT, **options), scenario="class")
+    file.unlink()
+    network, x = {"class_path": "cfl.models.PromptedViT", "init_args": options}, images(client)
+    found = outputs_of_code(tmp_path / "m.safetensors", client, network, x, Choice())
+    torch.testing.assert_close(found, scores(client, x), rtol=0, atol=1e-5)
+
+
+def test_an_answer_leaves_the_frozen_transformer_of_the_run_in_its_mode() -> None:
+    """Attention in evaluation mode takes a fast path that fails under vmap."""
+    client = trained(partial(PromptedViT, **VIT))
+    before = {name: part.training for name, part in client.network.backbone.vit.named_modules()}
+    assert set(before.values()) == {True, False}
+    answer = answer_of(client, Choice())
+    for mode in (True, False):
+        answer.train(mode)
+        assert {name: part.training for name, part in client.network.backbone.vit.named_modules()} == before
+        assert answer.training == answer.network.training == mode
+
+
+def test_the_code_of_a_card_builds_classes_among_the_networks_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card's options are the parsed ones: text in the run's own configuration is shown and does not become code."""
+    from cfl.cli.main import restored
+
+    options = ("--model.network", "ACGAN", "--model.network.classifier", "MLP")
+    options += ("--model.network.classifier.hidden", "[8]", "--model.network.widths", "[4]")
+    options += ("--methods.fedcil", "FedCIL", "--methods.fedcil.consolidation_steps", "1")
+    assert (
+        tiny_cli.fit(tmp_path / "run", "--data.stream", "ClassSplit", "--schedule.rounds_per_task", "1", *options) == 0
+    )
+    mine, injected = tmp_path / "mine.yaml", "noise_dim=100), open('injected', 'w'"
+    mine.write_text((tmp_path / "run" / "config.yaml").read_text())
+    theirs = yaml.safe_load(mine.read_text())
+    del theirs["model"]["network"]["init_args"]["noise_dim"]
+    theirs["model"]["network"]["init_args"][injected] = 1
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(theirs))
+    checkpoint = ["--ckpt_path", str(tmp_path / "run" / "last.ckpt"), "--config", str(mine)]
+    monkeypatch.chdir(tmp_path)
+    assert export(*checkpoint, "--out", "m.safetensors") == 0
+    card = tmp_path / "m.safetensors.md"
+    assert injected in card.read_text()
+    code, client = code_of(card), restored(checkpoint)[0]
+    assert "classifier=partial(MLP, hidden=[8], " in code
+    torch.testing.assert_close(executed(code, images(client)), client.network(images(client)), rtol=0, atol=1e-5)
+    assert not (tmp_path / "injected").exists()
+
+
+class WithOptions(Plain):
+    """A network of a user's with an object and further options, which a configuration has in ``dict_kwargs``."""
+
+    def __init__(
+        self, input_shape: tuple[int, int, int], num_outputs: int, activation: nn.Module, **more: float
+    ) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.activation, self.scale = activation, more.get("scale", 1.0)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.scale * self.activation(super().features(x))
+
+
+def test_the_code_of_a_card_has_all_options_of_a_users_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    client = trained(partial(WithOptions, activation=nn.Hardtanh(0.0, 0.2), scale=3.0))
+    network: dict[str, Any] = {
+        "class_path": f"{__name__}.WithOptions",
+        "init_args": {"activation": {"class_path": "torch.nn.Hardtanh", "init_args": {"min_val": 0.0, "max_val": 0.2}}},
+        "dict_kwargs": {"scale": 3.0},
+    }
+    found = outputs_of_code(tmp_path / "m.safetensors", client, network, images(client), Choice())
+    torch.testing.assert_close(found, scores(client, images(client)), rtol=0, atol=1e-5)
+    for name, value in (("scale=3.0), open('injected', 'w'", 1), ("class", 1), ("scale", [{"class_path": "a.B"}])):
+        network["dict_kwargs"] = {name: value}
+        with pytest.raises(ConfigError, match=re.escape(f"model.network.{name} = ")):
+            outputs_of_code(tmp_path / "m.safetensors", client, network, images(client), Choice())
 
 
 def test_the_code_of_a_card_normalises_by_the_task_where_data_sets_differ(
