@@ -30,9 +30,20 @@ def difference(found: Any, expected: Any, tolerance: float = 0.0, place: str = "
 
 
 def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Greatest difference of a tensor that both models have; BatchNorm's counters of batches are ignored."""
+    """Greatest difference of a tensor that both models have; BatchNorm's counters of batches are ignored.
+
+    It is infinite where one of them has NaN or infinity and the other another value.
+    """
     common = [n for n in expected if n in found and "num_batches" not in n]
-    return max((float((found[n] - expected[n]).abs().max()) for n in common), default=0.0)
+    return max((_gap(found[n], expected[n]) for n in common), default=0.0)
+
+
+def _gap(found: Tensor, expected: Tensor) -> float:
+    """Greatest difference of two tensors in float64; NaN in both, and equal infinities, differ by 0."""
+    found, expected = found.detach().double(), expected.detach().double()
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    gaps = torch.where(same, 0.0, (found - expected).abs()).nan_to_num(float("inf"), float("inf"))
+    return float(gaps.max()) if gaps.numel() else 0.0
 
 
 def _differences(found: Any, expected: Any, tolerance: float, place: str) -> list[tuple[float, str]]:
