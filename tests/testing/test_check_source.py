@@ -37,13 +37,21 @@ class Noise(Source):
         train, test = part(12), part(self.given.get("test", 6))
         if self.given.get("same"):
             return train, train
+        if self.given.get("overlap") is not None:  # test images begin so many images before the end of training images
+            images, begin = torch.cat([train.images, test.images]).numpy(), 12 - self.given["overlap"]
+            both = torch.from_numpy(images[:12]), torch.from_numpy(images[begin : begin + 6])
+            return ImageSet(both[0], train.labels), ImageSet(both[1], test.labels)
+        if self.given.get("interleaved"):
+            images = torch.cat([train.images, test.images[:6]])
+            return ImageSet(images[::2], torch.arange(9) % 3), ImageSet(images[1::2], torch.arange(9) % 3)
         if self.given.get("copied"):
             return train, train.subset(torch.arange(5))
         return (train, self.given["instead"]) if "instead" in self.given else (train, test)
 
 
 def test_right_ones_pass(tmp_path: Path) -> None:
-    for source in (Noise(), Synthetic(3), Binarised(Synthetic(3)), Digits()):
+    of_one_array = Noise(overlap=0), Noise(interleaved=True)
+    for source in (Noise(), *of_one_array, Synthetic(3), Binarised(Synthetic(3)), Digits()):
         check_source(source, tmp_path)
 
 
@@ -69,6 +77,7 @@ def test_right_ones_pass(tmp_path: Path) -> None:
         ({"first": -1}, r"^labels: Noise, whose training labels run from -1 to 1; valid: 0 to 2, the"),
         ({"changes": True}, r"^again: Noise gives other training samples when it is loaded once more"),
         ({"same": True}, r"^apart: training and test set of Noise are the same memory"),
+        ({"overlap": 1}, r"^apart: training and test set of Noise are the same memory"),
         ({"copied": True}, r"^apart: every test image of Noise is a training image as well"),
     ],
     ids=str,
