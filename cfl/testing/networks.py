@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -115,8 +116,9 @@ def _check_samples(who: str, network: Network, x: Tensor) -> None:
     if any(layer.running_mean is None for layer in layers):
         return
     network.eval()
-    with torch.no_grad():
-        differs = difference(network(x[1:2]), network(x)[1:2], _TOLERANCE, "the logits")
+    with torch.no_grad(), _naming("samples", f"{who} in evaluation mode, with one sample and with {len(x)}"):
+        alone, together = network(x[1:2]), network(x)[1:2]
+    differs = difference(alone, together, _TOLERANCE, "the logits")
     if differs:
         raise AssertionError(f"samples: in evaluation mode {who} computes a sample otherwise in a batch: {differs}")
 
@@ -136,12 +138,21 @@ def _check_normalisation(who: str, make: NetworkFactory, network: Network, x: Te
         padded = torch.cat([x, torch.full_like(x[:1], 7.0).expand(padding, *x.shape[1:])])
         mask = torch.arange(len(padded)) < len(x)
         _still(other)
-        with batch_mask(other, mask):
+        with batch_mask(other, mask), _naming("normalisation", f"{who} in training mode"):
             logits = other(padded)[: len(x)]
         found.append({"the logits": logits.detach(), **{n: b.clone() for n, b in other.named_buffers()}})
     differs = difference(found[1], found[0], _TOLERANCE)
     if differs:
         raise AssertionError(f"normalisation: padded samples change what {who} computes of the others: {differs}")
+
+
+@contextmanager
+def _naming(property: str, what: str) -> Iterator[None]:
+    """Within the context, an error of a forward or backward pass is one of a property."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{property}: {what} fails: {told(error)}") from error
 
 
 def _still(network: nn.Module) -> None:
@@ -158,9 +169,10 @@ def _check_against_autograd(who: str, network: Network, x: Tensor) -> None:
         check_hidden_state(network, x)
     except ConfigError as error:
         raise AssertionError(f"state: {told(error)}") from error
-    if draws_random_numbers(network, network.input_shape):
-        return
-    differs = AgainstAutograd(network, x[:SAMPLES]).under_vmap()
+    with _naming("stacked", f"{who} in training mode"):
+        if draws_random_numbers(network, network.input_shape):
+            return
+        differs = AgainstAutograd(network, x[:SAMPLES]).under_vmap()
     if differs:
         raise AssertionError(
             f"stacked: torch.func.vmap does not compute {who} with parameters stacked over clients: {differs}; without "

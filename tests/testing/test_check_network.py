@@ -116,6 +116,30 @@ class Remembers(Flat):
         return x.flatten(1) * (1 + 0.1 * self.calls)
 
 
+class FailsForOneSample(Flat):
+    def features(self, x: Tensor) -> Tensor:
+        return torch.stack(list(x.squeeze(0).flatten(1))) if len(x) > 1 else x.squeeze().flatten(2)
+
+
+class FailsInTraining(Flat):
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ x.new_zeros(3, 3) if self.training else x.flatten(1)
+
+
+class NormFailsInTraining(Good):
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(1)) if self.training else super().features(x)
+
+
+class FailsWithoutGradient(Flat):
+    """Fails in training after the checks of its state, which compute gradients."""
+
+    def features(self, x: Tensor) -> Tensor:
+        if self.training and not torch.is_grad_enabled():
+            raise RuntimeError("needs gradients")
+        return x.flatten(1)
+
+
 class Detached(Flat):
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
@@ -150,6 +174,13 @@ def test_other_shapes() -> None:
         (NormOverPadding, r"^normalisation: padded samples change what NormOverPadding computes of the others: .* by"),
         (Branches, r"^stacked: torch\.func\.vmap does not compute Branches .*vmap.*engine\.kind workers"),
         (Remembers, r"^state: .*Remembers, of which two passes over the same samples differ"),
+        (
+            FailsForOneSample,
+            r"^samples: FailsForOneSample in evaluation mode, with one sample and with 5 fails: Ind",
+        ),
+        (FailsInTraining, r"^state: .*FailsInTraining.*RuntimeError: mat1 and mat2"),
+        (NormFailsInTraining, r"^normalisation: NormFailsInTraining in training mode fails: \w+Error: "),
+        (FailsWithoutGradient, r"^stacked: FailsWithoutGradient in training mode fails: .*needs gradients"),
         (Detached, r"^state: .*all parameters frozen"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
