@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from cfl.data.scenarios import Scenario
+from cfl.data.scenarios import EVERY_SCENARIO, Scenario
 from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
 from cfl.engines.cohort import Cohort
@@ -81,7 +81,7 @@ def scenario_is_as_declared(case: MethodCase, scenario: Scenario) -> None:
 def refuses_what_it_excludes(case: MethodCase) -> None:
     """Require that exposures, clocks, sequences and optimizers that the declarations exclude are refused.
 
-    Other exposures, clocks and sequences have to work, or the method itself refuses them by a ConfigError.
+    Other exposures, clocks, sequences and optimizers have to work, or the method itself refuses them by a ConfigError.
     """
     method = case.make()
     for options, key, allowed in (
@@ -97,8 +97,10 @@ def refuses_what_it_excludes(case: MethodCase) -> None:
         else:
             _require_refusal(case, "declarations", what, run, key)
     for name, optimizer in _OPTIMIZERS.items():
-        if method.optimizers is not None and name not in method.optimizers:
-            run = partial(_run_with, case, {}, optimizer)
+        run = partial(_run_with, case, {}, optimizer)
+        if all(m.optimizers is None or name in m.optimizers for m in (method, *case.beside().values())):
+            _require_run(case, "declarations", f"does not exclude model.optimizer {name}", run, or_refusal=True)
+        elif method.optimizers is not None and name not in method.optimizers:
             _require_refusal(case, "declarations", f"model.optimizer {name}", run, "model.optimizer", name)
 
 
@@ -257,7 +259,14 @@ class _Repeated(Permuted):
 
 
 class _WatchesSums(Method):
-    """Records sums that the server reads while clients of the round still train, or that hold a single client."""
+    """Records sums that the server reads while clients of the round still train, or that hold a single client.
+
+    It works in every run, so that only the checked method decides which runs there can be.
+    """
+
+    scenarios = EVERY_SCENARIO
+    task_free = True
+    client_clocks = True
 
     def __init__(self) -> None:
         self.single: list[tuple[str, int, int, int]] = []
@@ -266,7 +275,8 @@ class _WatchesSums(Method):
 
     def setup(self, context: Context) -> None:
         super().setup(context)
-        channel, sent = context._federation.channel, dict[str, set[int]]()
+        shown: Any = context  # a view without tasks, whose channel knows this method's topics only
+        channel, sent = shown._behind._federation.channel, dict[str, set[int]]()
         uplink, read = channel.uplink, channel._read
 
         def noting(
@@ -286,7 +296,7 @@ class _WatchesSums(Method):
             return read(topic)
 
         # Replaced on the run's own channel, so that all calls are recorded: sum and mean call _read.
-        channel.uplink, channel._read = noting, reading  # type: ignore[method-assign]
+        channel.uplink, channel._read = noting, reading
 
     def start_clients(self, cohort: Cohort) -> None:
         if cohort.round != self._round:

@@ -34,7 +34,8 @@ def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), proc
     - ``declarations``: exposures, clocks, sequences and optimizers that it excludes are refused, others work;
     - ``options``: the methods of ``wrong_options`` are refused by a ConfigError with key, value and what is valid;
     - ``sums``: the server reads only sums over clients, unless it declares ``individual_uplinks``;
-    - ``shapes``: returned tensors have the right shapes;
+    - ``shapes``: tensors that ``transform_step``, ``model_for``, ``recall`` and ``as_tested`` return have the shapes of
+      those that they were given, and those of other hooks the shapes that the program asks for;
     - ``task_free``: if it declares so, it cannot tell one task from three;
     - ``reports``, ``storage``: its summary and table are plain values, and clients' states are counted.
 

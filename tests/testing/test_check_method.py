@@ -21,10 +21,13 @@ from cfl.methods import FedProx, Method
 from cfl.methods.base import Report
 from cfl.methods.context import Context
 from cfl.metrics.measures.detection import Detection
+from cfl.models import MADE
 from cfl.runtime.errors import ConfigError
 from cfl.testing import PROPERTIES, check_method
+from cfl.testing.comparing import distance
 from cfl.testing.method_case import MethodCase
-from cfl.testing.tiny_networks import double, norm_net
+from cfl.testing.tiny_data import black_and_white, brightness
+from cfl.testing.tiny_networks import double, mlp, norm_net
 
 
 class Decays(Method):
@@ -130,6 +133,14 @@ class ReadsSingleMessages(Decays):
         bias = cohort.rows(positions, {"bias": cohort.parameters["head.bias"]})
         self.context.channel.uplink("bias", bias, [1.0] * len(clients), clients)
         self.context.channel.mean("bias")
+
+
+class ReadsMomentum(Decays):
+    """Works with SGD alone, and does not say so."""
+
+    def start_clients(self, cohort: Cohort) -> None:
+        super().start_clients(cohort)
+        assert self.context.optimizer.param_groups[0]["momentum"] == 0
 
 
 class AsksClientsOneByOne(Decays):
@@ -384,6 +395,7 @@ WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
     ("scenarios", CannotDoClasses, {}, r"^scenarios: CannotDoClasses declares class, but fails there: .*KeyError: 'cl"),
     ("scenarios", TakesDensities, {}, r"^scenarios: TakesDensities declares density, but fails there: "),
     ("declarations", FailsWhereAllTasksAreOne, {}, r"^declarations: .* not exclude exposure joint, but fails .*no end"),
+    ("declarations", ReadsMomentum, {}, r"^declarations: .* not exclude model.optimizer Adam, but fails .*'momentum'"),
     ("options", TakesAnyStrength, {"wrong_options": (partial(TakesAnyStrength, -1.0),)}, r"^options: .* does not refu"),
     (
         "options",
@@ -473,6 +485,45 @@ def test_a_task_free_method_is_checked_beside_one_that_is_not() -> None:
 def test_scenarios_in_which_a_method_beside_it_does_not_work_are_left_out() -> None:
     """FedProx works on densities and boxes, Decays does not."""
     PROPERTIES["scenarios"](MethodCase(partial(FedProx, mu=1.0), beside=lambda: {"decays": Decays()}))
+
+
+@pytest.mark.parametrize("scenario", ["density", "regression"])
+def test_a_method_of_one_scenario_is_checked_in_it(scenario: Scenario) -> None:
+    settings: dict[Scenario, dict[str, Any]] = {
+        "density": {"network": partial(MADE, hidden=[5]), "stream": black_and_white},
+        "regression": {"network": mlp, "stream": brightness},
+    }
+    kind = type("OfOne", (Decays,), {"scenarios": frozenset({scenario})})
+    skip = [name for name in PROPERTIES if name not in ("sums", "missing tasks")]
+    check_method(kind, scenario=scenario, skip=skip, **settings[scenario])
+
+
+@pytest.mark.parametrize(
+    "data", [{"exposure": "asynchronous"}, {"schedule": {"clock_spread": 0.5}}], ids=["asynchronous", "clocks"]
+)
+def test_single_messages_show_where_clients_have_no_common_tasks(data: dict[str, Any]) -> None:
+    skip = [name for name in PROPERTIES if name != "sums"]
+    check_method(partial(FedProx, mu=1.0), data=data, skip=skip)
+    anywhere = {"task_free": True, "client_clocks": True, "end_task": Method.end_task}
+    reading = type("ReadsSingle", (ReadsSingleMessages,), anywhere)
+    with pytest.raises(AssertionError, match=r"^sums: ReadsSingle .* when only 1 of 3 clients have sent"):
+        check_method(reading, data=data, skip=skip)
+
+
+def test_distances_are_those_of_all_tensors() -> None:
+    nan, inf = float("nan"), float("inf")
+    for found, expected, by in (
+        ({"a": [1.0], "b": [nan]}, {"a": [1.0], "b": [0.0]}, inf),
+        ({"a": [nan], "b": [1.0]}, {"a": [nan], "b": [3.0]}, 2.0),
+        ({"a": [inf, 1.0]}, {"a": [inf, 1.5]}, 0.5),
+        ({"a": [inf]}, {"a": [-inf]}, inf),
+        ({"a": [True, False]}, {"a": [True, True]}, 1.0),
+        ({"a": [], "b": [2.0]}, {"a": [], "b": [1.0]}, 1.0),
+        ({"a": [], "c": [2.0]}, {"a": [], "b": [1.0]}, 0.0),
+    ):
+        assert distance(*({n: torch.tensor(v) for n, v in one.items()} for one in (found, expected))) == by
+    most = torch.tensor([2**53], dtype=torch.int64)
+    assert distance({"a": most.to(torch.uint8)}, {"a": torch.ones(1, dtype=torch.uint8)}) == 1.0
 
 
 def test_features_of_networks_in_double_take_single_precision() -> None:
