@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cfl.models.base import Network, require_head
 from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
 from cfl.models.evaluation import evaluation_mode
+from cfl.models.frozen_vit import FrozenViT
 from cfl.models.mlp import MLP
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import MOST_AT_ONCE, check_choices, check_integers, check_numbers
@@ -84,6 +85,10 @@ class ACGAN(Network):
         if isinstance(self.trunk, ACGAN) or self.trunk.predicts != "vector":
             name = type(self.trunk).__name__
             raise ConfigError("model.network.classifier", name, "a network of classes without generator")
+        if any(isinstance(part, FrozenViT) for part in vars(self.trunk).values()):
+            name = type(self.trunk).__name__
+            valid = "a network that trains all of its weights, such as MLP, SmallCNN, AlexNet or ResNet18"
+            raise ConfigError("model.network.classifier", f"{name}, which has a frozen transformer", valid)
         require_head(self.trunk)
         # Class masks refer to the output layer by the name ``head``, so it has this name with every trunk.
         self.head = self.trunk.head

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import chain, count
 from typing import ClassVar
@@ -149,8 +148,10 @@ def final_map(network: Network, final_size: Callable[[int], int]) -> tuple[int, 
     """
     _, height, width = network.input_shape
     if min(final_size(height), final_size(width)) < 1:
-        enough = next(2**power for power in count() if final_size(2**power) >= 1)
-        smallest = bisect_left(range(enough), 1, key=final_size)
+        smallest, enough = 0, next(2**power for power in count() if final_size(2**power) >= 1)
+        while smallest < enough:  # bisect knows no numbers above 2^63
+            middle = (smallest + enough) // 2
+            smallest, enough = (smallest, middle) if final_size(middle) >= 1 else (middle + 1, enough)
         given = f"{type(network).__name__} on {height} x {width} images"
         raise ConfigError("model.network", given, f"images of at least {smallest} x {smallest} pixels")
     return final_size(height), final_size(width)

@@ -81,8 +81,8 @@ class MADE(DrawsEachStep, DensityNetwork):
             are the same (``start``; needs masks that are drawn anew: ``order_agnostic``, or ``num_masks`` above 1).
         eval_orders: number of draws whose densities are averaged in evaluation, for ``order_agnostic`` or
             ``num_masks`` above 1.
-        mask_seed: seed of all draws; null draws it with the initial weights, and so from the run's seed. Give a number
-            to use trained weights outside of their run.
+        mask_seed: seed of all draws, at least 0; null draws it with the initial weights, and so from the run's seed.
+            Give a number to use trained weights outside of their run.
         stale_output_mask: reproduce the defect described above in training and evaluation; evaluation then uses another
             order than the first. For comparisons; needs ``order_agnostic`` and ``num_masks`` 1. The method CONFEDMADE
             then also treats U and D as that code does.
@@ -111,6 +111,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         for width in self.hidden:
             check_integers("model.network", 1, at_most=MOST_AT_ONCE, hidden=width)
         check_integers("model.network", 1, num_masks=num_masks, eval_orders=eval_orders)
+        check_integers("model.network", 0, or_null=True, mask_seed=mask_seed)
         key = "model.network"
         check_choices(key, ("random", "natural"), order=order)
         if synchronised not in (True, False, "start"):

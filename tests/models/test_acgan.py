@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from cfl.models import ACGAN, MADE, MLP, AlexNet, ResNet18, SmallCNN, num_parameters
+from cfl.models import ACGAN, MADE, MLP, AlexNet, PromptedViT, ResNet18, SmallCNN, num_parameters
 from cfl.models.acgan import enlarged
 from cfl.runtime.errors import ConfigError
 
@@ -177,6 +177,12 @@ def test_the_critic_needs_a_linear_head() -> None:
 
     with pytest.raises(ConfigError, match=r"Headless, whose head is Sequential.*a network with self.head = nn.Linear"):
         ACGAN((1, 4, 4), 3, Headless)
+
+
+def test_a_frozen_transformer_cannot_be_the_critic() -> None:
+    vit = partial(PromptedViT, image_size=4, patch_size=2, num_layers=1, num_heads=1, hidden_dim=4, mlp_dim=4)
+    with pytest.raises(ConfigError, match=r"classifier = 'PromptedViT, which has a frozen .*MLP, SmallCNN, AlexNet or"):
+        ACGAN((1, 4, 4), 3, vit)
 
 
 def test_a_residual_network_with_batch_statistics_can_be_the_critic() -> None:

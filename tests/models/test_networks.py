@@ -463,6 +463,13 @@ def test_images_that_are_too_small_are_refused(
                 assert error.value.key == "model.network"
 
 
+def test_images_too_small_for_the_largest_strides_are_refused() -> None:
+    """Rounded up quotients by 8 s are at least p from 8 s (p - 1) + 1 pixels on."""
+    most = 2**32 - 1
+    with torch.device("meta"), pytest.raises(ConfigError, match=rf"at least {8 * most * (most - 1) + 1} x "):
+        ResNet18((1, 8, 8), 4, pool=most, stem_stride=most)
+
+
 @pytest.mark.parametrize(
     ("network_class", "arguments", "key"),
     [
