@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from cfl.callbacks import OF_SECTIONS, DashboardLog, RoundCheckpoint, RunRecord
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.quiet import silence_libraries
+from cfl.cli.trainer_settings import accelerator_for
 from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.yaml_file import read_yaml
@@ -38,7 +39,7 @@ def trainer(
         settings: settings of the Trainer, which override those of ``configs/default.yaml``.
 
     Raises:
-        ConfigError: a logger without ``run_dir``.
+        ConfigError: a logger without ``run_dir``, or a GPU where there is no CUDA GPU.
         MisconfigurationException: Lightning's Trainer does not accept the settings. Settings with which there can be no
             rounds are refused when the fit begins.
     """
@@ -59,6 +60,7 @@ def trainer(
         "default_root_dir": run_dir,  # for what has no other place, such as a profiler's file
         **settings,
     }
+    settings["accelerator"] = accelerator_for(settings["accelerator"], "accelerator")
     settings["strategy"] = strategy_for(**{name: settings[name] for name in DECIDE_STRATEGY if name in settings})
     return Trainer(
         callbacks=[*callbacks, *(one for one in own if not _has(callbacks, type(one)))],

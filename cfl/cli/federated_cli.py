@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import SUPPRESS, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -37,7 +36,13 @@ from cfl.cli.parsing import options_given
 from cfl.cli.reasons import disk_error, reason_for_user
 from cfl.cli.settling import settle
 from cfl.cli.trainer_classes import naming_what_fails
-from cfl.cli.trainer_settings import WITHOUT_CHOICE, check_profiler, check_settings, refused_by_lightning
+from cfl.cli.trainer_settings import (
+    WITHOUT_CHOICE,
+    accelerator_for,
+    check_profiler,
+    check_settings,
+    refused_by_lightning,
+)
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.data.sources.kept import facts_of_run
@@ -274,8 +279,7 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "fit" and (self._rounds_done or 0) >= data.num_rounds and signals.is_first_process():
             print(f"{checkpoint} is of a finished run: nothing is left to train", flush=True)
         try:
-            if self._settings.trainer.accelerator == "auto" and not torch.cuda.is_available():
-                kwargs["accelerator"] = "cpu"  # Lightning would take Apple's GPU, which has no float64
+            kwargs["accelerator"] = accelerator_for(self._settings.trainer.accelerator)
             # Files that have no other place, such as a profiler's, go to the run folder.
             trainer = super().instantiate_trainer(
                 max_epochs=data.num_rounds, default_root_dir=self._settings.run.dir, **kwargs

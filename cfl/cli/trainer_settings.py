@@ -81,15 +81,32 @@ def check_settings(settings: Any, rounds: int) -> None:
         count = settings[key]
         if str(count).isdecimal() and int(count) > _MOST_PROCESSES:
             raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
-    if settings.accelerator in ("gpu", "cuda", "mps") and not torch.cuda.is_available():
-        valid = "auto or cpu: torch finds no CUDA GPU here, and cfl computes on no other"
-        raise ConfigError("trainer.accelerator", settings.accelerator, valid)
+    accelerator_for(settings.accelerator)
     if str(settings.precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
         raise ConfigError("trainer.precision", settings.precision, "32-true or bf16-mixed")
     if settings.max_epochs not in (None, rounds):
         raise ConfigError(
             "trainer.max_epochs", settings.max_epochs, "unset: the number of rounds follows from schedule"
         )
+
+
+def accelerator_for(given: Any, key: str = "trainer.accelerator") -> Any:
+    """The accelerator that a Trainer is given: for ``auto`` a CUDA GPU or else the CPU.
+
+    Lightning would also take Apple's GPU, which has no float64.
+
+    Args:
+        given: the setting ``accelerator``.
+        key: its key.
+
+    Raises:
+        ConfigError: a GPU is asked for, and there is no CUDA GPU.
+    """
+    if torch.cuda.is_available():
+        return given
+    if given in ("gpu", "cuda", "mps"):
+        raise ConfigError(key, given, "auto or cpu: torch finds no CUDA GPU here, and cfl computes on no other")
+    return "cpu" if given == "auto" else given
 
 
 def refused_by_lightning(settings: Any, reason: str) -> ConfigError:

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.loggers import CSVLogger
 from support.tiny import tiny_client, tiny_data
 from support.tiny_cli import TINY
@@ -289,6 +290,16 @@ def test_a_trainer_serves_one_client(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"this Trainer has trained another Client for \d+ rounds; .* a new Trainer"):
         trainer.fit(tiny_client(data), data)
     assert cfl.load(tmp_path / "run").acc == acc
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_trainer_takes_the_accelerators_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apple's GPU has no float64: it is not taken by itself and refused by name."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert isinstance(cfl.trainer(tiny_data()).accelerator, CPUAccelerator)
+    for asked in ("mps", "gpu"):
+        with pytest.raises(ConfigError, match=f"^accelerator = '{asked}' cannot work; valid: auto or cpu: torch finds"):
+            cfl.trainer(tiny_data(), accelerator=asked)
 
 
 @pytest.mark.parametrize(("logger", "shown"), [(True, "True"), (CSVLogger("logs"), "'CSVLogger'")])
