@@ -44,15 +44,19 @@ _FILES_OF_LOGGERS = {
 """Class of a logger -> patterns of the files in its folder of a run."""
 
 
+_OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
+"""Keys of a class's entry in a configuration. As a name, one would make the entries of all names one class's."""
+
+
 def check_method_names(names: Iterable[str]) -> None:
     """Refuse names of methods that cannot be names of their tables.
 
     Raises:
-        ConfigError: a character other than letters, digits, ``_`` and ``-``, or the name of another table.
+        ConfigError: a character other than letters, digits, ``_`` and ``-``, the name of another table, or a key of a
+            class's entry.
     """
     for name in names:
-        if not is_method_name(name):
-            raise ConfigError(f"methods.{name}", name, "a name of at most 100 letters, digits, _ and -")
+        _check_name("methods", name)
         if name in TABLES:
             raise ConfigError(f"methods.{name}", name, f"another name: the run folder has a table {name}.csv anyhow")
 
@@ -61,11 +65,17 @@ def check_measure_names(names: Iterable[str]) -> None:
     """Refuse names of a user's measures that cannot be part of a file's name.
 
     Raises:
-        ConfigError: a character other than letters, digits, ``_`` and ``-``.
+        ConfigError: a character other than letters, digits, ``_`` and ``-``, or a key of a class's entry.
     """
     for name in names:
-        if not is_method_name(name):
-            raise ConfigError(f"measures.{name}", name, "a name of at most 100 letters, digits, _ and -")
+        _check_name("measures", name)
+
+
+def _check_name(section: str, name: str) -> None:
+    if not is_method_name(name):
+        raise ConfigError(f"{section}.{name}", name, "a name of at most 100 letters, digits, _ and -")
+    if name in _OF_A_CLASS:
+        raise ConfigError(f"{section}.{name}", name, f"another name: in configurations {name} belongs to a class")
 
 
 def files_of_earlier_run(folder: Path) -> list[Path]:
