@@ -70,12 +70,11 @@ def require_short(key: str, content: Any) -> None:
 
 def wrong_keys(content: Mapping[Any, Any]) -> str | None:
     """The reason why a file's keys are refused, or None. Keys must be texts, and each option may be set only once."""
-    for section, options in content.items():
-        for name in (section, *(options if isinstance(options, Mapping) else ())):
-            if not isinstance(name, str):
-                return f"the key {name} in {section} is no text"
-            if not _KEY.fullmatch(name):
-                return f"the key {name!r} is no name; a key ends with a colon and a blank, as in num_clients: 5"
+    for above, name in _names(content):
+        if not isinstance(name, str):
+            return f"the key {name} in {above or name} is no text"
+        if not _KEY.fullmatch(name):
+            return f"the key {name!r} is no name; a key ends with a colon and a blank, as in num_clients: 5"
     keys = list(_keys(content))
     # A key of a value is there twice if it is set as ``a: {b: 1}`` and as ``a.b: 1``.
     times = Counter(key for key, _, inner in keys if not isinstance(inner, Mapping))
@@ -89,6 +88,17 @@ def wrong_keys(content: Mapping[Any, Any]) -> str | None:
             if above in sections:
                 return f"{key} is set beside the section {above}; set {rest} in that section"
     return None
+
+
+def _names(node: Any, above: str = "", levels: int = 2) -> Iterator[tuple[str, Any]]:
+    """Keys that have to be names, each with the dotted key above it: of sections, options, and options of classes."""
+    if isinstance(node, list):
+        for one in node:
+            yield from _names(one, above, 0)
+    for name, inner in node.items() if isinstance(node, Mapping) else ():
+        if levels > 0:
+            yield above, name
+        yield from _names(inner, f"{above}.{name}".lstrip("."), 1 if name in OPTIONS_OF_A_CLASS else levels - 1)
 
 
 def _keys(content: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, str, Any]]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from cfl.cli.given import OPTIONS_OF_A_CLASS
+
 
 def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Methods of two configurations by name, those of the first one first.
@@ -18,8 +20,9 @@ def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
     for name, method in after.items():
         old, new = _plain(before.get(name)), _plain(method)
         same = "class_path" in old and "class_path" in new and _short(old) == _short(new)
-        options = {**(old.get("init_args") or {}), **(new.get("init_args") or {})}
-        found[name] = {**new, "init_args": options} if same and options else method
+        groups = {group: {**(old.get(group) or {}), **(new.get(group) or {})} for group in OPTIONS_OF_A_CLASS}
+        options = {group: values for group, values in groups.items() if values}
+        found[name] = {**new, **options} if same and options else method
     return found
 
 

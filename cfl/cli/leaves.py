@@ -69,7 +69,8 @@ def dropped(config: Any, given: Sequence[Given]) -> Iterator[str]:
         for part in one.key.split("."):
             options = _mapping(node)
             if part not in options and "class_path" in options:
-                name, options = options["class_path"], _mapping(options.get("init_args"))
+                name, groups = options["class_path"], [_mapping(options.get(group)) for group in OPTIONS_OF_A_CLASS]
+                options = {key: value for group in groups for key, value in group.items()}
                 if part not in options:
                     yield f"{one.key} = {shown(one.value)} (in {one.file}) is dropped: {place} is {name} by now"
             if part not in options:

@@ -352,6 +352,14 @@ FILES: dict[str, tuple[str, str]] = {
         "model: {optimizer: {dict_kwargs: {foo: 3}}}",
         "model.optimizer.foo = 3 cannot work; valid: unset: it is no option of SGD (in",
     ),
+    "number as a key of a class": (
+        "model: {network: {class_path: MLP, init_args: {5: 3}}}",
+        "valid: a YAML file (the key 5 in model.network.init_args is no text)",
+    ),
+    "number as a key of a class in a list": (
+        "trainer: {logger: [{class_path: CSVLogger, init_args: {5: 3}}]}",
+        "valid: a YAML file (the key 5 in trainer.logger.init_args is no text)",
+    ),
     "number as a key": ("data: {1: 3}", "valid: a YAML file (the key 1 in data is no text)"),
     "octal": ("schedule: {batch_size: 010}", "line 1: 010; write 10"),
     "octal in quotes": ("schedule: {batch_size: '010'}", "schedule.batch_size = '010' cannot work; valid: 10 (in"),
@@ -394,6 +402,25 @@ def test_options_of_another_class_are_dropped_by_name(
     assert said == [f"model.network.hidden = [8] (in {of}) is dropped: model.network is cfl.models.SmallCNN by now"]
     caplog.clear()
     assert tiny_cli.fit(tmp_path / "second", "--config", str(tmp_path / "old.yaml")) == 0
+    assert not [record for record in caplog.records if record.name == "cfl.cli.parsing"]
+
+
+class TakesMore(Method):
+    """A method with options that only its ``**more`` takes."""
+
+    def __init__(self, mu: float = 0.0, **more: Any) -> None:
+        self.mu, self.more = mu, more
+
+
+def test_options_in_dict_kwargs_join_as_others_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = f"{__name__}.TakesMore"
+    words = []
+    for number, options in enumerate(("init_args: {mu: 0.5}, dict_kwargs: {depth: 7, a: 1}", "dict_kwargs: {a: 2}")):
+        (tmp_path / f"{number}.yaml").write_text(f"methods: {{mine: {{class_path: {path}, {options}}}}}\n")
+        words += ["--config", str(tmp_path / f"{number}.yaml")]
+    assert tiny_cli.fit(tmp_path / "run", *words, "--schedule.rounds_per_task", "1") == 0
+    kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["methods"]["mine"]
+    assert kept == {"class_path": path, "init_args": {"mu": 0.5}, "dict_kwargs": {"depth": 7, "a": 2}}
     assert not [record for record in caplog.records if record.name == "cfl.cli.parsing"]
 
 
