@@ -6,7 +6,7 @@ import argparse
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +28,7 @@ from cfl.cli.plugins import import_named_in
 from cfl.cli.reasons import debugging, reason_for_user
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
 from cfl.reporting.experiment import REMOVED, RENAMED, with_moved_classes, with_renamed_options
+from cfl.runtime.command_line import words_with_values
 from cfl.runtime.errors import ConfigError, NotUnderstood
 from cfl.runtime.printable import printable
 from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
@@ -37,10 +38,10 @@ _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _MODE = "cfl"
 """Name by which jsonargparse knows :func:`cfl.runtime.yaml_file.parse_yaml`."""
 set_loader(_MODE, parse_yaml, exceptions=(BadYAML,))
-_in_files: list[Given] = []
-"""What the configuration files of the command line that is being parsed say."""
-_in_words: list[Given] = []
-"""Options given by the words of that command line."""
+_given: list[Given | str] = []
+"""Options given by the words of the command line that is being parsed, and its configuration files, as typed."""
+_in_files: dict[str, list[Given]] = {}
+"""A file as typed -> the options that it gives."""
 _refused: list[Refusal] = []
 """Options of it that parsers of single classes have refused. Another class may have accepted them since."""
 
@@ -52,15 +53,17 @@ class _ConfigFile(ActionConfigFile):
     def apply_config(parser: Any, cfg: Any, dest: str, value: Any) -> None:
         """Apply a file's options. ``methods: {}`` or ``trainer.logger: false`` in it drop those of earlier files."""
         before, loggers = {name: cfg.get(name) for name in NAMED}, named_classes(cfg.get("trainer.logger"))
+        typed = value
         if not is_written_out(value):
             value = str(find_config(dest, value))
         content = _content(dest, value)
         check_entries(content)
         given = list(in_content(content, None if is_written_out(value) else value))
         check_given(given, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
-        _in_files.extend(one for one in given if one.file)
-        trainer = content.get("trainer")
-        more = loggers and isinstance(trainer, Mapping) and named_classes(trainer.get("logger"))
+        _in_files[typed] = [one for one in given if one.file]
+        section = content.get("trainer")
+        own = section.get("logger") if isinstance(section, Mapping) else content.get("trainer.logger")
+        more = loggers and named_classes(own)
         if more:
             cfg["trainer.logger"] = None  # another class would take over its options of the same names
         ActionConfigFile.apply_config(parser, cfg, dest, value)
@@ -121,12 +124,12 @@ class Parser(LightningArgumentParser):
             # jsonargparse passes a null that it has parsed on to the next class's parser as the text None.
             of_class = [f"{word[:-4]}null" if word.endswith("=None") else word for word in args[0]]
             return super().parse_args(of_class, *args[1:], **kwargs)
-        for noted in (_in_files, _in_words, _refused):
+        for noted in (_given, _in_files, _refused):
             noted.clear()
         given = args[0] if args else kwargs.pop("args", None)
         words = list(map(str, sys.argv[1:] if given is None else given))
-        _in_words.extend(on_command_line(words))
-        check_given(_in_words)
+        _given.extend(_in_order(words))
+        check_given(options_given())
         import_named_in("\n".join(words))
         command = self._subcommands_action.choices.get(words[0]) if self._subcommands_action and words else None
         show_help_asked_for(command or self, words)
@@ -136,7 +139,7 @@ class Parser(LightningArgumentParser):
         require_classes(config, copies=FOLLOWING)
         check_leaves(config, options_given(), copies=FOLLOWING)
         # Installed configurations are meant to be combined, so there is no warning about their options.
-        of_user = {one.key: one for one in _in_files if not is_installed(str(one.file))}
+        of_user = {one.key: one for one in options_given() if one.file and not is_installed(one.file)}
         for warning in dropped(config, list(of_user.values())) if config is found else ():  # only a command's parser
             _log.warning("%s", printable(warning))
         return found
@@ -217,8 +220,17 @@ def _with_renamed_options(text: str) -> str:
 
 
 def options_given() -> list[Given]:
-    """The options that the last parsed command line and its files have given."""
-    return [*_in_files, *_in_words]
+    """The options that the last parsed command line and its files have given, in the order of the command line."""
+    return [one for noted in _given for one in (_in_files.get(noted, ()) if isinstance(noted, str) else (noted,))]
+
+
+def _in_order(words: Sequence[str]) -> Iterator[Given | str]:
+    """The options that words give, and names of configuration files in their places."""
+    for option, value in words_with_values(words):
+        if option in ("--config", "-c") and not is_written_out(value):
+            yield with_moved_classes(value)  # as the parser is given it
+        else:
+            yield from on_command_line([f"{option}={value}"])
 
 
 def place_of(error: BaseException) -> str:

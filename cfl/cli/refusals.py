@@ -29,12 +29,14 @@ from cfl.runtime.errors import shown
 from cfl.training.client import ELEMENTWISE_OPTIMIZERS
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
-_UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized arguments: --)([\w.-]+)")
+_UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized arguments: --)([\w.-]+\+?)")
 _LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
 _DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
 _OTHER_CLASS = re.compile(r"([\w.]+\.\w+)'? (?:to be|does not correspond to) a subclass of (?:<class ')?(\w+)")
 _UNTYPED = re.compile(r"Parameter '(\w+)' from '[\w.]*?(\w+)\.__init__' does not specify a type")
 _TWICE = re.compile(r"Multiple subclasses with name (\w+)\. .*?: ([\w., ]+\w)")
+_READ_AGAIN = "Config file loop detected"
+"""What the parser says where it has refused the content of an option's file and takes the file's name for a value."""
 _OF_THE_PARSER = (ValueError, TypeError, KeyError, argparse.ArgumentError)  # others come from a module it imports
 _WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
@@ -86,7 +88,8 @@ def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequ
     owner = getattr(parser, "owner", "")
     if under := _KEY.match(text):
         key = under[1]
-        if mentioned := [one for one in reversed(inner) if str(one) in text]:
+        again = _READ_AGAIN in text
+        if mentioned := [one for one in reversed(inner) if again or str(one) in text]:
             # A base class without options, which the parser has tried as well, has nothing to tell.
             found = next((one for one in mentioned if one.valid), mentioned[0])
             of = found.owner or owner if found.what == "unknown" else owner or found.owner
@@ -101,7 +104,8 @@ def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequ
         return Refusal(lacking[1], owner, "missing", f"{owner} needs a value for {lacking[1]}{lacking[2]}", text)
     if unknown := _UNKNOWN.match(text):
         key = ".".join(filter(None, unknown.groups()))
-        return Refusal(key, owner, "unknown", ", ".join(_like(key, [action.dest for action in parser._actions])), text)
+        like = _like(key.removesuffix("+"), [action.dest for action in parser._actions])
+        return Refusal(key, owner, "unknown", ", ".join(like), text)
     return None
 
 

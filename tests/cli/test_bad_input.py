@@ -306,6 +306,11 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("trainer.precision = 'fp16'", "32-true or bf16-mixed\n"),
     ),
     "Lightning's own logger": (("--trainer.logger", "true"), ("trainer.logger = True", "configs/loggers")),
+    "list that is none": (("--data.stream+", "x"), ("data.stream+ is no option; valid: data.stream\n",)),
+    "method named like a key": (
+        ("--methods.class_path", "FOT"),
+        ("methods.class_path = 'class_path'", "another name: in configurations class_path belongs to a class"),
+    ),
     # Files.
     "no such config": (("--config", "nowhere.yaml"), ("nowhere.yaml", "an existing file")),
     "no such checkpoint": (("--ckpt_path", "nowhere.ckpt"), ("ckpt_path = 'nowhere.ckpt'", "existing")),
@@ -334,6 +339,47 @@ def test_refused_before_training(
     for words in expected:
         assert words.lower() in message.lower()
     assert not (tmp_path / "run" / "rounds.csv").exists()
+
+
+@pytest.mark.parametrize("file_last", [True, False])
+def test_the_value_that_counts_is_named_wherever_it_is(
+    file_last: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file behind an option overrides it, an option behind a file overrides that."""
+    in_file, in_words = ("abc", "0.1") if file_last else ("0.1", "abc")
+    file = tmp_path / "momentum.yaml"
+    options = f"{{lr: 0.3, momentum: {in_file}}}"
+    file.write_text(f"model: {{optimizer: {{class_path: torch.optim.SGD, init_args: {options}}}}}")
+    given = [("--model.optimizer.momentum", in_words), ("--config", str(file))][:: 1 if file_last else -1]
+    assert tiny_cli.fit(tmp_path / "run", *given[0], *given[1]) == 2
+    place = f" (in {file})" if file_last else ""
+    said = f"error: model.optimizer.momentum = 'abc' cannot work; valid: a number{place}\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "said"),
+    [
+        (
+            "--data.stream",
+            "{class_path: Permuted, init_args: {num_tasks: zz}}",
+            "data.stream.num_tasks = 'zz' cannot work; valid: an integer\n",
+        ),
+        (
+            "--model.network",
+            "{class_path: MLP, init_args: {hidden: zz}}",
+            "model.network.hidden = 'zz' cannot work; valid: a list (each an integer) or null\n",
+        ),
+        ("--model.network", "{class_path: MLPP}", "model.network = 'MLPP' cannot work; valid: one of "),
+    ],
+    ids=["stream", "network", "class"],
+)
+def test_an_option_in_a_class_of_its_own_file_is_named(
+    option: str, content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.yaml").write_text(content)
+    assert tiny_cli.fit(tmp_path / "run", option, str(tmp_path / "own.yaml")) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
 YAML = {

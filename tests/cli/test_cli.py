@@ -124,13 +124,20 @@ def test_files_of_loggers_join(tmp_path: Path, capsys: pytest.CaptureFixture[str
         path.write_text(f"trainer: {{logger: {text}}}")
         return "--config", str(path)
 
+    def dotted(text: str) -> tuple[str, str]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.yaml"
+        path.write_text(f"trainer.logger: {text}")
+        return "--config", str(path)
+
     alone = [loggers(*board), loggers(*wandb)]
     assert alone[1]["init_args"]["name"] is None
     assert loggers(*board, *wandb) == alone
     assert loggers(*wandb, *board) == alone[::-1]
     online = loggers(*board, *wandb, *file("{class_path: WandbLogger, init_args: {offline: false}}"))
     assert online == [alone[0], {**alone[1], "init_args": {**alone[1]["init_args"], "offline": False}}]
+    assert loggers(*board, *wandb, *dotted("{class_path: WandbLogger, init_args: {offline: false}}")) == online
     assert loggers(*board, *wandb, *file("false")) is False
+    assert loggers(*board, *wandb, *dotted("false")) is False
     assert loggers(*file("false"), *wandb) == alone[1]
     several = [{"class_path": "CSVLogger", "init_args": {"save_dir": place}} for place in "abc"]
     two, other = file(json.dumps(several[:2])), file(json.dumps(several[2]))
