@@ -111,7 +111,8 @@ class MADE(DrawsEachStep, DensityNetwork):
         for width in self.hidden:
             check_integers("model.network", 1, at_most=MOST_AT_ONCE, hidden=width)
         check_integers("model.network", 1, num_masks=num_masks, eval_orders=eval_orders)
-        check_integers("model.network", 0, or_null=True, mask_seed=mask_seed)
+        if mask_seed is not None and (type(mask_seed) is not int or mask_seed < 0):  # a drawn one is above 2^32
+            raise ConfigError("model.network.mask_seed", mask_seed, "an integer of at least 0, or null")
         key = "model.network"
         check_choices(key, ("random", "natural"), order=order)
         if synchronised not in (True, False, "start"):

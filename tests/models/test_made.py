@@ -440,7 +440,7 @@ def test_the_last_hidden_layer() -> None:
         ("eval_orders", {"eval_orders": 4, "num_masks": 3}),
         ("synchronised", {"synchronised": "first", "order_agnostic": True}),
         ("synchronised", {"synchronised": "start"}),
-        *(("mask_seed", {"mask_seed": seed}) for seed in (-1, 1.0)),
+        *(("mask_seed", {"mask_seed": seed}) for seed in (-1, True, 1.0)),
         ("stale_output_mask", {"stale_output_mask": True}),
         ("stale_output_mask", {"stale_output_mask": True, "order_agnostic": True, "num_masks": 2}),
     ],
