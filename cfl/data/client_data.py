@@ -348,9 +348,9 @@ class ClientDataAssignment:
     def missed_samples(self) -> int:
         """Training samples of a stream in time that can never be trained on, because their clients' clocks run from the
         first round on, also in rounds of tasks in which they take no part."""
-        task_of = np.repeat(np.arange(self.num_tasks), self.schedule.rounds(self.num_tasks))
         if self.exposure not in STREAMING or all(len(clients) == self.num_clients for clients in self.members):
             return 0
+        task_of = np.repeat(np.arange(self.num_tasks), self.schedule.rounds(self.num_tasks))
         missed = 0
         later: set[int] = set()  # clients that take part in a later round, by which they still have what they have met
         for met, task in zip(reversed(self._portions), reversed(task_of.tolist()), strict=True):
