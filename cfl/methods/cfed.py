@@ -124,6 +124,7 @@ class CFeD(Method):
     def setup(self, context: Context) -> None:
         """Read the surrogate set and deal it to the clients."""
         super().setup(context)
+        self.refuse_twins(CFeD, "one CFeD: a client that reviews for two would train on the images of one alone")
         check_common_model(self)
         replaced = [n for n, m in context.methods.items() if has(m, LocalObjective)]
         if replaced:

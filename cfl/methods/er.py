@@ -96,9 +96,11 @@ class ER(Method):
         """Give every client an empty memory.
 
         Raises:
-            ConfigError: if clients train on all earlier samples anyway.
+            ConfigError: if clients train on all earlier samples anyway, or there are two of these methods.
         """
         super().setup(context)
+        kind = type(self)
+        self.refuse_twins(kind, f"one {kind.__name__} with a greater size or weight: two would draw the same samples")
         if context.exposure in ("cumulative", "joint"):
             valid = "sequential with a replay memory: earlier tasks' samples are in the training set here"
             raise ConfigError("data.exposure", context.exposure, valid)

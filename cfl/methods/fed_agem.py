@@ -253,14 +253,13 @@ class FedAGEM(Method):
         self.seconds += time.perf_counter() - started
 
     def _asked(self, plan: RoundPlan) -> Sequence[int]:
-        """The clients whose buffers are used for the reference, the same in all processes."""
-        if self.clients == "sampled":
-            return plan.clients
-        if self.clients == "all":
-            present: list[int] = self.context.present(plan.round).tolist()
-            return present
+        """The clients whose buffers are used for the reference, the same in all processes. None has an empty buffer."""
         assert self.context.buffer is not None
-        return self.context.buffer.holders()
+        holders = self.context.buffer.holders()
+        if self.clients == "holders":
+            return holders
+        wanted = plan.clients if self.clients == "sampled" else self.context.present(plan.round).tolist()
+        return sorted({*wanted}.intersection(holders))
 
     def _renew(self) -> None:
         """Average the gradients; if no client's gradient is finite, keep the last reference, if there is one."""

@@ -19,6 +19,7 @@ from cfl.methods.components.gan.losses import acgan_loss, class_losses, divergen
 from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.context import Context
 from cfl.models.acgan import ACGAN
+from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.counter_normals import choices, normals
 from cfl.randomness.generators import seed_for, torch_generator
@@ -187,6 +188,7 @@ class FedCIL(Method):
         size = self.replay_batch_size or self.context.batch_size
         y = choices(self._keys("replayed outputs", cohort, batch), moved(self._outputs_before(task), device), size)
         x = self._replayed(self._drawn_noise("replay", cohort, batch, size), y)
+        x = x.to(self._network.head.weight.dtype)  # in mixed precision generated images are in half precision
         share = self.replay_share
         return extended.with_added(
             ExtraSamples(
@@ -211,7 +213,8 @@ class FedCIL(Method):
         # of the generated images are scaled to balance all samples.
         ours = torch.where(self.ours(samples), weights, torch.zeros_like(weights))
         against = ours * (weights.sum() / ours.sum().clamp(min=torch.finfo(dtype).tiny))
-        loss = acgan_loss(network, x, samples.y, weights, noise, against, samples.allowed)
+        drawn = samples.mask & self.ours(samples)
+        loss = acgan_loss(network, x, samples.y, weights, noise, against, samples.allowed, drawn)
         if self._of_own in samples.extras:
             loss = loss + self.consistency * self._consistency_loss(network, x, noise, samples)
         return loss
@@ -260,15 +263,16 @@ class FedCIL(Method):
         return found if allowed is None else {**found, f"{self._of_any}: allowed": allowed}
 
     def _consistency_loss(self, network: ACGAN, x: Tensor, noise: Tensor, samples: Samples) -> Tensor:
-        """The mean of the three terms over the step's own samples."""
+        """The mean of the three terms over the step's own samples, for which alone there are images."""
         extras, own = samples.extras, samples.mask & (samples.source == 0)
         any_y, any_allowed = extras[f"{self._of_any}: outputs"], extras.get(f"{self._of_any}: allowed")
-        _, of_real = network.judge(x)
-        _, of_own = network.judge(extras[self._of_own].to(x.dtype))
-        _, of_any = network.judge(extras[self._of_any].to(x.dtype))
-        with torch.no_grad(), network.generating():
-            generated = network.generate(noise, any_y)
-        _, of_generated = network.judge(generated)
+        with batch_mask(network, own):
+            _, of_real = network.judge(x)
+            _, of_own = network.judge(extras[self._of_own].to(x.dtype))
+            _, of_any = network.judge(extras[self._of_any].to(x.dtype))
+            with torch.no_grad(), network.generating():
+                generated = network.generate(noise, any_y)
+            _, of_generated = network.judge(generated)
         terms = (
             divergences(of_own, of_real, samples.allowed)
             + divergences(of_any, of_generated, any_allowed)

@@ -341,7 +341,11 @@ class FedWeIT(APD):
         super().end_task(plan)
         context = self.context
         if self.borrows and not context.client_clocks and not context.is_last(plan.task):
-            lenders = self._senders(plan if self.lenders == "last_round" else context.plan(plan.round + 1))
+            round = plan
+            if self.lenders == "next_round":  # with Poisson sampling a round may have no client
+                following = map(context.plan, range(plan.round + 1, context.num_rounds))
+                round = next((later for later in following if later.clients), plan)
+            lenders = self._senders(round)
             self._hear(dict.fromkeys(context.own_clients(plan.task, lenders), plan.task), plan)
 
     def _hear_beginners(self, plan: RoundPlan) -> None:

@@ -39,6 +39,7 @@ from cfl.methods.context import Context
 from cfl.methods.gradient_compensation import over_group_means
 from cfl.models.features import unit_features
 from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
 from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import MOST_AT_ONCE, check_integers, check_numbers
 
@@ -140,8 +141,16 @@ class GLFC(OwnLoss):
         self._old: list[KeptModel | None] = []
 
     def setup(self, context: Context) -> None:
-        """Give every client an empty memory, and create the encoder."""
+        """Give every client an empty memory, and create the encoder.
+
+        Raises:
+            ConfigError: clients' models differ, or a later method changes the model that the proxy server judges.
+        """
         super().setup(context)
+        later = {name: context.methods[name] for name in list(context.methods)[self.source :]}
+        if behind := [name for name, method in later.items() if method.moves_model_after_round]:
+            valid = f"{self.name} behind {', '.join(behind)}, so that its proxy server judges the round's final model"
+            raise ConfigError("methods", list(context.methods), valid)
         self._network = network_with_common_features(self)
         self.proxy = ProxyServer(context.num_outputs)
         generator = torch_generator(context.seed, f"{self.name} encoder")

@@ -112,6 +112,8 @@ class ICaRL(OwnLoss):
         """
         super().setup(context)
         self._network = network_with_common_features(self)
+        if self.mirrored and context.input_shape[:2] == (1, 1):
+            raise ConfigError(f"{self.key}.mirrored", True, "false: samples are rows of numbers, not images")
         if self.size < context.num_outputs:
             self._check_size()
         self._empty = no_exemplars(self.size)

@@ -211,6 +211,17 @@ def test_buffers_of_all_members() -> None:
     assert any(1 < few < many for few, many in zip(answered, asked, strict=True))
 
 
+@pytest.mark.parametrize("clients", ["all", "sampled", "holders"])
+def test_sums_of_integers_do_not_wait_for_clients_with_empty_buffers(clients: Any) -> None:
+    """Three of ten clients train in a round, so that few have samples for a reference at first."""
+    found = []
+    for aggregation in ("plain", "modelled"):
+        data = replay_data(permuted(2), num_clients=10, schedule={"clients_per_round": 3, "rounds_per_task": 2})
+        client = replay_client(data, {"fed_agem": FedAGEM(3, clients=clients)}, mlp)
+        found.append(weights(fit(client, data, {"aggregation": aggregation})))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-4)
+
+
 def test_who_has_only_reviewed_holds_nothing() -> None:
     """CFeD withholds a reviewing client's samples, so its buffer exists but is empty, and it is no holder."""
 

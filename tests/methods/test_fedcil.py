@@ -19,6 +19,7 @@ from support.tiny import (
     double,
     fit,
     mlp,
+    norm_net,
     permuted,
     sgd,
     split,
@@ -38,6 +39,7 @@ from cfl.methods import ER, FedCIL, Method, PersonalLayers
 from cfl.methods.components.gan.consolidation import MadeBatch, consolidated
 from cfl.methods.components.gan.losses import acgan_loss, class_losses, divergences
 from cfl.models import ACGAN, MLP
+from cfl.models.batchnorm import convert_batchnorm
 from cfl.randomness.counter_normals import choices, normals
 from cfl.randomness.generators import seed_for, torch_generator
 from cfl.runtime.errors import ConfigError
@@ -635,3 +637,51 @@ def test_statistics_that_clients_keep_are_refused_by_their_names() -> None:
     methods = {"cil": FedCIL(consolidation_steps=0), "own": PersonalLayers(["generator.norms.*"])}
     with pytest.raises(ConfigError, match=r"running_mean.* kept local"):
         fit(tiny_client(data, normalising, sgd, methods), data)
+
+
+def test_consistency_is_over_the_images_that_there_are() -> None:
+    """Replayed samples have no images to compare: BatchNorm of critic and generator must not see blanks for them."""
+    torch.manual_seed(0)
+    network = convert_batchnorm(ACGAN((1, 4, 4), 3, classifier=norm_net, widths=[6], noise_dim=NOISE)).double()
+    method, count = FedCIL(consistency=1.0), 6
+    method.name = "cil"
+    x, noise = torch.randn(count + 4, 1, 4, 4).double(), torch.randn(count + 4, NOISE).double()
+    kinds = ("own classes", "any class")
+    images = {f"cil images of {kind}": torch.randn(count, 1, 4, 4) for kind in kinds}
+    extras = {**images, "cil images of any class: outputs": torch.randint(3, (count,))}
+
+    def loss(added: int) -> tuple[Tensor, dict[str, Tensor]]:
+        n, tried = count + added, copy.deepcopy(network).train()
+        y, source = torch.arange(n) % 3, (torch.arange(n) >= count).long()
+        padded = {name: torch.cat([rows, torch.zeros_like(rows)[:added]]) for name, rows in extras.items()}
+        samples = Samples(y, torch.ones(n, dtype=torch.bool), torch.ones(n), torch.zeros_like(y), source, None, padded)
+        found = method._consistency_loss(tried, x[:n], noise[:n], samples)
+        return found.detach(), {name: b.clone() for name, b in tried.named_buffers()}
+
+    (alone, before), (beside, after) = loss(0), loss(4)
+    torch.testing.assert_close(beside, alone)
+    torch.testing.assert_close(after, before)
+
+
+def test_others_samples_have_no_generated_images() -> None:
+    """The generator and the critic's statistics of generated images leave out samples for which no noise was drawn."""
+    torch.manual_seed(0)
+    network = convert_batchnorm(ACGAN((1, 4, 4), 3, classifier=mlp, widths=[6], noise_dim=NOISE)).double()
+    x, noise, y = torch.randn(9, 1, 4, 4).double(), torch.randn(9, NOISE).double(), torch.arange(9) % 3
+    noise[6:] = 0
+    w, drawn = torch.rand(9).double(), torch.arange(9) < 6
+    v = torch.where(drawn, w, torch.zeros_like(w))
+    tried = copy.deepcopy(network).train()
+    beside = acgan_loss(tried, x, y, w, noise, v, None, drawn)
+    alone = copy.deepcopy(network).train()
+    expected = acgan_loss(alone, x[:6], y[:6], w[:6], noise[:6], v[:6])
+    logit, classes = network.judge(x[6:])  # the critic has no BatchNorm here
+    expected = expected + (w[6:] * (F.softplus(-logit) + class_losses(classes, y[6:]))).sum()
+    torch.testing.assert_close(beside, expected)
+    torch.testing.assert_close(dict(tried.named_buffers()), dict(alone.named_buffers()))
+
+
+def test_replay_runs_in_mixed_precision() -> None:
+    data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    method = FedCIL(consistency=0.5, consolidation_steps=1)
+    assert fit(tiny_client(data, normalising, sgd, {"cil": method}), data, precision="bf16-mixed").finished

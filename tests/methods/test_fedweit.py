@@ -552,3 +552,16 @@ def test_nothing_is_left_for_a_proximal_term() -> None:
     data = data_of()
     with pytest.raises(ConfigError, match="mu"):
         fit(tiny_client(data, mlp, sgd, {"fedweit": FedWeIT(), "prox": FedProx(0.1)}), data)
+
+
+def test_the_next_lenders_are_those_of_the_next_round_with_clients() -> None:
+    """With Poisson sampling the round after a task may have none."""
+    schedule = {"rounds_per_task": 2, "sampling": "poisson", "clients_per_round": 1}
+    for seed in range(40):
+        data = tiny_data(permuted(2), num_clients=3, seed=seed, schedule=schedule)
+        rounds = [data.rounds.round(number).clients for number in range(4)]
+        if rounds[1] and not rounds[2] and rounds[3] and {*rounds[3]} & {*rounds[0], *rounds[1]}:
+            break
+    method = FedWeIT(lenders="next_round")
+    lent = fit(tiny_client(data, mlp, sgd, {"fedweit": method}), data).channel.uplink_bytes
+    assert lent["adaptive"] > 0

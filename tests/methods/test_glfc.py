@@ -24,10 +24,11 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.samples import Samples
 from cfl.data.schedule import RoundPlan
+from cfl.data.sources import Synthetic
 from cfl.data.task_handles import unwrap_task
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
-from cfl.methods import GLFC, Method, PersonalLayers
+from cfl.methods import GLFC, CFeD, Method, PersonalLayers
 from cfl.methods.components.glfc_proxy import ProxyServer
 from cfl.methods.components.gradient_inversion import GradientEncoder
 from cfl.methods.context import Context
@@ -700,3 +701,10 @@ def test_who_trains_to_nan_has_noticed_nothing() -> None:
     of = data.global_index.tasks(data.handles.global_index(kept[3]["place"][kept[3]["place"] >= 0]))
     assert len(of) > 5
     assert not of.any()
+
+
+def test_a_method_that_moves_the_model_afterwards_has_to_stand_before_it() -> None:
+    """The proxy server judges the global model at the end of the round, and keeps it if it is the best so far."""
+    moving = CFeD(Synthetic(6, [1, 4, 4], 60, 10), server_distillation=1, share=0.0)
+    with pytest.raises(ConfigError, match=r"methods = \['glfc', 'cfed'\] .*glfc behind cfed"):
+        run(GLFC(), others={"cfed": moving})

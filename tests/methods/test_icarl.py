@@ -32,6 +32,8 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining, Participation, RandomShare
 from cfl.data.partitions import ClassesPerClient, Dirichlet
 from cfl.data.schedule import RoundPlan
+from cfl.data.sources import Synthetic
+from cfl.data.streams import ClassSplit
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import ICaRL, Method, PersonalLayers
@@ -555,3 +557,10 @@ def test_networks_in_half_precision_have_means_too(dtype: torch.dtype) -> None:
     assert method.means is not None
     torch.testing.assert_close(method.means.double().norm(dim=1), torch.ones(4, dtype=torch.float64), atol=1e-6, rtol=0)
     assert federation.accuracy.compute().isfinite().all()
+
+
+def test_rows_of_numbers_have_no_mirror() -> None:
+    rows = tiny_data(ClassSplit(Synthetic(6, [1, 1, 9], 120, 60), 3), num_clients=4, scenario="class")
+    with pytest.raises(ConfigError, match=r"methods\.icarl\.mirrored = True .*rows of numbers"):
+        run(ICaRL(12, mirrored=True), rows)
+    assert run(ICaRL(12), rows).finished

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cfl.models.acgan import ACGAN
+from cfl.models.batchnorm import batch_mask
 from cfl.models.functional import call_with
 
 _NEVER = -1e9
@@ -25,6 +27,7 @@ def acgan_loss(
     noise: Tensor,
     fake_weights: Tensor,
     allowed: Tensor | None = None,
+    drawn: Tensor | None = None,
 ) -> Tensor:
     """Critic's and generator's losses ``[]`` on samples, with one generated image of the same class for each.
 
@@ -46,11 +49,19 @@ def acgan_loss(
         noise: ``[N, Z]`` z.
         fake_weights: ``[N]`` v.
         allowed: ``[N, O]`` bool, the outputs that take part in each sample's p, or None for all.
+        drawn: ``[N]`` bool, the samples for which noise was drawn. BatchNorm sees generated images of these alone. None
+            for all.
     """
-    fake = network.generate(noise, y)
+
+    def of_drawn() -> AbstractContextManager[None]:
+        return nullcontext() if drawn is None else batch_mask(network, drawn)
+
+    with of_drawn():
+        fake = network.generate(noise, y)
     real = network.judge(x)
-    seen = network.judge(fake.detach())
-    judged = _frozen_judge(network, fake)
+    with of_drawn():
+        seen = network.judge(fake.detach())
+        judged = _frozen_judge(network, fake)
     critic = weights * (F.softplus(-real[0]) + class_losses(real[1], y, allowed))
     critic = critic + fake_weights * (F.softplus(seen[0]) + class_losses(seen[1], y, allowed))
     generator = fake_weights * (F.softplus(-judged[0]) + class_losses(judged[1], y, allowed))
