@@ -243,9 +243,12 @@ class FedAGEM(Method):
         if context.finished or (plan.round + 1) % self.every:
             return
         started = time.perf_counter()
-        own = context.own_clients(plan.task, self._asked(plan))
+        assert context.buffer is not None
+        asked, holders = self._asked(plan), set(context.buffer.holders())
         following = set(context.plan(plan.round + 1).clients)
-        waiting = [client for client in own if client not in following]
+        waiting = [client for client in context.own_clients(plan.task, asked) if client not in following]
+        # Asked last, so that a sum of integers does not take clients with empty buffers for dropouts.
+        own = context.own_clients(plan.task, [client for client in asked if client in holders])
         context.channel.downlink("model", context.shared_tensors(), len(waiting))
         sent = sum(self._send(plan, client) for client in own)
         if sum(context.everyones(sent)):
@@ -253,13 +256,14 @@ class FedAGEM(Method):
         self.seconds += time.perf_counter() - started
 
     def _asked(self, plan: RoundPlan) -> Sequence[int]:
-        """The clients whose buffers are used for the reference, the same in all processes. None has an empty buffer."""
+        """The clients whose buffers are used for the reference, the same in all processes."""
+        if self.clients == "sampled":
+            return plan.clients
+        if self.clients == "all":
+            present: list[int] = self.context.present(plan.round).tolist()
+            return present
         assert self.context.buffer is not None
-        holders = self.context.buffer.holders()
-        if self.clients == "holders":
-            return holders
-        wanted = plan.clients if self.clients == "sampled" else self.context.present(plan.round).tolist()
-        return sorted({*wanted}.intersection(holders))
+        return self.context.buffer.holders()
 
     def _renew(self) -> None:
         """Average the gradients; if no client's gradient is finite, keep the last reference, if there is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import ClassVar, Literal
 
 import torch
@@ -14,6 +15,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
+from cfl.methods.capabilities import crosses_tasks
 from cfl.methods.components.gan.consolidation import MadeBatch, consolidated
 from cfl.methods.components.gan.losses import acgan_loss, class_losses, divergences, generated_images
 from cfl.methods.components.previous_model import PreviousModel
@@ -114,6 +116,7 @@ class FedCIL(Method):
         self.consolidation_batch_size, self.consolidation_lr = consolidation_batch_size, consolidation_lr
         self.individual_uplinks = consolidation_steps > 0 and consolidation_source == "clients"
         self._replay = PreviousModel()
+        self._blanks = False  # whether a step has samples for which no image is generated, or none to compare
 
     def setup(self, context: Context) -> None:
         """Check the network.
@@ -139,6 +142,8 @@ class FedCIL(Method):
             raise ConfigError(self.key, f"with {sorted(kept)} kept local", valid)
         self._noise = f"{self.name} noise"
         self._masks = DropoutMasks(network, context.input_shape)
+        others = [method for method in context.methods.values() if method is not self]
+        self._blanks = any(map(crosses_tasks, others)) or (self.consistency > 0 and self.replay_share > 0)
 
     @property
     def _network(self) -> ACGAN:
@@ -206,6 +211,11 @@ class FedCIL(Method):
     def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
         """Critic's and generator's losses of one client's step."""
         assert isinstance(network, ACGAN)
+        # Torch's BatchNorm and the masked one cannot take turns in one graph.
+        with batch_mask(network, samples.mask) if self._blanks else nullcontext():
+            return self._local_loss(network, x, samples)
+
+    def _local_loss(self, network: ACGAN, x: Tensor, samples: Samples) -> Tensor:
         dtype = network.head.weight.dtype
         x, noise = x.to(dtype), samples.extras[self._noise].to(dtype)
         weights = torch.where(samples.mask, samples.weights, torch.zeros_like(samples.weights)).to(dtype)
@@ -213,7 +223,7 @@ class FedCIL(Method):
         # of the generated images are scaled to balance all samples.
         ours = torch.where(self.ours(samples), weights, torch.zeros_like(weights))
         against = ours * (weights.sum() / ours.sum().clamp(min=torch.finfo(dtype).tiny))
-        drawn = samples.mask & self.ours(samples)
+        drawn = samples.mask & self.ours(samples) if self._blanks else None
         loss = acgan_loss(network, x, samples.y, weights, noise, against, samples.allowed, drawn)
         if self._of_own in samples.extras:
             loss = loss + self.consistency * self._consistency_loss(network, x, noise, samples)
@@ -266,7 +276,7 @@ class FedCIL(Method):
         """The mean of the three terms over the step's own samples, for which alone there are images."""
         extras, own = samples.extras, samples.mask & (samples.source == 0)
         any_y, any_allowed = extras[f"{self._of_any}: outputs"], extras.get(f"{self._of_any}: allowed")
-        with batch_mask(network, own):
+        with batch_mask(network, own) if self._blanks else nullcontext():
             _, of_real = network.judge(x)
             _, of_own = network.judge(extras[self._of_own].to(x.dtype))
             _, of_any = network.judge(extras[self._of_any].to(x.dtype))
