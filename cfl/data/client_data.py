@@ -221,8 +221,8 @@ class ClientDataAssignment:
         if self.sequences is None or drawn is None:
             dealt_to, clients = self.eligible, self.num_clients
             return client_indices(self.tasks, self.partition, dealt_to, clients, self.seed, self.repartition)
-        # Deal by the tasks of the given stream, so that data.sequences.outputs does not change any client's samples,
-        # except which are set aside by data.validation, whose draws are keyed by the task's number.
+        # Deal by the tasks of the given stream, so that data.sequences.outputs does not change any client's samples.
+        # Only those that data.validation sets aside change with it, because these draws are keyed by the task's number.
         split = self.sequences.split
         dealt = dealt_to_learners(self._given_tasks, self.partition, drawn, self.eligible, split, self.seed)
         return dealt if self._drawn is None else one_by_one(dealt, drawn)

@@ -83,7 +83,8 @@ class CFeD(Method):
 
     Raises:
         ConfigError: an option is out of range; or, before training, the surrogate images do not fit the network or are
-            too few, no client would ever review, clients' models differ, or another method replaces the local loss.
+            too few, no client would ever review, clients' models differ, another method replaces the local loss, or
+            there are two of these methods.
     """
 
     looks_back: ClassVar[bool] = True

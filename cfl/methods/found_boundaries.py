@@ -98,7 +98,8 @@ class FoundBoundaries(Method):
             valid = f"domain or class with data.exposure: {context.exposure} and {self.key}: {why}"
             raise ConfigError("data.scenario", "task", valid)
         if context.exposure in ("cumulative", "streaming-cumulative"):
-            valid = f"one without -cumulative with {self.key}: the loss on all samples so far hardly rises with a task"
+            why = "the loss on all samples so far hardly rises with a task"
+            valid = f"sequential, unannounced, asynchronous or streaming with {self.key}: {why}"
             raise ConfigError("data.exposure", context.exposure, valid)
 
     @property

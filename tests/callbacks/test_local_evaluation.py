@@ -128,7 +128,7 @@ def test_a_resumed_run_knows_earlier_scores(tmp_path: Path) -> None:
     assert resumed.scores == whole.scores == cut.scores
 
 
-def test_another_fit_forgets_the_scores_of_the_last(tmp_path: Path) -> None:
+def test_another_fit_forgets_the_scores_of_the_last() -> None:
     local = LocalModels(True)
     run(data_of(), local)
     expected = local.scores

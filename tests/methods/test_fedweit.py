@@ -562,6 +562,8 @@ def test_the_next_lenders_are_those_of_the_next_round_with_clients() -> None:
         rounds = [data.rounds.round(number).clients for number in range(4)]
         if rounds[1] and not rounds[2] and rounds[3] and {*rounds[3]} & {*rounds[0], *rounds[1]}:
             break
+    else:
+        raise AssertionError("no seed has a round without clients after the first task")
     method = FedWeIT(lenders="next_round")
     lent = fit(tiny_client(data, mlp, sgd, {"fedweit": method}), data).channel.uplink_bytes
     assert lent["adaptive"] > 0
