@@ -54,7 +54,8 @@ class Schedule:
     Args:
         rounds_per_task: communication rounds of every task, or a list with one number per task.
         clients_per_round: clients sampled per round, uniformly without replacement: an integer, or a
-            fraction in (0, 1] of the clients that hold the task, rounded to the nearest integer, at least 1.
+            fraction in (0, 1] of the clients that hold the task, rounded to the nearest integer, halves to the even
+            one, at least 1.
         sampling: ``fixed``: as many clients as ``clients_per_round`` says. ``poisson``: each client that holds the task
             joins a round independently, with the probability for which ``clients_per_round`` is the expected number (a
             fraction is the probability). The number of clients then varies. A round may have no client; it changes the

@@ -302,6 +302,8 @@ class APD(Method):
         """Add the gradients of all terms."""
         gradients, counted = cohort.gradients, self._counted(cohort)
         for layer in self._layers:
+            if layer.base not in gradients:  # the network does not use the layer, or it is frozen
+                continue
             where = counted.get(layer.name)
             if layer.adaptive in gradients:
                 values = cohort.parameters[layer.adaptive]

@@ -307,14 +307,30 @@ class CFeD(Method):
         models = context.channel.collect_individually(f"{self.name} models").values()
         state = {n: t.detach() for n, t in context.state_tensors().items()}
         received = [{**state, **model} for model in models]
-        device = context.device
-        self._compared = self._outputs(plan.task + 1).to(device)
+        self._compared = self._outputs(plan.task + 1).to(context.device)
+        # In one process, because rounding differences between processes would grow with every step.
+        trained = context.at_server(lambda: self._distilled(plan, state, received))
+        server = context.state_tensors()
+        for name, tensor in trained.items():
+            server[name].copy_(tensor)
+
+    def _distilled(
+        self, plan: RoundPlan, state: Mapping[str, Tensor], received: Sequence[Mapping[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """The global model's shared parameters after the server's training.
+
+        Args:
+            plan: the round.
+            state: parameters and buffers of the average.
+            received: those of the round's clients.
+        """
+        context = self.context
         leaves = {n: state[n].clone().requires_grad_() for n in context.shared_parameters}
         optimizer = torch.optim.SGD(leaves.values(), lr=self.server_lr)
         for epoch in range(self.server_distillation):
             shard = self._shards[-1]
             order = passes(shard, len(shard), context.seed, f"{self.name} order of the server", plan.round, epoch)
-            for part in order.to(device).split(context.batch_size):
+            for part in order.to(context.device).split(context.batch_size):
                 x = self._pixels(plan.task, part)
                 target = torch.stack([self._soft(model, x) for model in received]).mean(0)
                 with torch.enable_grad():
@@ -322,9 +338,7 @@ class CFeD(Method):
                     optimizer.zero_grad()
                     loss.backward()
                 optimizer.step()
-        server = context.state_tensors()
-        for name, tensor in leaves.items():
-            server[name].copy_(tensor)
+        return {name: leaf.detach() for name, leaf in leaves.items()}
 
     # Reports and checkpoints.
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from cfl.runtime.errors import ConfigError
+
 _BASE = ".parametrizations.weight.original"
 _ADDED = ".parametrizations.weight.0."
 
@@ -157,12 +159,22 @@ def decompose(
 
     Raises:
         ValueError: if weights are decomposed already.
+        ConfigError: if a layer's weight is made of other tensors, or is that of another layer, too.
     """
     if decomposed_layers(network):
         raise ValueError("the network's weights are decomposed already")
     head = getattr(network, "head", None)
-    layers = [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d) and m is not head]
-    for layer in layers:
+    layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    weights: dict[int, str] = {}
+    for name, layer in layers.items():
+        if "weight" not in layer._parameters and layer is not head:
+            raise ConfigError("model.network", f"{name}, whose weight is made of others", "layers with own weights")
+        first = weights.setdefault(id(layer.weight), name)
+        if first != name:
+            raise ConfigError("model.network", f"{first} and {name}, which share a weight", "layers with own weights")
+    for layer in layers.values():
+        if layer is head:
+            continue
         parts = DecomposedWeight(layer.weight, masked, adaptive, attends, remembers)
         parametrize.register_parametrization(layer, "weight", parts)
 

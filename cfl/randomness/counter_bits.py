@@ -32,11 +32,13 @@ def _counter(count: int, device: torch.device) -> Tensor:
         # Not cached in a CUDA graph, which would go on reading a cached tensor after the cache has dropped it.
         return torch.arange(1, count + 1, device=device).mul_(_STEP)
     key = (count, device)
-    if key not in _counters:
+    counter = _counters.get(key)  # another thread may empty the cache at any time
+    if counter is None:
+        counter = torch.arange(1, count + 1, device=device).mul_(_STEP)
         if len(_counters) >= 64:
             _counters.clear()
-        _counters[key] = torch.arange(1, count + 1, device=device).mul_(_STEP)
-    return _counters[key]
+        _counters[key] = counter
+    return counter
 
 
 def _mixed(words: Tensor) -> Tensor:

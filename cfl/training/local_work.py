@@ -246,7 +246,7 @@ class LocalWork:
         """The step with the samples that methods add to it. The outputs that it trains are registered in the cohort."""
         batch = self.methods.extend_batch(batch)
         if batch.tasks_of_own is not None:
-            self.cohort.use_outputs(batch.task_ids, batch.mask)
+            self.cohort.use_outputs(batch.task_ids, self.cohort.trained_on(batch.mask))
         for added in batch.added:  # not for clients that have finished before others
             self.cohort.use_outputs(added.tasks, added.mask & batch.mask.any(1, keepdim=True))
         return batch

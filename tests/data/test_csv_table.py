@@ -146,6 +146,14 @@ def test_the_separator_is_looked_for_outside_of_quotes(tmp_path: Path) -> None:
     assert found.numbers.tolist() == [[1.5, 2.0]]
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_empty_lines_before_the_names_are_left_out(separator: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"\n\nweight{separator}age\n1.5{separator}2\n")
+    found = read_rows(tmp_path / "t.csv")
+    assert found.columns == ("weight", "age")
+    assert found.numbers.tolist() == [[1.5, 2.0]]
+
+
 def test_a_long_name_of_one_client_takes_no_more_memory_than_itself(tmp_path: Path) -> None:
     """An array of 3,000 texts would take 1.2 GB, because each entry has room for the longest. ``a`` is not ``a\\0``."""
     names = ["a", "a\0", "z" * 100_000]

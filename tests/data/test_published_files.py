@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,6 +114,15 @@ def test_cifar100_facts(real):
     mean, std = own_statistics(train.images, 255.0)
     assert mean == pytest.approx((0.5071, 0.4865, 0.4409), abs=6e-5)
     assert std == pytest.approx((0.2673, 0.2564, 0.2762), abs=6e-5)
+
+
+def test_superclasses_of_cifar100_are_those_of_its_files(data_root, real):
+    """The files give every image's superclass, which the source does not read."""
+    real(CIFAR100, "cifar-100-python")
+    batch = pickle.loads((data_root / "cifar-100-python/test").read_bytes(), encoding="latin1")
+    pairs = set(zip(batch["coarse_labels"], batch["fine_labels"], strict=True))
+    found = {(number, label) for number, labels in enumerate(CIFAR100.superclasses) for label in labels}
+    assert found == pairs
 
 
 def test_usps_facts(real):

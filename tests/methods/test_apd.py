@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -23,13 +24,13 @@ from support.tiny import (
     tiny_client,
     tiny_data,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from cfl.data.client_clocks import rounds_of_clients
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.methods import APD, ER, EWC, FOT, GPM, RGO, FedProx, FedWeIT, Method, PersonalLayers, SingleTask
-from cfl.models import MLP
+from cfl.models import MLP, Network
 from cfl.models.decomposition import decomposed_layers, is_base
 from cfl.runtime.errors import ConfigError
 
@@ -266,3 +267,25 @@ def test_clipping_beside_a_diverged_client_leaves_other_clients_alone(width: int
     client = tiny_client(data, methods={"apd": APD(consolidation=1.0), "breaks": Breaks()})
     federation = fit(client, data, {"on_bad_update": "skip"}, gradient_clip_val=1.0)
     assert federation.channel.skipped == [(4, 1, 1)]
+
+
+class Unused(Network):
+    """Has a layer that its forward pass does not use."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.used = nn.Linear(math.prod(input_shape), 5)
+        self.unused = nn.Linear(5, 5)
+        self.head = nn.Linear(5, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.used(x.flatten(1)))
+
+
+@pytest.mark.parametrize("method", [APD, FedWeIT])
+def test_a_layer_that_is_not_used_keeps_its_base(method: type[APD]) -> None:
+    data = tiny_data()
+    federation = fit(tiny_client(data, Unused, sgd, {"decomposed": method(**OPTIONS)}), data)
+    start = dict(tiny_client(data, Unused, sgd, {"decomposed": method(**OPTIONS)}).network.named_parameters())
+    for layer in decomposed_layers(federation.network):
+        assert torch.equal(layer.weight, start[layer.base]) == (layer.name == "unused")

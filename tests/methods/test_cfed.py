@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from cfl.data.partitions import Dirichlet
 from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Digits, Source, Synthetic
 from cfl.data.types import PixelTransform
+from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import AGEM, DER, ER, CFeD, FedCIL, ICaRL, Method, PersonalLayers
 from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
+from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.checkpoint_file import write_checkpoint
 from cfl.runtime.errors import ConfigError
@@ -433,6 +435,42 @@ def test_server_distillation_goes_on_after_an_interruption(tmp_path: Path) -> No
     resumed = of(ckpt_path=str(tmp_path / "a.ckpt"))
     for name, value in weights(whole).items():
         assert torch.equal(weights(resumed)[name], value)
+
+
+@pytest.mark.parametrize("exposure", ["sequential", "cumulative"])
+def test_who_reviews_leaves_the_new_tasks_outputs_alone(exposure: Any) -> None:
+    """Weight decay moves no output that had no part in a client's loss."""
+
+    class Watch(Method):
+        def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+            if cohort.task == 1:
+                for row in sorted(cohort.withheld):
+                    start = cohort.global_parameters["head.weight"]
+                    moved.append((cohort.parameters["head.weight"][row] - start).abs().sum(1).tolist())
+
+    moved: list[list[float]] = []
+    data = data_of(scenario="task", exposure=exposure)
+    decayed = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)
+    client = tiny_client(data, double(mlp), decayed, {"cfed": CFeD(surrogate(), 0.5), "watch": Watch()})
+    fit(client, data)
+    assert len(moved) == 4
+    for of_outputs in moved:
+        assert min(of_outputs[:2]) > 0
+        assert of_outputs[2:] == [0.0] * 4
+
+
+def test_server_distillation_is_computed_by_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process's own rounding would otherwise grow with the steps."""
+    computed: list[Any] = []
+
+    def at_server(context: Context, compute: Any) -> Any:
+        computed.append(compute())
+        return {name: torch.full_like(value, 7) for name, value in computed[-1].items()}
+
+    monkeypatch.setattr(Context, "at_server", at_server)
+    federation = run(CFeD(surrogate(), 0.5, server_distillation=1), network=mlp)
+    assert len(computed) == 6
+    assert all(bool((weight == 7).all()) for weight in federation.network.parameters())
 
 
 def test_a_checkpoint_goes_on_with_its_surrogate_images_or_not_at_all(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import copy
 
 import pytest
 import torch
-from support.tiny import ConvNet, NetworkFactory, StridedNet, double, mlp
+from support.tiny import ConvNet, NetworkFactory, StridedNet, deep_mlp, double, mlp
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from cfl.engines.chain import Chain
 from cfl.models import LeNet, Network
 from cfl.models.decomposition import decompose, decomposed_layers, is_base
+from cfl.runtime.errors import ConfigError
 
 SHAPE = (1, 6, 6)
 NETWORKS: list[NetworkFactory] = [mlp, ConvNet, StridedNet]
@@ -215,3 +216,17 @@ def test_room_is_made_once() -> None:
     layer.parts.reserve(5, 2)
     assert layer.parts.attention is attention
     assert layer.parts.earlier is earlier
+
+
+def test_weights_made_of_others_and_shared_weights_are_refused() -> None:
+    """Neither has a base of its own that could be sent and held."""
+    made = mlp(SHAPE, 4)
+    name, layer = next((n, m) for n, m in made.named_modules() if isinstance(m, nn.Linear))
+    nn.utils.parametrizations.weight_norm(layer)
+    with pytest.raises(ConfigError, match=f"{name}, whose weight is made of others"):
+        decompose(made)
+    shared = deep_mlp(SHAPE, 4)
+    shared.features_first, shared.again = nn.Linear(3, 3), nn.Linear(3, 3)
+    shared.again.weight = shared.features_first.weight
+    with pytest.raises(ConfigError, match="features_first and again, which share a weight"):
+        decompose(shared)

@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 from scipy.stats import norm
 
+from cfl.privacy import accounting
 from cfl.privacy.accounting import Accountant, Spent
 from cfl.privacy.ledger import Ledger, spent_by_clients
 from cfl.privacy.release import Noise, Sample
@@ -80,6 +81,15 @@ def test_hiding_in_a_sample_against_a_naive_sum() -> None:
     assert 0.97 * naive <= by_rdp <= naive * (1 + 1e-9)  # it tries more orders
     assert 0.5 * naive < by_pld < by_rdp
     assert by_rdp < 0.2 * balle_wang(math.sqrt(40) / 1.1)
+
+
+def test_a_finer_grid_of_losses_changes_epsilon_by_less_than_a_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dp_accounting")
+    ledger = ledger_of(*[(0, Sample((1,), POOL, 0.05), {"update": Noise(1.1, 0.5)}, ["update"])] * 40)
+    found = ledger.epsilon_of_client(Accountant(DELTA, "pld"))
+    monkeypatch.setattr(accounting, "_FINENESS", accounting._FINENESS / 4)
+    accounting._epsilon.cache_clear()
+    assert ledger.epsilon_of_client(Accountant(DELTA, "pld")) == pytest.approx(found, rel=1e-3)
 
 
 def test_a_sample_that_is_used_again_hides_nobody_and_all_of_the_pool_pay() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cfl.randomness import counter_bits
 from cfl.randomness.counter_bits import random_words, random_words_at
 
 
@@ -51,3 +52,17 @@ def test_words_at_far_places() -> None:
     place, step, mask = 10**12, 0x9E3779B97F4A7C15, (1 << 64) - 1
     expected = splitmix64((5 + place * step) & mask, 1)
     assert [word % 2**64 for word in random_words_at(5, torch.tensor([place])).tolist()] == expected
+
+
+def test_threads_may_empty_the_cache_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout masks are drawn in several threads."""
+
+    class Emptied(dict):
+        def __contains__(self, key: object) -> bool:
+            found = super().__contains__(key)
+            self.clear()
+            return found
+
+    monkeypatch.setattr(counter_bits, "_counters", Emptied())
+    random_words(torch.tensor([3]), 20)
+    assert [word % 2**64 for word in random_words(torch.tensor([3]), 20)[0].tolist()] == splitmix64(3, 20)

@@ -110,7 +110,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Number and fields of every line that is not empty; the first has the names of the columns."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
+            first = next((line for line in file if line.strip()), "")
             file.seek(0)
             unquoted = re.sub('"[^"]*"', "", first)
             separator = next((sign for sign in ",;\t" if sign in unquoted), ",")

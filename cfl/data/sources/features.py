@@ -53,7 +53,8 @@ class Features(NpzSource):
         num_classes: number of classes, some of which may have no sample; null: the highest label plus one;
             every class must then have a training sample.
         standardise: subtract each feature's mean over the whole training set, and divide by its standard deviation
-            (population), both of training and of test samples; a constant feature becomes 0. false: as stored.
+            (population), in training and test samples; of a feature that is constant in training, only the mean is
+            subtracted. false: as stored.
         options: the others of :class:`NpzSource`, except ``mean`` and ``std``.
 
     Raises:

@@ -12,7 +12,7 @@ Refinement = Literal["project", "project_and_scale", "rotate", "average"]
 REFINEMENTS: tuple[Refinement, ...] = get_args(Refinement)
 
 ROUNDING = 64
-"""A projection on the reference, in units of its length, counts as 0 up to this many times the gradients' precision."""
+"""A projection on the reference, in units of its length, counts as 0 up to this many times the sums' precision."""
 
 Gradients = Mapping[str, Tensor]
 """Name -> ``[k, ...]`` of k clients, or for a reference also ``[1, ...]``, the same for all."""
@@ -23,10 +23,16 @@ def inner(left: Gradients, right: Gradients) -> Tensor:
     total: Tensor | float = 0.0
     for name, values in left.items():
         if name in right:
-            # Within a tensor the sum has the tensor's precision, over tensors it is float64.
+            # Within a tensor the sum has the tensor's precision, at least float32; over tensors it is float64.
+            values = values.to(_sums_in(values.dtype))
             total = total + (values * right[name]).reshape(len(values), -1).sum(1).double()
     assert isinstance(total, Tensor)
     return total
+
+
+def _sums_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which products of gradients of ``dtype`` are summed."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def conflicts(product: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
@@ -40,7 +46,7 @@ def conflicts(product: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
         length: ``[k]`` or ``[1]`` squared length of the reference.
         dtype: dtype of the gradients.
     """
-    return product < -ROUNDING * torch.finfo(dtype).eps * length
+    return product < -ROUNDING * torch.finfo(_sums_in(dtype)).eps * length
 
 
 @torch.no_grad()
@@ -86,8 +92,10 @@ def refine(
         of_reference, result = ones, squared + 2 * product + length
     else:
         of_reference, result = along, squared + along * product
-    # The projected g may be 0, and then has no direction to scale.
-    something = result > 8 * torch.finfo(next(iter(gradients.values())).dtype).eps * squared
+    # The projected g may be 0, and then has no direction to scale: by rounding of the sums, or of the result itself.
+    dtype = next(iter(gradients.values())).dtype
+    rounding = max(torch.finfo(_sums_in(dtype)).eps, torch.finfo(dtype).eps ** 2)
+    something = result > 8 * rounding * squared
     scale = (squared / result.clamp(min=1e-30)).sqrt() * something
     _combine(gradients, reference, rows, scale, of_reference * scale)
 

@@ -162,3 +162,21 @@ def test_tiny_gradients_are_projected_too() -> None:
     found = refined(g, r, rows).double()
     cosine = (found * r).sum(1) / (found.norm(dim=1) * r.double().norm(dim=1))
     assert (cosine > -1e-5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_half_precision_finds_the_same_conflicts(dtype: torch.dtype) -> None:
+    """Gradients go back by 0.3 of the reference; squares of their entries are below float16's least number."""
+    reference = vectors(2) * 1e-4
+    sideways = vectors(3) * 1e-4
+    sideways = (
+        sideways - (sideways * reference).sum(1, keepdim=True) / reference.square().sum(1, keepdim=True) * reference
+    )
+    g, r = (sideways - 0.3 * reference).to(dtype), reference.to(dtype)
+    gradients, against = split(g), split(r)
+    product, length = inner(gradients, against), inner(against, against)
+    torch.testing.assert_close(product, (g.double() * r.double()).sum(1), rtol=1e-5, atol=1e-12)
+    assert conflicts(product, length, dtype).all()
+    refine(gradients, against, ALL, product, length)
+    left = (joined(gradients).double() * r.double()).sum(1) / length
+    assert left.abs().max() < 4 * torch.finfo(dtype).eps
