@@ -169,8 +169,8 @@ class EWC(Method):
             if client in lost:  # it receives the model but computes nothing
                 continue
             fisher, model = self._fisher(plan.task, client, plan.task)
-            self._keep(client, fisher, model)
-            counted = _counted(counted, fisher)
+            if self._keep(client, fisher, model):
+                counted = _counted(counted, fisher)
         self._note({"task": plan.task}, len(set(clients).difference(lost)), (*counted, time.perf_counter() - started))
 
     def _note(self, when: Mapping[str, int], clients: int, figures: tuple[int, float, float, float]) -> None:
@@ -214,8 +214,8 @@ class EWC(Method):
         )
         return fisher, model
 
-    def _keep(self, client: int, fisher: Tensors, model: Tensors) -> None:
-        """Add a task to a client's stored quadratic."""
+    def _keep(self, client: int, fisher: Tensors, model: Tensors) -> bool:
+        """Add a task to a client's stored quadratic, and return whether it was finite."""
         context = self.context
         old = context.clients.get("ewc", client) or {}
         curvature, anchor = parted({n: v.to(context.device) for n, v in old.items()}, "curvature", "anchor")
@@ -224,6 +224,7 @@ class EWC(Method):
         stacked = {n: values[None] for n, values in kept.items()}
         usable = context.channel.usable(stacked, [client], "ewc")
         context.clients.scatter("ewc", [client], stacked, usable)
+        return all(usable)
 
     # Where boundaries are found.
 
@@ -245,8 +246,8 @@ class EWC(Method):
         counted = (0, 0.0, 0.0)
         for client, kept in self._remembered.read(plan.task, rounds, chosen):
             fisher, model = parted(kept, "curvature", "anchor")
-            self._keep(client, fisher, model)
-            counted = _counted(counted, fisher)
+            if self._keep(client, fisher, model):
+                counted = _counted(counted, fisher)
         self._note({"round": plan.round}, len(chosen), (*counted, time.perf_counter() - started))
 
     def _consolidated(
@@ -259,7 +260,7 @@ class EWC(Method):
             return {n: self.gamma * curvature[n] + value for n, value in fisher.items()}, latest
         total = {n: curvature[n] + value for n, value in fisher.items()}
         # S (w - A) with the weighted mean A loses less to rounding than S w - sum F w*, and is 0 at a sole anchor.
-        share = {n: value / total[n].clamp(min=torch.finfo(value.dtype).tiny) for n, value in fisher.items()}
+        share = {n: _share(value, total[n]) for n, value in fisher.items()}
         return total, {n: anchor[n].lerp(latest[n], share[n]) for n in fisher}
 
     # Reports and checkpoints.
@@ -284,6 +285,15 @@ class EWC(Method):
         """Bytes of two numbers per parameter, once there is a Fisher, and of the Fishers kept for the next boundary."""
         figures = self.report().figures
         return int(figures["client_bytes"] + figures.get("remembered_bytes", 0))
+
+
+def _share(value: Tensor, total: Tensor) -> Tensor:
+    """``value / total``, 0 where both are 0.
+
+    Half precision is divided in float32: its own smallest normal numbers are usual Fisher entries.
+    """
+    wide = torch.promote_types(value.dtype, torch.float32)
+    return (value.to(wide) / total.to(wide).clamp(min=torch.finfo(wide).tiny)).to(value.dtype)
 
 
 def _counted(before: tuple[int, float, float], fisher: Tensors) -> tuple[int, float, float]:

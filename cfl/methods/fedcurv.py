@@ -340,5 +340,10 @@ class FedCurv(Method):
 
 
 def _anchor(u: Tensor, v: Tensor) -> Tensor:
-    """``v / u``, in v's memory; 0 where u is 0, or too small to divide by and to pull."""
-    return v.div_(u).masked_fill_(u < torch.finfo(u.dtype).tiny, 0.0)
+    """``v / u``; 0 where u is 0, or too small to divide by and to pull.
+
+    Half precision is divided in float32: its own smallest normal numbers are usual Fisher entries.
+    """
+    wide = torch.promote_types(u.dtype, torch.float32)
+    held = u.to(wide)
+    return v.to(wide).div_(held).masked_fill_(held < torch.finfo(wide).tiny, 0.0).to(u.dtype)

@@ -23,7 +23,7 @@ from cfl.methods.components.layer_inputs.of_clients import (
 )
 from cfl.methods.components.layer_inputs.residual import ResidualInputs
 from cfl.methods.components.layer_inputs.rows import layer_dim
-from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
+from cfl.methods.components.layer_inputs.weighted_layers import NORMALISING, choose_layers
 from cfl.methods.components.subspace import choose_rank, grow_basis
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
@@ -67,7 +67,7 @@ class GPM(Method):
             tasks compete, ``["*"]`` keeps old outputs as they are, too; on Split CIFAR-100 it learned far less.
         freeze_affine: clients with a memory do not train biases, which would change outputs for earlier tasks in spite
             of eq 6 (the authors' networks have none), nor, as in the authors' code, the scales and shifts of
-            normalisation layers; biases of layers that are not protected are trained.
+            normalisation layers; biases of layers whose weights are not protected are trained.
         batch_size: samples per forward pass after a task. Changes memory and speed, and results where BatchNorm has no
             statistics.
 
@@ -286,7 +286,12 @@ class GPM(Method):
 
 
 def _affine_parameters(network: nn.Module, protected: Container[str]) -> list[str]:
-    """Names of biases, scales and shifts, except those of layers with a weight matrix that is not protected."""
-    free = [name for name in weighted_layers(network) if name not in protected]
-    vectors = [name for name, parameter in network.named_parameters() if parameter.ndim == 1]
-    return [name for name in vectors if name.rpartition(".")[0] not in free]
+    """Names of protected layers' biases, of scales and shifts, and of vectors in modules without a weight matrix."""
+    found = set[str]()
+    for path, module in network.named_modules():
+        own = dict(module.named_parameters(prefix=path, recurse=False))
+        if isinstance(module, NORMALISING):  # of any shape: a LayerNorm may have a scale [C, H, W]
+            found |= own.keys()
+        elif path in protected or all(parameter.ndim < 2 for parameter in own.values()):
+            found |= {name for name, parameter in own.items() if parameter.ndim == 1}
+    return [name for name, _ in network.named_parameters() if name in found]

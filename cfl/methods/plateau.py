@@ -233,8 +233,9 @@ class LearningRateDecay(Method):
         """``stopped_share``: share of clients and tasks whose training stopped before the task's end; ``mean_rate``:
         mean factor of learning rates at the ends of tasks.
 
-        A row per task, at its end: clients that trained in it, the number of these that have stopped, the mean factor
-        of their learning rates, and the mean of their lowest validation losses.
+        A row per task, at its end; with clocks of clients' own, at each of its ends: clients that trained in it, the
+        number of these that have stopped, the mean factor of their learning rates, and the mean of their lowest
+        validation losses.
         """
         clients = sum(row["clients"] for row in self._rows)
         figures = {"stopped_share": 0.0, "mean_rate": 1.0}

@@ -400,3 +400,30 @@ def test_a_parameter_without_elements_has_no_curvature() -> None:
     data = tiny_data(schedule={"rounds_per_task": 1})
     (row,) = fit(tiny_client(data, Empty, methods={"ewc": EWC(1.0)}), data).methods["ewc"].report().rows
     assert row["fisher_max"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_has_the_same_centres(dtype: torch.dtype) -> None:
+    """Two tasks with equal Fishers have their centre in the middle of their models."""
+    fisher = {"w": torch.tensor([1e-3, 2e-5, 1e-5]).to(dtype)}
+    models = [{"w": torch.full((3,), float(number), dtype=dtype)} for number in (0, 1)]
+    _, centre = EWC()._consolidated(fisher, models[0], fisher, models[1])
+    torch.testing.assert_close(centre["w"].double(), torch.full((3,), 0.5).double(), rtol=2e-2, atol=0)
+
+
+def test_a_fisher_that_is_not_finite_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``on_bad_update: skip`` it is not kept either."""
+    ewc = EWC()
+    computed = EWC._fisher
+
+    def of_client(self: EWC, task: int, client: int, moment: int) -> Any:
+        fisher, model = computed(self, task, client, moment)
+        return (
+            ({n: torch.full_like(v, torch.inf) for n, v in fisher.items()}, model) if client == 1 else (fisher, model)
+        )
+
+    monkeypatch.setattr(EWC, "_fisher", of_client)
+    data = tiny_data()
+    fit(tiny_client(data, methods={"ewc": ewc}), data, {"on_bad_update": "skip"})
+    assert all(math.isfinite(row["fisher_mean"]) and math.isfinite(row["fisher_max"]) for row in ewc.report().rows)
+    assert ewc.report().rows

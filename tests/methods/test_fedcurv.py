@@ -40,6 +40,7 @@ from cfl.federation.federation import Federation
 from cfl.methods import EWC, FOT, RGO, FedCurv, Method, PersonalLayers
 from cfl.methods.components.curvature.fisher import diagonal_fisher
 from cfl.methods.context import Context
+from cfl.methods.fedcurv import _anchor
 from cfl.models.copies import networks_for_threads
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import BadUpdate, ConfigError
@@ -567,3 +568,12 @@ def test_clients_that_train_on_other_samples_are_refused(exposure: Any) -> None:
     data = tiny_data(exposure=exposure)
     with pytest.raises(ConfigError, match=r"data\.exposure"):
         fit(tiny_client(data, mlp, sgd, {"fedcurv": FedCurv()}), data)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_has_the_same_anchors(dtype: torch.dtype) -> None:
+    """float16's smallest normal number, 6e-5, is a usual entry of a Fisher."""
+    u = torch.tensor([1e-3, 1e-4, 5e-5, 1e-5, 0.0], dtype=torch.float64)
+    held, sums = u.to(dtype), (2 * u).to(dtype)
+    expected = [2.0, 2.0, 2.0, 2.0, 0.0]
+    torch.testing.assert_close(_anchor(held, sums).double(), torch.tensor(expected).double(), rtol=2e-2, atol=0)

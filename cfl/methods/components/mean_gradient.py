@@ -46,11 +46,19 @@ def mean_gradient(
     """
     leaves = {n: tensors[n].detach().clone().requires_grad_() for n, _ in network.named_parameters()}
     buffers = {n: tensors[n].detach().clone() for n, _ in network.named_buffers()}
+    total: dict[str, Tensor] = {}
     samples = 0
     for x, y, allowed, masks in batches:
         with torch.enable_grad(), dropout_masks(network, dict(masks)):
             logits: Tensor = functional_call(network, {**leaves, **buffers}, (x,))
             used = None if allowed is None else allowed.to(logits.device).expand_as(logits)
-            measure.losses(logits, y, used, None).sum().backward()  # adds to the gradients of earlier batches
+            measure.losses(logits, y, used, None).sum().backward()
         samples += len(y)
-    return {n: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad / samples for n, leaf in leaves.items()}
+        for name, leaf in leaves.items():
+            if leaf.grad is not None:
+                # In float32 at least: sums of half precision stop growing after some hundred batches.
+                gradient, leaf.grad = leaf.grad.to(torch.promote_types(leaf.dtype, torch.float32)), None
+                total[name] = total[name].add_(gradient) if name in total else gradient
+    return {
+        n: (total[n] / samples).to(leaf.dtype) if n in total else torch.zeros_like(leaf) for n, leaf in leaves.items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ import cfl.methods.components.curvature.sample_gradients
 from cfl.methods.components.curvature.fisher import FisherKind, diagonal_fisher
 from cfl.methods.components.curvature.layer_squares import Convolution
 from cfl.methods.components.curvature.sample_gradients import squared_gradient_sums
+from cfl.methods.components.mean_gradient import Labelled, mean_gradient
+from cfl.metrics.measures.accuracy import ACCURACY
 from cfl.metrics.measures.regression import REGRESSION
 from cfl.models import MADE, MLP, LeNet
 from cfl.models.batchnorm import convert_batchnorm
@@ -442,3 +445,23 @@ def test_refusals() -> None:
         diagonal_fisher(network, {}, [(x, torch.zeros_like(y))], outputs=MASK)
     with pytest.raises(ValueError, match="generator"):
         diagonal_fisher(network, {}, [(x, y)], "sampled")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_sums_over_many_batches(dtype: torch.dtype) -> None:
+    """A sum in the weights' type would stop growing after some hundred samples."""
+    network = MLP(SHAPE, OUTPUTS, hidden=[4], dropout=0.0).to(dtype)
+    x, y = torch.randn(600, *SHAPE, generator=torch.Generator().manual_seed(0)).to(dtype), torch.arange(600) % OUTPUTS
+    batches = [(one[None], label[None]) for one, label in zip(x, y, strict=True)]
+    tensors = dict(network.named_parameters())
+    found = diagonal_fisher(network, tensors, batches, "empirical")
+    exact = copy.deepcopy(network).double()
+    expected = diagonal_fisher(exact, dict(exact.named_parameters()), [(x.double(), y)], "empirical")
+    for name, values in expected.items():
+        assert found[name].dtype == dtype
+        torch.testing.assert_close(found[name].double(), values, rtol=0.1, atol=0.02 * float(values.max()))
+    labelled = [Labelled(a, b, None, {}) for a, b in batches]
+    gradient = mean_gradient(network, tensors, labelled, ACCURACY)
+    whole = [Labelled(x.double(), y, None, {})]
+    for name, values in mean_gradient(exact, dict(exact.named_parameters()), whole, ACCURACY).items():
+        torch.testing.assert_close(gradient[name].double(), values, rtol=0.1, atol=0.02 * float(values.abs().max()))

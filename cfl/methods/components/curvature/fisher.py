@@ -91,11 +91,15 @@ def diagonal_fisher(
         else:
             scores = _scores_of_loss(measure, y)
         sums = squared_gradient_sums(network, tensors, x, scores, wanted, batch_statistics)
-        total = {name: total[name].add_(value) for name, value in sums.items()} if total else sums
+        # In float32 at least: sums of half precision stop growing after some hundred batches.
+        wide = {name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in sums.items()}
+        total = {name: total[name].add_(value) for name, value in wide.items()} if total else wide
         samples += len(x)
     if samples == 0:
         raise ValueError("a Fisher information of no samples")
-    return {name: value.div_(samples) for name, value in total.items()} if reduction == "mean" else total
+    if reduction == "mean":
+        total = {name: value.div_(samples) for name, value in total.items()}
+    return {name: value.to(sums[name].dtype) for name, value in total.items()}
 
 
 def _turned(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from cfl.runtime.errors import ConfigError
 
 WeightedLayer = nn.Linear | nn.Conv2d
-_NORMALISING = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+NORMALISING = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 _log = logging.getLogger(__name__)
 
 
@@ -90,7 +90,7 @@ def _holders(network: nn.Module) -> dict[int, list[str]]:
 
 def _other_weights(network: nn.Module) -> str:
     """Names of the parameters that do not belong to a Linear, Conv2d or normalisation layer that is called."""
-    seen = (nn.Linear, nn.Conv2d, *_NORMALISING)
+    seen = (nn.Linear, nn.Conv2d, *NORMALISING)
     unseen = _never_called(network)
     names = [
         f"{name}.{parameter}" if name else parameter
