@@ -107,7 +107,7 @@ class Method:
         looks_back: whether the method uses something of tasks that have ended. With ``data.exposure: joint`` no task
             ends: all are trained on from the first round to the last.
         asks_after_tasks: whether :meth:`end_task`, if the class defines it, lets clients compute or send something
-            after a task's last round. A run in which no client would join such a round is then refused.
+            after a task's last round. A run in which no client joins the last round of a task is then refused.
         state: names of the attributes that the next round depends on, in addition to those of the base classes. They
             are saved in checkpoints, under their names without a leading underscore, and restored from them. Each
             attribute must exist after :meth:`setup`. It must hold a tensor, a plain value, a dict, list or tuple of
