@@ -173,16 +173,20 @@ def output_names(federation: Federation, choice: Choice) -> list[str]:
 
     Args:
         federation: the federation of the run.
-        choice: with the task of the images; it matters if an output stands for another class in every task.
+        choice: with the task of the images; it matters if tasks share an output for different classes.
     """
     data = federation.data
+    numbers = [str(output) for output in range(data.num_outputs)]
+    if federation.measure.targets != "classes":
+        return numbers
     of_task = data.stream.class_names(data.root, data.seed)
-    names = [str(output) for output in range(data.num_outputs)]
-    shared = data.scenario == "domain"
-    if federation.measure.targets != "classes" or (shared and not data.stream.shared_labels and choice.task is None):
-        return names
-    one = shared and choice.task is not None
-    for number in [choice.stream_task(data)] if one else range(data.stream.num_tasks):
-        first = data.outputs.offsets[number]
-        names[first : first + len(of_task[number])] = of_task[number]
+    found: list[set[str]] = [set() for _ in numbers]
+    for first, classes in zip(data.outputs.offsets, of_task, strict=True):
+        for output, name in enumerate(classes, first):
+            found[output].add(name)
+    names = [own.pop() if len(own) == 1 else number for own, number in zip(found, numbers, strict=True)]
+    if choice.task is not None:
+        chosen = choice.stream_task(data)
+        first = data.outputs.offsets[chosen]
+        names[first : first + len(of_task[chosen])] = of_task[chosen]
     return names

@@ -47,8 +47,14 @@ def snippet(model: Path, answer: Answer, choice: Choice, federation: Federation,
     if answers := federation.measure.answers:
         parts.append(f"print(outputs)  # {answers}")
     else:
-        parts += ["", f"classes = {output_names(federation, choice)}  # of the outputs"]
-        parts += _choosing(data.outputs.test_after(last_task(federation)), tasks)
+        allowed = data.outputs.test_after(last_task(federation))
+        by_task = allowed is not None and choice.task is None  # the code then knows the task
+        choices = [Choice(choice.client, task) for task in choice.tasks(data)] if by_task else [choice]
+        parts += [
+            "",
+            f"classes = {_by_task([str(output_names(federation, one)) for one in choices])}  # of the outputs",
+        ]
+        parts += _choosing(allowed, tasks)
     if any("[task]" in line for line in parts):
         parts.insert(0, f"task = 0  # of the images, 0 to {len(tasks) - 1}")
     return "\n".join([*imports, "", *parts])

@@ -26,6 +26,7 @@ from cfl.__main__ import main
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.participation import RandomShare
+from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised, Features, ImageFolder, Synthetic
 from cfl.data.streams import Permuted, Sequence
 from cfl.export.answer import Choice, answer_of, plain_network
@@ -514,6 +515,20 @@ def test_the_code_of_a_card_runs_as_printed(
     torch.testing.assert_close(torch.from_numpy(held["outputs"]), answer(x), rtol=0, atol=1e-5)
     expected = SampleScorer(client).scores(x, Choice(task=0)).argmax(1)
     assert capsys.readouterr().out == f"{[str(label) for label in expected.tolist()]}\n"
+
+
+def test_the_code_of_a_card_names_the_classes_of_the_task_where_clients_tasks_share_outputs() -> None:
+    from cfl.export.snippet import snippet
+
+    stream, tasks = split(3, classes=6), FixedTasks([[0, 1], [2, 0]], outputs="place")
+    client = trained(stream=stream, num_clients=2, sequences=tasks)
+    answer, federation = answer_of(client, Choice()), client.require_federation()
+    lines = snippet(Path("m.onnx"), answer, Choice(), federation, "").splitlines()
+    naming = "\n".join(line for line in lines if line.startswith(("classes = ", "first, end = ")))
+    for task, names in enumerate((["0", "1"], ["2", "3"], ["4", "5"], ["0", "1"])):
+        held: dict[str, Any] = {"task": task}
+        exec(naming, held)
+        assert held["classes"][held["first"] : held["end"]] == names
 
 
 def outputs_of_code(model: Path, client: Client, network: dict[str, Any], x: Tensor, choice: Choice) -> Tensor:

@@ -18,10 +18,12 @@ from support.tiny import split, tiny_client, tiny_data
 
 import cfl
 from cfl.__main__ import main
+from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Features, Synthetic
+from cfl.data.streams import ClassSplit
 from cfl.export.answer import Choice
 from cfl.export.predict import predictions
-from cfl.export.prediction import SampleScorer
+from cfl.export.prediction import SampleScorer, output_names
 from cfl.methods import FedWeIT
 from cfl.models import MLP
 from cfl.runtime.errors import ConfigError
@@ -243,6 +245,26 @@ def test_a_task_or_client_that_there_is_none_of_is_refused_with_one_set_of_outpu
     fit_tiny(client, module)
     with pytest.raises(ConfigError, match=said):
         next(predictions(SampleScorer(client), [Path("none.npy")], choice, 1))
+
+
+class Names(Synthetic):
+    """A source of made-up images whose classes have names."""
+
+    class_names = ("ant", "bee", "cat", "dog", "eel", "fox")
+
+
+def test_clients_whose_tasks_share_outputs_have_classes_of_their_own() -> None:
+    """An output that clients use for different classes has the name of the chosen task's, and a number without one."""
+    stream = ClassSplit(Names(6, [1, 4, 4], 96, 48), 3)
+    tasks = FixedTasks([[0, 1], [2, 1]], outputs="place")
+    data = tiny_data(stream, num_clients=2, scenario="task", sequences=tasks)
+    pairs = (("ant", "bee"), ("cat", "dog"), ("eel", "fox"))
+    federation = fit_tiny(tiny_client(data), data)
+    assert data.num_outputs == 4
+    for task, pair in enumerate((0, 1, 2, 1)):
+        names = output_names(federation, Choice(None, task))
+        assert [names[k] for k in data.outputs.own[task].nonzero().flatten()] == list(pairs[pair])
+    assert output_names(federation, Choice()) == ["0", "1", *pairs[1]]
 
 
 def test_a_client_with_a_model_for_each_task_answers_by_that_of_the_task() -> None:
