@@ -168,8 +168,8 @@ def _stored(source: Source) -> str:
 def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
     data = federation.data
     meaning = _MEANINGS.get(data.scenario, "All tasks share the outputs.")
-    if data.outputs.grows and not federation.finished:
-        last = last_task(federation)  # with clients' own clocks, that of the fastest
+    last = last_task(federation)  # with clients' own clocks, that of the fastest
+    if data.outputs.grows and (last + 1 < data.num_tasks or not federation.finished):  # a finished run may have stopped
         seen = data.outputs.offsets[last] + data.stream.classes_per_task[last]
         meaning += f" Only outputs below {seen} have been trained so far, and the run's tests asked no others."
     if answers := federation.measure.answers:

@@ -163,8 +163,6 @@ def first_without_answer(scores: Tensor) -> int | None:
 
 def last_task(federation: Federation) -> int:
     """The last task that any client has trained on."""
-    if federation.finished:
-        return federation.data.num_tasks - 1
     return max(matrix_rows.current(federation).values())
 
 

@@ -18,14 +18,16 @@ from support.tiny import split, tiny_client, tiny_data
 
 import cfl
 from cfl.__main__ import main
+from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Features, Synthetic
 from cfl.data.streams import ClassSplit
-from cfl.export.answer import Choice
+from cfl.export.answer import Choice, answer_of
 from cfl.export.predict import predictions
 from cfl.export.prediction import SampleScorer, output_names
-from cfl.methods import FedWeIT
+from cfl.methods import DPFedAvg, FedWeIT
 from cfl.models import MLP
+from cfl.privacy.accounting import Accountant, Spent
 from cfl.runtime.errors import ConfigError
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -265,6 +267,30 @@ def test_clients_whose_tasks_share_outputs_have_classes_of_their_own() -> None:
         names = output_names(federation, Choice(None, task))
         assert [names[k] for k in data.outputs.own[task].nonzero().flatten()] == list(pairs[pair])
     assert output_names(federation, Choice()) == ["0", "1", *pairs[1]]
+
+
+def test_a_run_that_its_budget_stopped_answers_among_the_classes_that_its_tests_chose_from(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    from cfl.export.card import write_card
+
+    data = tiny_data(split(), scenario="class", class_loss="seen", schedule={"evaluate_every": 1})
+    budget = PrivacyBudget(1.001 * Accountant(1e-5, "rdp").epsilon(Spent(2 / 4)), accountant="rdp")
+    client = tiny_client(data, methods={"dp": DPFedAvg(0.5, 2.0)})
+    federation = fit_tiny(client, data, callbacks=[budget])
+    assert federation.stopped
+    assert federation.round == 2
+    test = data.tasks[0].test
+    scores = SampleScorer(client).scores(data.tasks[0].transform(test.images), Choice())
+    assert scores.isfinite().tolist() == [[True, True, False, False]] * len(test.labels)
+    right = 100 * scores.argmax(1).eq(test.labels).double().mean()
+    assert float(right) == pytest.approx(float(federation.accuracy.compute()[0, 0]))
+    (tmp_path / "m.onnx").write_bytes(b"a model")
+    choice = Choice()
+    answer = answer_of(client, choice)
+    write_card(tmp_path / "card.md", tmp_path / "m.onnx", answer, choice, federation, "", tmp_path)
+    card = (tmp_path / "card.md").read_text()
+    assert "Only outputs below 2 have been trained" in card
+    assert "first, end = 0, 2" in card
 
 
 def test_a_client_with_a_model_for_each_task_answers_by_that_of_the_task() -> None:
