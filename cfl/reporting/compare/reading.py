@@ -161,7 +161,8 @@ def read(folder: Path, warnings: list[str]) -> Reading:
             warnings.append(f"{said if str(path) in said else f'{path}: {said}'}; {consequence}")
             return None
 
-    config, settings = part(folder / CONFIG, _read_config, "its settings are not compared") or ({}, {})
+    read_config = partial(_read_config, epsilons=run.others.get("epsilon_all_tasks") is not None)
+    config, settings = part(folder / CONFIG, read_config, "its settings are not compared") or ({}, {})
     if config:
         check_seed(run, config["seed_everything"])
     matrices = {run.measure: run.matrix.numpy()}
@@ -182,7 +183,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     return Reading(run, settings, matrices, space, clients, partition, samples)
 
 
-def _read_config(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _read_config(path: Path, epsilons: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Read a run's configuration, and compute its :func:`settings_of`."""
     try:
         config = read_yaml(path)
@@ -193,7 +194,7 @@ def _read_config(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if lacking := [key for key in DECIDES_RESULTS if key not in config]:
         raise RunFolderError(f"{path}: lacks {', '.join(lacking)}")
     try:
-        return config, settings_of(config)
+        return config, settings_of(config, epsilons)
     except (TypeError, ValueError, AttributeError) as error:
         raise RunFolderError(f"{path}: not the configuration of a run ({error})") from None
 

@@ -18,20 +18,24 @@ _SECTIONS = (*(section for section in DECIDES_RESULTS if section != "seed_everyt
 _NO_CAUSE = tuple(f"{section}.{key}." for section, key in ONLY_WHERE_OR_HOW_FAST)
 
 
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(config: Mapping[str, Any], epsilons: bool = False) -> dict[str, Any]:
     """Return the settings that decide a run's results, without the seed, as ``{"methods.fot.threshold": 0.96}``.
 
     Keys are those of the command line: ``init_args`` is left out, and the value of a class's own key is its short
     name, ``{"data.partition": "Shards", "data.partition.per_client": 2}``. Unlike
     :func:`cfl.reporting.experiment.experiment_of` this function imports no method, since a comparison needs no training
     code. It therefore includes ``buffer`` even if no method replays from it. ``measures`` decide results of their own.
+    ``privacy`` without a budget decides epsilons only, and is left out of a run that has none.
 
     Args:
         config: a resolved configuration as plain dictionaries, lists and values.
+        epsilons: whether the run has epsilons.
     """
     flat: dict[str, Any] = {}
     for section, options in [*((key, config[key]) for key in _SECTIONS if key in config), *may_end_run(config).items()]:
         _flatten(section, options, flat)
+    if epsilons and isinstance(privacy := config.get("privacy"), Mapping):
+        _flatten("privacy", {key: value for key, value in privacy.items() if key != "budget"}, flat)
     if measures := config.get("measures"):
         _flatten("measures", measures, flat)
     trainer = config.get("trainer")

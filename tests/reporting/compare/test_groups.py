@@ -156,6 +156,20 @@ def test_a_repetition_is_no_further_sample(tmp_path: Path) -> None:
     assert table.notes == [f"{runs[1].run.folder} repeats the experiment of {runs[0].run.folder} and is left out"]
 
 
+def test_epsilons_of_another_delta_are_another_row(tmp_path: Path) -> None:
+    """Privacy without a budget decides epsilons only: it tells apart runs that have one, and no others."""
+    for noisy in (True, False):
+        figures = {"epsilon_all_tasks": 9.0} if noisy else {}
+        runs = readings(tmp_path / str(noisy), *({"method": "dp_fedavg", "seed": seed, **figures} for seed in (0, 1)))
+        for reading, delta in zip(runs, (1e-5, 0.01), strict=True):
+            path = reading.run.folder / "config.yaml"
+            privacy = {"budget": None, "delta": delta, "accountant": "pld"}
+            path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"privacy": privacy}))
+        (table,) = compare([read(reading.run.folder, []) for reading in runs])
+        assert [row.seeds for row in table.rows] == ([[0], [1]] if noisy else [[0, 1]])
+        assert [row.label.rpartition("delta ")[2] for row in table.rows if noisy] == ["1e-05)", "0.01)"] * noisy
+
+
 def test_runs_of_one_seed_that_nothing_tells_apart_are_noted(tmp_path: Path) -> None:
     (table,) = compare(readings(tmp_path, {}, {"config_hash": "another"}))
     assert table.notes == ["FOT: averaged over runs that differ in nothing that their configurations show"]
