@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -144,6 +145,12 @@ def _rows(
             label = f"{printed_method} ({label})"
         members, twice = _without_repetitions(members)
         notes += twice
+        unknown = [reading for reading in members if not reading.run.config_hash]
+        if tell_apart and _repeats_a_seed(unknown):  # which of these have the same settings cannot be told
+            rows += _one_by_one(label, method, unknown)
+            members = [reading for reading in members if reading.run.config_hash]
+            if not members:
+                continue
         differ = list(differing([reading.settings for reading in members]))
         several_methods = len({reading.run.method for reading in members}) > 1
         if not differ and not several_methods and _repeats_a_seed(members):
@@ -180,12 +187,14 @@ def samples_of(reading: Reading) -> str:
 def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], list[str]]:
     """Return one run of each experiment, the one of which more is known, and notes on the runs left out.
 
-    A repetition of an experiment with the same seed would not be an independent sample.
+    A repetition of an experiment with the same seed would not be an independent sample. Runs without a configuration,
+    which are built in Python, repeat no other.
     """
     kept: dict[tuple[str, int], list[Reading]] = {}
     notes = []
     for reading in readings:
-        alike = kept.setdefault((reading.run.config_hash, reading.run.seed), [])
+        run = reading.run
+        alike = kept.setdefault((run.config_hash or str(run.folder), run.seed), [])
         samples = samples_of(reading)
         first = next((one for one in alike if not samples or samples_of(one) in (samples, "")), None)
         if first is None:
@@ -200,6 +209,16 @@ def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], li
 def _known_of(reading: Reading) -> tuple[bool, int, bool]:
     """Return whether the configuration could be read, the number of targets, and whether there is a curve."""
     return bool(reading.settings), len(reading.run.rounds_to_accuracy), bool(reading.run.curve)
+
+
+def _one_by_one(label: str, method: str, readings: Sequence[Reading]) -> list[Row]:
+    """Return a row for each of several runs, named after its folder."""
+    folders = [reading.run.folder.resolve() for reading in readings]
+    above = os.path.commonpath(folders)
+    return [
+        Row(f"{label} ({folder.relative_to(above)})", method, [reading])
+        for folder, reading in zip(folders, readings, strict=True)
+    ]
 
 
 def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequence[str]) -> list[Row]:

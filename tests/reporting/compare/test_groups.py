@@ -156,6 +156,24 @@ def test_a_repetition_is_no_further_sample(tmp_path: Path) -> None:
     assert table.notes == [f"{runs[1].run.folder} repeats the experiment of {runs[0].run.folder} and is left out"]
 
 
+def test_runs_without_a_configuration_repeat_no_other(tmp_path: Path) -> None:
+    """Nothing tells what runs built in Python are of: with a seed twice each has a row, with each seed once they share
+    one as other runs do."""
+    made = {"config_hash": "", "used_space": None, "method": "er"}
+    runs = readings(tmp_path, {**made, "acc": 60.0}, {**made, "acc": 90.0}, {"method": "er", "seed": 1})
+    runs = [*(replace(run, settings={}) for run in runs[:2]), runs[2]]
+    (table,) = compare(runs)
+    assert [(row.label, [r.run.acc for r in row.readings]) for row in table.rows] == [
+        ("ER (run0)", [60.0]),
+        ("ER (run1)", [90.0]),
+        ("ER", [runs[2].run.acc]),
+    ]
+    seeds = readings(tmp_path / "seeds", *({**made, "seed": seed} for seed in (0, 1)))
+    (table,) = compare([replace(run, settings={}) for run in seeds])
+    assert [row.label for row in table.rows] == ["ER"]
+    assert not table.notes
+
+
 def test_epsilons_of_another_delta_are_another_row(tmp_path: Path) -> None:
     """Privacy without a budget decides epsilons only: it tells apart runs that have one, and no others."""
     for noisy in (True, False):
