@@ -11,9 +11,9 @@ from typing import Any
 from cfl.metrics.base import own_key
 from cfl.metrics.measure import measure_of
 from cfl.reporting.compare.reading import Reading
-from cfl.reporting.compare.rows import Comparison, Row, lacks_rounds, lacks_tasks
+from cfl.reporting.compare.rows import Comparison, Row, figure_of, lacks_rounds, lacks_tasks
 from cfl.reporting.compare.settings import differing, short_names, shown
-from cfl.reporting.measures import ON_VALIDATION
+from cfl.reporting.measures import ON_VALIDATION, figures_with
 from cfl.reporting.method_names import printed
 from cfl.runtime.errors import ConfigError
 
@@ -207,8 +207,13 @@ def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], li
 
 
 def _known_of(reading: Reading) -> tuple[bool, int, bool]:
-    """Return whether the configuration could be read, the number of targets, and whether there is a curve."""
-    return bool(reading.settings), len(reading.run.rounds_to_accuracy), bool(reading.run.curve)
+    """Return whether the configuration could be read, the number of targets and figures, and whether there is a curve.
+
+    Figures may differ between repetitions, as a user's measures, for example, are no part of an experiment.
+    """
+    figures = [figure_of(reading, figure.key) for figure in figures_with(reading.run.own_measures)]
+    known = len(reading.run.rounds_to_accuracy) + sum(value is not None for value in figures)
+    return bool(reading.settings), known, bool(reading.run.curve)
 
 
 def _one_by_one(label: str, method: str, readings: Sequence[Reading]) -> list[Row]:

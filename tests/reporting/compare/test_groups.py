@@ -310,6 +310,17 @@ def test_of_repetitions_the_one_of_which_more_is_known_stays(tmp_path: Path) -> 
         assert table.notes == [f"{damaged.run.folder} repeats the experiment of {whole.run.folder} and is left out"]
 
 
+def test_of_repetitions_the_one_with_further_figures_stays(tmp_path: Path) -> None:
+    """A user's measures and epsilons are no part of the experiment: of two runs the one that has them is kept."""
+    measured = {"measures": {"top2": "higher"}, "measures.top2": 90.0}
+    for further in (measured, {"epsilon_all_tasks": 8.0}):
+        folder = tmp_path / next(iter(further))
+        plain, more = readings(folder, {"config_hash": "one"}, {"config_hash": "one", **further})
+        for runs in ([plain, more], [more, plain]):
+            (table,) = compare(runs)
+            assert [reading.run.folder for row in table.rows for reading in row.readings] == [more.run.folder]
+
+
 def test_matrices_are_averaged_per_seed_and_never_over_other_shapes(tmp_path: Path) -> None:
     runs = readings(tmp_path, {"seed": 0}, {"seed": 1}, {"seed": 0, "config_hash": "x", "level": 70.0}, {"tasks": 4})
     row = Row("fot", "fot", runs[:3])
