@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import experiment_of, setting_hash
 from cfl.reporting.run_folder import Run, check_seed, read_run
+from cfl.reporting.summary_file import read_summary
 from cfl.running.resolving import same_experiment
 from cfl.running.run_log import LOG, has_diverged
 from cfl.runtime.run_files import CONFIG, SUMMARY, folders_below
@@ -70,6 +72,35 @@ def read_experiment(folder: Path) -> dict[str, Any] | None:
         return experiment_of(config)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, BadYAML):
         return None
+
+
+def not_recorded(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """The options of a configuration that only say what is recorded, and that a finished run was made without.
+
+    These are no part of an experiment. A run that records more lacks nothing.
+
+    Args:
+        config: a resolved configuration.
+        folder: a finished run of its experiment.
+    """
+    made = read_yaml(folder / CONFIG)
+
+    def both(section: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        wanted, found = (json.loads(json.dumps(one.get(section) or {})) for one in (config, made))
+        return wanted, found
+
+    wanted, found = both("measures")
+    lacking = [f"measures.{name}" for name, measure in wanted.items() if found.get(name) != measure]
+    wanted, found = both("targets")
+    if not set(wanted.get("accuracies") or []) <= set(found.get("accuracies") or []):
+        lacking.append("targets.accuracies")
+    wanted, found = both("privacy")
+    if read_summary(folder).get("epsilon_all_tasks") is not None:
+        lacking += [f"privacy.{key}" for key in sorted(wanted) if found.get(key) != wanted[key]]
+    wanted, found = both("local_models")
+    if wanted.get("evaluate") and not found.get("evaluate"):
+        lacking.append("local_models.evaluate")
+    return lacking
 
 
 def diverged_experiment(folder: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from cfl.reporting.compare.reading import is_run
 from cfl.reporting.experiment import config_hash
 from cfl.reporting.measures import ON_VALIDATION
 from cfl.running.choosing import FILE, Choice
-from cfl.running.finished import Finished, read_finished, read_results
+from cfl.running.finished import Finished, not_recorded, read_finished, read_results
 from cfl.running.grid import Values, combinations, named, setting, values_in
 from cfl.running.jobs import Lacking, Wanted, lacking
 from cfl.running.launcher import Launcher
@@ -35,7 +35,7 @@ from cfl.runtime.run_files import CONFIG
 _OF_THE_SWEEP = {
     "seed_everything": "--seeds",
     "run.dir": "--out, below which every run has its folder",
-    "run.overwrite": "no such option: finished runs are kept; remove the folder of one to make it again",
+    "run.overwrite": "no such option: finished runs are kept; remove the folder of one to run again",
     "ckpt_path": "no such option: the same command goes on where it was interrupted",
     "allow": "no such option, as no run's configuration is taken",
     "print_config": "cfl fit --print_config, or --dry-run",
@@ -78,13 +78,15 @@ def run(
         if not options.dry_run:
             write_whole(out / FILE, chosen.report)
     made = making.make(tests, seeds)
+    otherwise = making.made_otherwise(tests, seeds)
+    without += otherwise.values()
     if options.dry_run:
         _say(without)
         return 0
     if (signal := making.runner.interrupted_by) is not None:
         _say(["interrupted; the same command goes on"])
         return 128 + signal
-    folders = [str(found.folder) for found in made.after.finished]
+    folders = [str(found.folder) for found in made.after.finished if found.folder not in otherwise]
     drawn = ["--pictures", ",".join(options.pictures)] if options.pictures else []
     status = comparing.main([*folders, "--out", str(out), *drawn], notes) if folders else 1
     without += _without(made.outcomes, made.after)
@@ -132,6 +134,17 @@ class _Making:
         outcomes = self.runner.run(before.jobs)
         self.results = read_results(self.out, read_finished)
         return _Made(before, outcomes, lacking(experiments, seeds, self.resolver, self.results))
+
+    def made_otherwise(self, experiments: Sequence[Wanted], seeds: Sequence[int]) -> dict[Path, str]:
+        """Folder -> a line, for finished runs that do not record all that is wanted of them."""
+        found: dict[Path, str] = {}
+        for one in experiments:
+            config = self.resolver.config(one.arguments)
+            for seed, run in self.results.of(self.resolver.experiment(one.arguments)).items():
+                if seed in seeds and (keys := not_recorded(config, run.folder)):
+                    why = f"made without the given {', '.join(keys)}; remove {run.folder} to run again"
+                    found[run.folder] = f"{one.name} seed {seed}: {why}"
+        return found
 
 
 def _say(lines: Iterable[str]) -> None:

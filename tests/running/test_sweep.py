@@ -291,6 +291,42 @@ def test_runs_are_made_compared_and_not_made_again(tmp_path: Path, capsys: pytes
     assert "0 runs to make, 2 finished" in capsys.readouterr().out
 
 
+TOP2 = ("--measures.top2=torchmetrics.classification.MulticlassAccuracy", "--measures.top2.num_classes=4")
+EVALUATED = ("--schedule.evaluate_every=1", "--targets.stop=false")
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    ("made", "wanted", "missing"),
+    [
+        ((), TOP2, "measures.top2"),
+        (TOP2, (*TOP2, "--measures.top2.top_k=2"), "measures.top2"),
+        (TOP2, (), None),
+        (EVALUATED, (*EVALUATED, "--targets.accuracies=[90]"), "targets.accuracies"),
+        ((*EVALUATED, "--targets.accuracies=[80, 90]"), (*EVALUATED, "--targets.accuracies=[90.0]"), None),
+        ((), ("--privacy.delta=0.01", "--privacy.accountant=rdp"), "privacy.accountant, privacy.delta"),
+        ((), ("--local_models.evaluate=true",), "local_models.evaluate"),
+    ],
+)
+def test_a_finished_run_that_was_made_without_what_is_to_be_recorded_is_named(
+    made: Sequence[str], wanted: Sequence[str], missing: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options on which no result depends may still be wanted of a run, which is then named if it lacks them."""
+    folder = write_run(tmp_path / "out" / "made", [*TINY, *made], epsilon_all_tasks=9.0)
+    status = swept(tmp_path, *TINY, *wanted)
+    said = capsys.readouterr().out
+    assert "0 runs to make, 1 finished" in said
+    lost = [line for line in said.splitlines() if line.startswith("no result of ")]
+    told = f"no result of run seed 0: made without the given {missing}; remove {folder} to run again"
+    assert (status, lost) == ((0, []) if missing is None else (1, [told]))
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_delta_matters_only_to_runs_that_have_an_epsilon(tmp_path: Path) -> None:
+    write_run(tmp_path / "out" / "made", TINY)
+    assert swept(tmp_path, *TINY, "--privacy.delta=0.01") == 0
+
+
 @pytest.mark.usefixtures("one_launcher")
 def test_an_interrupted_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [*TINY, "--schedule.rounds_per_task=30", "--seeds", "2"]
