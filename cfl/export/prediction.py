@@ -73,7 +73,7 @@ class SampleScorer:
         self.check_task(choice)
         allowed = data.outputs.test_after(last_task(self.federation))
         if allowed is not None and choice.task is None and not allowed.eq(allowed[0]).all():
-            raise ConfigError("task", None, f"an integer between 0 and {data.num_tasks - 1}, the task of the samples")
+            raise ConfigError("task", None, f"{self._valid_task(choice)}, the task of the samples")
         model = self.model_for(choice if self._differs_by_task(choice.client) else Choice(choice.client))
         return model, None if allowed is None else allowed[choice.stream_task(data)]
 
@@ -96,7 +96,7 @@ class SampleScorer:
         if len(transforms) < len(sources):
             raise ConfigError("images", str(stored.dtype), "floating-point network input: the stream tells no data set")
         if choice.task is None and len({transform.normalisation for transform in transforms}) > 1:
-            valid = f"an integer between 0 and {data.num_tasks - 1}, as this run's data sets are normalised differently"
+            valid = f"{self._valid_task(choice)}, as this run's data sets are normalised differently"
             raise ConfigError("task", None, valid)
         transform = repeat_channels(transforms[choice.stream_task(data)], data.input_shape[0])
         images = ImageSet(stored, torch.zeros(len(stored), dtype=torch.int64))
@@ -129,7 +129,7 @@ class SampleScorer:
             raise ConfigError("data.stream", data.stream.name, "a stream that tells the data set of each task")
         others = (data.stream.source_of(task) for task in range(data.stream.num_tasks))
         if choice.task is None and any(other is not source for other in others):
-            valid = f"an integer between 0 and {data.num_tasks - 1}: samples are read as the data set of their task"
+            valid = f"{self._valid_task(choice)}: samples are read as the data set of their task"
             raise ConfigError("task", None, valid)
         return source
 
@@ -139,9 +139,11 @@ class SampleScorer:
         Raises:
             ConfigError: names the valid tasks.
         """
-        tasks = choice.tasks(self.federation.data)
-        if choice.task is not None and choice.task not in tasks:
-            raise ConfigError("task", choice.task, f"an integer between 0 and {tasks[-1]}")
+        if choice.task is not None and choice.task not in choice.tasks(self.federation.data):
+            raise ConfigError("task", choice.task, self._valid_task(choice))
+
+    def _valid_task(self, choice: Choice) -> str:
+        return f"an integer between 0 and {choice.tasks(self.federation.data)[-1]}"
 
     def _differs_by_task(self, client: int | None) -> bool:
         if client is not None and self.federation.methods.tells_tasks_apart:

@@ -21,7 +21,7 @@ from cfl.__main__ import main
 from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Features, Synthetic
-from cfl.data.streams import ClassSplit
+from cfl.data.streams import ClassSplit, Sequence
 from cfl.export.answer import Choice, answer_of
 from cfl.export.predict import predictions
 from cfl.export.prediction import SampleScorer, output_names
@@ -267,6 +267,21 @@ def test_clients_whose_tasks_share_outputs_have_classes_of_their_own() -> None:
         names = output_names(federation, Choice(None, task))
         assert [names[k] for k in data.outputs.own[task].nonzero().flatten()] == list(pairs[pair])
     assert output_names(federation, Choice()) == ["0", "1", *pairs[1]]
+
+
+def test_a_missing_task_is_one_of_the_stream_unless_a_client_is_named() -> None:
+    """Without a client a task has the stream's number, also where each client learns few of the tasks."""
+    sources = [Synthetic(2, [1, 4, 4], 32, 16, mean=[0.1 * number]) for number in range(5)]
+    tasks = FixedTasks([[0, 1], [4, 2]])
+    data = tiny_data(Sequence(sources), num_clients=2, scenario="task", sequences=tasks)
+    client = tiny_client(data)
+    fit_tiny(client, data)
+    scorer, stored = SampleScorer(client), data.stream.source_of(0).load(Path())[1].images  # type: ignore[union-attr]
+    for named, last in ((None, 4), (1, 1)):
+        choice = Choice(named)
+        for ask in (scorer.prepared, scorer.source, lambda choice: scorer.network_input(stored, choice)):
+            with pytest.raises(ConfigError, match=f"task = None .* an integer between 0 and {last}(,|:|$)"):
+                ask(choice)
 
 
 def test_a_run_that_its_budget_stopped_answers_among_the_classes_that_its_tests_chose_from(tmp_path: Path) -> None:
