@@ -37,8 +37,9 @@ class PrivacyBudget(Callback):
 
     A run with a budget ends between two rounds as if it were finished, before the first round with which the epsilon of
     one client over all tasks (``epsilon_all_tasks``) would exceed the budget. The model is evaluated after the last
-    round. Future releases are computed as if the messages of all clients arrive. If clients add the noise and some
-    messages do not arrive, the last round may exceed the budget.
+    round, unless clients have their own clocks: each is then evaluated where its tasks end. Future releases are
+    computed as if the messages of all clients arrive. If clients add the noise and some messages do not arrive, the
+    last round may exceed the budget.
 
     Args:
         budget: greatest epsilon of one client over all tasks, above 0; null for no limit.

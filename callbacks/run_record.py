@@ -271,8 +271,9 @@ class RunRecord(Callback):
             self.record_round(client_of(pl_module))
 
     def record_round(self, client: Client) -> dict[str, Any]:
-        """Add the row of the finished round, unless that has been done; after an evaluation, also write the matrix.
+        """Add the row of the finished round, unless that has been done.
 
+        After an evaluation, and after the run's last round, also write the matrices and other tables.
         Callbacks that display these files call this first.
 
         Returns:
@@ -284,7 +285,7 @@ class RunRecord(Callback):
         plan = federation.schedule.round(federation.round - 1)
         self._last_row = round_figures(client, plan, federation.schedule.row_is_whole(plan))
         self._rounds_table.append(self._last_row)
-        if federation.schedule.evaluates_after(plan):
+        if federation.schedule.evaluates_after(plan) or federation.finished:  # a run may stop between evaluations
             self._write_tables(federation)
         if federation.finished:
             self._draw(client)  # before loggers, which show these pictures

@@ -256,6 +256,26 @@ def test_the_last_round_is_evaluated_where_lost_noise_makes_it_the_last(every: i
     assert [bool(row["acc"]) for row in rows] == evaluated
 
 
+def test_the_table_has_all_releases_of_a_run_that_stops_between_evaluations(tmp_path: Path) -> None:
+    """With clocks of their own clients are evaluated where their tasks end, which the last round need not be."""
+
+    class AtOwnPace(DPFedAvg):
+        client_clocks = True
+
+    data = tiny_data(schedule={"rounds_per_task": 6, "clock_spread": 0.3})
+    ends = {round for round in range(data.rounds.num_rounds) if data.rounds.due(data.rounds.round(round))}
+    last = next(round for round in range(min(ends) + 1, data.rounds.num_rounds) if round not in ends)
+    limit = PrivacyBudget(1.001 * Accountant(1e-5, "rdp").epsilon(Spent((last + 1) / 4)), accountant="rdp")
+    record = RunRecord(str(tmp_path / "run"))
+    federation = fit(tiny_client(data, methods={"mine": AtOwnPace(0.5, 2.0)}), data, callbacks=[limit, record])
+    assert federation.stopped
+    assert federation.round == last + 1
+    rows = tiny_cli.rows(tmp_path / "run" / "privacy.csv")
+    assert [int(row["round"]) for row in rows] == list(range(last + 1))
+    assert tiny_cli.summary(tmp_path / "run")["privacy"]["releases"] == len(rows)
+    assert float(rows[-1]["epsilon_all_tasks"]) == tiny_cli.summary(tmp_path / "run")["epsilon_all_tasks"]
+
+
 # What figures cover.
 
 
