@@ -52,6 +52,8 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
 
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 """Characters that YAML refuses, or takes for the end of a line."""
+_TEXT_OR_NOT_FINITE = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
+_IN_YAML = {"Infinity": ".inf", "-Infinity": "-.inf", "NaN": ".nan"}
 _WHOLE = ("methods", "measures", "federated.codecs")
 """Options whose own values are mappings, with names that the user gives."""
 
@@ -67,8 +69,12 @@ def _as_options(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _as_yaml(value: Any) -> str:
-    """JSON that YAML reads as the same value: characters beyond 16 bits have another escape there, so they stay."""
+    """JSON that YAML reads as the same value: characters beyond 16 bits have another escape there, so they stay.
+
+    Infinity and NaN have other names there.
+    """
     text = json.dumps(value, default=_plain, ensure_ascii=False)
+    text = _TEXT_OR_NOT_FINITE.sub(lambda found: _IN_YAML.get(found[0], found[0]), text)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

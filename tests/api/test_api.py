@@ -230,6 +230,17 @@ def test_texts_within_a_class_reach_the_parser_as_they_are(text: str) -> None:
     assert parse_yaml(word.partition("=")[2]) == given
 
 
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, np.float32(np.inf), 1e-7, 0.1, 1e22])
+def test_numbers_reach_the_parser_as_they_are(number: float) -> None:
+    """So do infinity and NaN, which JSON and YAML write differently, and texts in which these words stand."""
+    text = 'NaN and "-Infinity"'
+    _, word = _as_options({"a": number, "b": [number, {"Infinity": number, "c": text}]})
+    same = pytest.approx(float(number), rel=0, abs=0, nan_ok=True)
+    assert parse_yaml(word.partition("=")[2]) == [same, {"Infinity": same, "c": text}]
+    (word,) = _as_options({"a": number})
+    assert parse_yaml(word.partition("=")[2]) == same
+
+
 def test_task_incremental_predictions_are_among_the_tasks_outputs(tmp_path: Path) -> None:
     task_incremental = {
         "data.stream": {"class_path": "ClassSplit", "init_args": {"num_tasks": 2, "source": "Synthetic"}},
