@@ -35,7 +35,7 @@ from cfl.runtime.run_files import CONFIG
 _OF_THE_SWEEP = {
     "seed_everything": "--seeds",
     "run.dir": "--out, below which every run has its folder",
-    "run.overwrite": "no such option: finished runs are kept; remove the folder of one to run again",
+    "run.overwrite": "no such option: finished runs are kept; remove the folder of one to make it again",
     "ckpt_path": "no such option: the same command goes on where it was interrupted",
     "allow": "no such option, as no run's configuration is taken",
     "print_config": "cfl fit --print_config, or --dry-run",
