@@ -93,6 +93,8 @@ class ClientStates:
         difference = held.layout.difference(layout)
         if difference is not None:
             raise ValueError(f"a client keeps other tensors of {topic!r} than before: {difference}")
+        if list(layout.fields) != list(held.layout.fields):  # a row holds its tensors in the order of the topic's first
+            rows = held.layout.pack(layout.unpack(rows))
         added = int((held.rows_of(clients) < 0).sum()) * layout.row_bytes
         in_memory = sum(other.bytes for other in self._topics.values() if not other.on_disk)
         if self.memory_limit is not None and not held.on_disk and in_memory + added > self.memory_limit:

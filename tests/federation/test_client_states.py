@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cfl.federation import row_store
 from cfl.federation.client_states import ClientStates
+from cfl.runtime import distributed
 from cfl.runtime.errors import DamagedFile
 
 DEFAULT = {"w": torch.zeros(2, 3), "count": torch.tensor(7)}
@@ -82,6 +83,38 @@ def test_scattering_again_replaces_those_clients_only(limit: int | None) -> None
     states = filled([5, 2], limit)
     states.scatter("model", [2], stacked([8]))
     assert states.gather("model", [5, 2], DEFAULT)["count"].tolist() == [500, 800]
+
+
+@pytest.mark.parametrize("kept", [None, [False, True]])
+def test_tensors_go_by_name_whatever_their_order(limit: int | None, kept: list[bool] | None) -> None:
+    """Tensors of one dtype lie one behind the other in a client's row, in the order in which they first came."""
+    states, default = ClientStates(limit), {"mean": torch.zeros(2), "last": torch.zeros(1, 2), "n": torch.tensor(0)}
+    given = [{n: torch.rand(2, *t.shape).to(t.dtype) + place for place, (n, t) in enumerate(default.items())}]
+    given.append({name: given[0][name] + 5 for name in reversed(default)})
+    states.scatter("mine", [0, 3], given[0])
+    states.scatter("mine", [0, 3], given[1], kept)
+    for row, client in enumerate([0, 3]):
+        expected = given[kept is None or kept[row]]
+        for found in (
+            states.get("mine", client) or {},
+            {n: t[0] for n, t in states.gather("mine", [client], default).items()},
+        ):
+            assert all(torch.equal(found[name], expected[name][row]) for name in default)
+
+
+def test_tensors_of_other_processes_go_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have stored the same tensors in another order."""
+    here, there = ClientStates(), ClientStates()
+    here.scatter("mine", [0], {"mean": torch.tensor([[1.0, 2.0]]), "last": torch.tensor([[3.0, 4.0]])})
+    there.scatter("mine", [1], {"last": torch.tensor([[7.0, 8.0]]), "mean": torch.tensor([[5.0, 6.0]])})
+    sent = there.state_dict()["mine"]
+    monkeypatch.setattr(distributed, "count", lambda: 2)
+    monkeypatch.setattr(distributed, "gather", lambda own: [own, ({"mine": [1]}, {"mine": sent["fields"]})])
+    monkeypatch.setattr(distributed, "share_out", lambda own: {**own, ("mine", 1): sent["rows"]})
+    monkeypatch.setattr(distributed, "rank", lambda: 0)
+    here.synchronise()
+    found = [{name: tensor.tolist() for name, tensor in (here.get("mine", client) or {}).items()} for client in (0, 1)]
+    assert found == [{"mean": [1, 2], "last": [3, 4]}, {"mean": [5, 6], "last": [7, 8]}]
 
 
 def test_clients_left_out_stay_as_they_were(limit: int | None) -> None:
