@@ -54,9 +54,9 @@ class RunningSum:
 class IntegerSums:
     """Forms the sums of all topics.
 
-    A client's message is one vector of integers, with its weight as the last one. Rounding is a hash of (seed, topic,
-    round, client), and the order of integer additions does not matter. The sums therefore do not depend on cohorts,
-    devices and processes.
+    A client's message is one vector of integers: its tensors in the order of their names, then its weight. Rounding is
+    a hash of (seed, topic, round, client), and the order of integer additions does not matter. The sums therefore do
+    not depend on cohorts, devices and processes.
 
     Args:
         settings: settings of the run's sums.
@@ -103,7 +103,8 @@ class IntegerSums:
         if strangers:
             raise RuntimeError(f"topic {topic!r}: client {min(strangers)} was not asked for a message of this sum")
         if not running.layout:
-            running.layout = [(n, tuple(rows.shape[1:]), rows.dtype) for n, rows in payload.items()]
+            # Sorted, so that a number has the same place in all processes, and so the same rounding.
+            running.layout = [(n, tuple(rows.shape[1:]), rows.dtype) for n, rows in sorted(payload.items())]
             running.device = next(iter(payload.values())).device
         rows = self._integers(running, moment, payload, weights, clients)
         if self.settings.secure:
@@ -197,6 +198,7 @@ class IntegerSums:
 
         Raises:
             SumRefused: too few clients are left to recover the sum, or no client has sent a message.
+            ValueError: messages of different processes have other names, shapes or dtypes.
         """
         started = time.perf_counter()
         what = f"round {moment[0]} (task {moment[1]}): no sum of {topic!r}"
@@ -208,6 +210,9 @@ class IntegerSums:
         if not known:
             raise SumRefused(f"{what}: no message came")
         round, asked, gone, layout, _ = known[0]
+        for *_, other, _ in known:
+            if other != layout:
+                raise ValueError(f"topic {topic!r}: clients send {layout} in one process, {other} in another")
         came = set().union(*(other[-1] for other in known))
         codec = self._codec(topic, len(asked))
         modulus = codec.modulus or 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from cfl.federation.channel import Channel
 from cfl.randomness.generators import torch_generator
+from cfl.runtime import distributed
 from cfl.runtime.errors import BadUpdate, ConfigError, SumRefused
 from cfl.secure_sums.integer_sums import IntegerSums
 from cfl.secure_sums.settings import SumSettings
@@ -69,6 +71,45 @@ def test_groups_and_the_protocol_change_no_bit(groups: list[list[int]], secure: 
     expected, _ = sent(channel(), [CLIENTS], messages())
     found, _ = sent(channel(secure), groups, messages())
     assert all(torch.equal(found[name], values) for name, values in expected.items())
+
+
+@both
+def test_tensors_go_by_name_whatever_their_order(secure: bool) -> None:
+    expected, _ = sent(channel(), [CLIENTS], messages())
+    found, _ = sent(channel(secure), [[3], CLIENTS[:3], CLIENTS[4:]], dict(reversed(messages().items())))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], values) for name, values in expected.items())
+
+
+def of_two_processes(
+    payloads: Sequence[dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Tensor], float]:
+    """The sum of the messages of clients 0 to 2 in one process and 3 to 5 in another, as the first one reads it."""
+    here, there = (IntegerSums(SumSettings(False, 0, greatest_weight=lambda topic: 64.0)) for _ in range(2))
+    for sums, group, payload in zip((here, there), (CLIENTS[:3], CLIENTS[3:]), payloads, strict=True):
+        rows = {name: values[group] for name, values in payload.items()}
+        sums.add("update", (0, 0), CLIENTS, (), rows, [WEIGHTS[c] for c in group], group)
+    other = there._running["update"]
+    described = other.round, other.asked, other.gone, other.layout, other.came
+    monkeypatch.setattr(distributed, "gather", lambda own: [own, described])
+    monkeypatch.setattr(distributed, "add_up", lambda own: {"integers": own["integers"] + other.total})
+    sums, weight, _, _ = here.read("update", (0, 0))
+    return sums, weight
+
+
+def test_tensors_of_processes_go_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = sent(channel(), [CLIENTS], messages())
+    found, weight = of_two_processes([messages(), dict(reversed(messages().items()))], monkeypatch)
+    assert weight == sum(WEIGHTS)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], values) for name, values in expected.items())
+
+
+def test_other_tensors_in_another_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of the same length, which could be added."""
+    others = {("more" if name == "bias" else name): values for name, values in messages().items()}
+    with pytest.raises(ValueError, match=r"topic 'update': .*'bias'.* in one process, .*'more'.* in another"):
+        of_two_processes([messages(), others], monkeypatch)
 
 
 @both
