@@ -32,7 +32,7 @@ def end_round(federation: Federation, plan: RoundPlan, trained: TrainedOutputs) 
     federation.channel.enter_round(plan.task, plan.round)
     if mean := _mean_update(federation, methods, plan):
         if methods.protection is not None:
-            trained.mask = trainable_by_anybody(federation, plan.task)
+            trained.mask = trainable_by_anybody(federation, plan)
         transforms = methods.step_transforms
         federation.server.apply(
             {n: mean[n] for n in federation.model.shared_parameters},

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cfl.data.exposure import ONE_AT_A_TIME
+from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods.capabilities import crosses_tasks
@@ -46,7 +47,7 @@ class TrainedOutputs:
         return held
 
 
-def trainable_by_anybody(federation: Federation, task: int) -> Tensor | None:
+def trainable_by_anybody(federation: Federation, plan: RoundPlan) -> Tensor | None:
     """The outputs that any client could have trained in a round, ``[O]`` bool; None for all.
 
     With protected updates, the server's step moves these outputs in every round. Otherwise the model would reveal which
@@ -54,15 +55,19 @@ def trainable_by_anybody(federation: Federation, task: int) -> Tensor | None:
 
     Args:
         federation: the federation of the run.
-        task: the round's task.
+        plan: the round. Its task is that of the slowest clients.
     """
     data, train = federation.data, federation.data.outputs.train
     if train is None:
         return None
+    schedule, first, last = federation.schedule, plan.task, plan.task
+    if schedule.client_clocks:
+        last = max(schedule.task_at(plan.round, client) for client in schedule.present(plan.round).tolist())
     alone = data.exposure in ONE_AT_A_TIME
-    if alone and not any(crosses_tasks(method) for method in federation.methods.values()):
-        tasks = range(task, task + 1)
-    else:
-        tasks = range(task + 1 if alone or data.exposure == "cumulative" else data.num_tasks)
+    if not alone or any(crosses_tasks(method) for method in federation.methods.values()):
+        first = 0
+    if not alone and data.exposure != "cumulative":
+        last = data.num_tasks - 1
+    tasks = range(first, last + 1)
     whose = {t: federation.members(t) if data.order is not None else [0] for t in tasks}
     return train[sorted({data.stream_task(t, client) for t, clients in whose.items() for client in clients})].any(0)

@@ -315,6 +315,29 @@ def test_all_rounds_move_the_outputs_of_all_tasks_that_any_client_may_train_on(
         before = model
 
 
+class AtOwnPace(DPFedAvg):
+    """A method of a user's own that bounds updates of clients with their own clocks."""
+
+    client_clocks = True
+
+
+@pytest.mark.parametrize("beside", [{}, {"der": DER(2)}], ids=["alone", "der"])
+def test_rounds_move_the_outputs_of_clients_that_are_ahead(beside: dict[str, Method]) -> None:
+    """These are the outputs of all tasks at which clients may be, and with replay of earlier ones."""
+    schedule = {"rounds_per_task": 3, "clock_spread": 0.67, "clients_per_round": 2}
+    data = tiny_data(split(3, classes=6), num_clients=4, schedule=schedule, scenario="task")
+    watch, ahead = Rounds(), 0
+    run(data, {**beside, "dp": AtOwnPace(0.1, 0.5)}, callbacks=[watch])
+    before = weights_of_start(data)
+    for round, model in enumerate(watch.models):
+        begun = [sum(data.rounds.began(task, client) <= round for task in range(3)) - 1 for client in range(4)]
+        at = [task for client, task in enumerate(begun) if client in data.rounds.present(round)]
+        moved = (model["head.bias"] - before["head.bias"]).nonzero().flatten().tolist()
+        assert moved == list(range(0 if beside else 2 * min(at), 2 * max(at) + 2))
+        before, ahead = model, ahead + (max(at) > min(at))
+    assert ahead > 2
+
+
 def test_dropouts_beside_clients_that_join_by_themselves_are_refused() -> None:
     """The number of dropouts is a share of the clients that joined, so it would reveal whether a client joined."""
     schedule = {**POISSON, "client_dropout": 0.5}
