@@ -88,7 +88,7 @@ def multiply_gradients(gradients: Mapping[str, Tensor], factors: Mapping[str, Ri
 
 def _as_rows(gradient: Tensor) -> Tensor:
     """``[m, o, ...]`` to ``[m, o, d]``; a vector per client, such as a bias, has ``d = 1``."""
-    return gradient.reshape(*gradient.shape[:2], -1)
+    return gradient.reshape(*gradient.shape[:2], gradient.shape[2:].numel())
 
 
 def nothing(positions: Tensor, gradient: Tensor) -> RightFactor:
@@ -98,7 +98,7 @@ def nothing(positions: Tensor, gradient: Tensor) -> RightFactor:
         positions: ``[m]`` int64, the clients' places in the cohort.
         gradient: any tensor of the gradient's shape ``[k, o, ...]``, dtype and device.
     """
-    d = gradient[0, 0].numel()
+    d = gradient.shape[2:].numel()
     return RightFactor(gradient.new_zeros(()).expand(len(positions), d, d), positions=positions)
 
 

@@ -279,7 +279,7 @@ class FedCurv(Method):
         if self.keep < 1:
             sent = sum(int(((self.u[n] != 0) | (self.v[n] != 0)).sum()) for n in self._names)
             self._penalty_bytes = message_bytes(sent, size, dense // size)
-        u_max = max(float(self.u[n].max()) for n in self._names)
+        u_max = max(float(self.u[n].max()) for n in self._names if self.u[n].numel())
         seconds, self._fisher_seconds = max(self.context.everyones(self._fisher_seconds)), 0.0
         self._rows.append(
             {

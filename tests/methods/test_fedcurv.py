@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.close import assert_close
 from support.naive_fisher import Before, fisher_by_loop
+from support.own_networks import Plain, WithoutElements
 from support.tiny import (
     ConvNet,
     NetworkFactory,
@@ -577,3 +578,15 @@ def test_half_precision_has_the_same_anchors(dtype: torch.dtype) -> None:
     held, sums = u.to(dtype), (2 * u).to(dtype)
     expected = [2.0, 2.0, 2.0, 2.0, 0.0]
     torch.testing.assert_close(_anchor(held, sums).double(), torch.tensor(expected).double(), rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": 0.3}, {"on_unstable": "clip"}], ids=str)
+def test_parameters_without_elements_change_nothing(options: dict[str, Any]) -> None:
+    found = []
+    for network in (WithoutElements, Plain):
+        data = tiny_data(permuted(1), schedule={"rounds_per_task": 2})
+        found.append(run({"fedcurv": FedCurv(0.5, **options)}, data, network))
+    found_weights = [{n: t for n, t in weights(federation).items() if t.numel()} for federation in found]
+    torch.testing.assert_close(*found_weights, rtol=0, atol=1e-12)
+    more, rows = ([r["u_max"] for r in federation.methods["fedcurv"].report().rows] for federation in found)
+    assert more == pytest.approx(rows, rel=1e-9)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.naive_fot import Watch, layer_rows, projector
 from support.naive_memories import chosen_samples, multiply, run_rounds
+from support.own_networks import Plain, WithoutElements
 from support.tiny import (
     CONV_LAYERS,
     MLP_LAYERS,
@@ -31,6 +32,7 @@ from support.tiny import (
     split,
     tiny_client,
     tiny_data,
+    weights,
 )
 from torch import Tensor, nn
 
@@ -403,3 +405,12 @@ def test_clipping_that_turns_gradients_is_refused() -> None:
         run(gradient_clip_algorithm="value")
     assert run(gradient_clip_algorithm="norm")
     assert run()  # by norm is the default
+
+
+def test_parameters_without_elements_change_nothing() -> None:
+    def run(network: type[Plain]) -> dict[str, Tensor]:
+        data = tiny_data(permuted(2))
+        found = weights(fit(tiny_client(data, double(network), sgd, {"gpm": GPM(0.9)}), data))
+        return {name: value for name, value in found.items() if value.numel()}
+
+    torch.testing.assert_close(run(WithoutElements), run(Plain), rtol=0, atol=1e-12)

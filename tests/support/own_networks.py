@@ -25,6 +25,17 @@ class Plain(Network):
         return torch.tanh(self.body(x.flatten(1)))
 
 
+class WithoutElements(Plain):
+    """With parameters without elements, which change nothing."""
+
+    def make(self) -> None:
+        super().make()
+        self.none, self.nobody = nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0, 4))
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) + self.none.sum() + self.nobody.sum()
+
+
 def as_global_model(make: type[Network]) -> Network:
     """A network for images (1, 4, 4) in the state in which a run holds its global model."""
     torch.manual_seed(0)
