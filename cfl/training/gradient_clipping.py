@@ -20,7 +20,9 @@ def clip_clients(gradients: Collection[Tensor], limit: float, by_value: bool) ->
         for gradient in gradients:
             gradient.clamp_(-limit, limit)
     elif gradients:
-        norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        # In float32 at least: squares of half precision overflow above 256, and vanish below 0.0002.
+        wide = (g.reshape(len(g), -1).to(torch.promote_types(g.dtype, torch.float32)) for g in gradients)
+        norms = torch.stack([rows.square().sum(1) for rows in wide]).sum(0).sqrt()
         factors = (limit / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
