@@ -38,8 +38,8 @@ def mean_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None, outputs: 
     losses, gradient = cross_entropies(logits, y, outputs)
     if mask is None:
         return losses.mean(-1), gradient.div_(y.shape[-1])
-    share = mask / mask.sum(-1, keepdim=True).clamp(min=1)
-    share = share.to(losses.dtype)
+    wide = torch.promote_types(losses.dtype, torch.float32)  # half precision has not every number of samples
+    share = (mask.to(wide) / mask.sum(-1, keepdim=True).clamp(min=1)).to(losses.dtype)
     return (losses * share).sum(-1), gradient.mul_(share.unsqueeze(-1))
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cfl.data.samples import ExtraSamples, Samples, join_samples
+from cfl.engines.cross_entropy import mean_cross_entropy
 from cfl.engines.objective import Objective
 from cfl.methods import GLFC, GradientCompensation, ICaRL, Method
 from cfl.methods.components.weighted_sum import weighted_sum
@@ -73,6 +74,19 @@ def test_the_weighted_cross_entropy_and_its_gradient() -> None:
                 (wanted,) = torch.autograd.grad(expected, leaf)
                 torch.testing.assert_close(gradient[row], wanted)
         assert (gradient[2] == 0).all()
+
+
+def test_means_over_some_samples_are_those_of_torch_to_float64s_rounding() -> None:
+    logits, joined = samples(allowed=False)
+    loss, gradient = mean_cross_entropy(logits.clone(), joined.y, joined.mask, None)
+    for row in range(2):
+        leaf, mask = logits[row].clone().requires_grad_(), joined.mask[row]
+        expected = F.cross_entropy(leaf[mask], joined.y[row][mask])
+        (wanted,) = torch.autograd.grad(expected, leaf)
+        torch.testing.assert_close(loss[row], expected.detach(), rtol=0, atol=1e-14)
+        torch.testing.assert_close(gradient[row], wanted, rtol=0, atol=1e-14)
+    assert float(loss[2]) == 0
+    assert not gradient[2].any()
 
 
 def test_weights_of_samples_are_not_rounded_to_half_precision() -> None:
