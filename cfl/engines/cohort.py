@@ -51,7 +51,8 @@ class Cohort:
         lr: the optimizer's learning rate.
         gradients_on: function for methods of another batch of the same clients and a name for its dropout masks. It
             returns the gradients of the clients' mean cross-entropies on this batch at their present weights: name ->
-            ``[k, ...]``, valid until the next call. It changes nothing, not even BatchNorm's running statistics.
+            ``[k, ...]``, valid until the next call. It changes nothing, not even BatchNorm's running statistics. It may
+            be called from the cohort's first step on: which parameters are frozen is not known before.
         withheld: rows of the clients that do not train on their own samples, see :meth:`withhold`.
         steps: local steps since the cohort opened, with the present one; when a client closes, the number of its steps.
     """
@@ -133,6 +134,7 @@ class Cohort:
             if turned is not held[name]:
                 held[name].copy_(turned)
 
+    @torch.no_grad()
     def begin_with(self, position: int, tensors: Mapping[str, Tensor]) -> None:
         """Let a client start its local work from these tensors, as if they were what it has kept.
 

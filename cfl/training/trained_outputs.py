@@ -55,7 +55,8 @@ def trainable_by_anybody(federation: Federation, plan: RoundPlan) -> Tensor | No
 
     Args:
         federation: the federation of the run.
-        plan: the round. Its task is that of the slowest clients.
+        plan: the round. If clients have their own clocks, any task from that of the slowest to that of the fastest
+            client counts.
     """
     data, train = federation.data, federation.data.outputs.train
     if train is None:

@@ -291,6 +291,21 @@ def test_clients_close_when_they_have_finished_and_only_then() -> None:
     assert len({step for _, step in closed}) > 1
 
 
+def test_clients_begin_with_the_tensors_that_a_method_gives_them() -> None:
+    """Each client begins with its number in its biases, and sends it, because it does not learn."""
+
+    class Numbered(Method):
+        def start_clients(self, cohort: Cohort) -> None:
+            for position, client in enumerate(cohort.clients):
+                cohort.begin_with(position, {"head.bias": torch.full_like(cohort.parameters["head.bias"][0], client)})
+
+    data = data_of(width=3, schedule={"rounds_per_task": 1})
+    still = partial(torch.optim.SGD, lr=0.0)
+    found = weights(fit(tiny_client(data, double(mlp), still, {"numbered": Numbered()}), data))["head.bias"]
+    clients = data.rounds.round(data.num_rounds - 1).clients
+    torch.testing.assert_close(found, torch.full_like(found, sum(clients) / len(clients)), rtol=0, atol=1e-12)
+
+
 def test_clients_that_close_know_how_many_steps_they_took_and_how_long() -> None:
     """With steps and learning rate a method can compute a mean gradient from an update, here of one SGD step."""
     seen: dict[tuple[int, int], int] = {}
