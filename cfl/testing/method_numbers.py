@@ -104,8 +104,8 @@ def changes_something(case: MethodCase) -> None:
     if not by > case.least_change:
         raise AssertionError(
             f"effect: {case.who} ends where federated averaging ends, up to {by:.3g} in any weight; with options under "
-            f"which it has an effect it must be more than {case.least_change:.3g} (clients have equal numbers of samples; "
-            "data={'partition': ...} deals them otherwise)"
+            f"which it has an effect it must be more than {case.least_change:.3g} (clients have equal "
+            "numbers of samples; data={'partition': ...} deals them otherwise)"
         )
 
 

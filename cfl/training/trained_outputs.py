@@ -63,7 +63,8 @@ def trainable_by_anybody(federation: Federation, plan: RoundPlan) -> Tensor | No
         return None
     schedule, first, last = federation.schedule, plan.task, plan.task
     if schedule.client_clocks:
-        last = max(schedule.task_at(plan.round, client) for client in schedule.present(plan.round).tolist())
+        present = schedule.present(plan.round).tolist()
+        last = max((schedule.task_at(plan.round, client) for client in present), default=last)
     alone = data.exposure in ONE_AT_A_TIME
     if not alone or any(crosses_tasks(method) for method in federation.methods.values()):
         first = 0
