@@ -150,9 +150,10 @@ class Run:
         class-incremental run's outputs are the stream's classes, task after task.
 
         Args:
-            images: ``[N, C, H, W]``: uint8 as the data set stores them, which are normalised; or floating-point
-                network input. Changes that tasks make to images, such as a permutation, are not made. Or rows of
-                numbers ``[N, D]`` as ``Features`` and ``CsvTable`` hold them, which are standardised.
+            images: ``[N, C, H, W]`` as the data set's ``load`` returns them, which are normalised. Floating-point
+                images are network input instead, unless the data set's own are floating-point. Changes that tasks make
+                to images, such as a permutation, are not made. Or rows of numbers ``[N, D]`` as ``Features`` and
+                ``CsvTable`` hold them, which are standardised.
             client: as for :meth:`model_for`.
             task: the task of the images, from 0; needed if models or the outputs to choose among differ by task.
 
@@ -170,21 +171,23 @@ class Run:
             raise ConfigError("images", type(images).__name__, f"{valid} ({error})") from error
         if images.ndim == 2 and data.input_shape[:2] == (1, 1):
             try:
-                rows = scorer.source(choice).images_of_array(images.detach().numpy(), data.root)
+                images = scorer.source(choice).images_of_array(images.detach().numpy(), data.root)
             except ValueError as error:
                 raise ConfigError("images", list(images.shape), f"rows as in the run's data set ({error})") from error
-            images = scorer.network_input(rows, choice)
-        stored = not images.is_floating_point()
-        if stored and images.dtype != torch.uint8:
-            valid = "torch.uint8 as stored, or floating-point network input"
+        stores_floats, floats = scorer.stores_floats(choice), images.is_floating_point()
+        if not floats and (stores_floats or images.dtype != torch.uint8):
+            in_bytes = "torch.uint8 as stored, or floating-point network input"
+            valid = "floating-point images as the data set stores them" if stores_floats else in_bytes
             raise ConfigError("images", str(images.dtype), valid)
+        stored = stores_floats or not floats
+        images = images.float() if floats else images
         shapes = {tuple(data.input_shape)} | (scorer.stored_shapes(choice) if stored else set())
         if images.ndim != 4 or tuple(images.shape[1:]) not in shapes:
             valid = " or ".join(f"[N, {', '.join(map(str, shape))}]" for shape in sorted(shapes))
             raise ConfigError("images", list(images.shape), f"shape {valid}")
         if stored:
             images = scorer.network_input(images, choice)
-        scores = scorer.scores(images.to(torch.float32), choice)
+        scores = scorer.scores(images, choice)
         if (row := first_without_answer(scores)) is not None:
             raise ConfigError(f"images[{row}]", images[row].flatten().tolist(), ANSWERED)
         return scores.argmax(1) if self._measure.targets == "classes" else scores

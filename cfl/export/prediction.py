@@ -108,10 +108,26 @@ class SampleScorer:
         Raises:
             ConfigError: there is no such task.
         """
+        return {source.shape for source in self._sources(choice)}
+
+    def stores_floats(self, choice: Choice) -> bool:
+        """Whether a task's data set, or all tasks' data sets, hold floating-point images; False if none is known.
+
+        Raises:
+            ConfigError: there is no such task, or it is needed because only some tasks' data sets hold such images.
+        """
+        kinds = {source.is_float for source in self._sources(choice)}
+        if len(kinds) > 1:
+            valid = f"{self._valid_task(choice)}: some tasks' data sets hold bytes, others floating-point numbers"
+            raise ConfigError("task", None, valid)
+        return kinds == {True}
+
+    def _sources(self, choice: Choice) -> list[Source]:
+        """The data sets of a task, or of all tasks, as far as the stream tells them."""
         data = self.federation.data
         self.check_task(choice)
         tasks = range(data.stream.num_tasks) if choice.task is None else [choice.stream_task(data)]
-        return {source.shape for number in tasks if (source := data.stream.source_of(number)) is not None}
+        return [source for number in tasks if (source := data.stream.source_of(number)) is not None]
 
     def source(self, choice: Choice) -> Source:
         """The data set as whose samples files and rows of numbers are read.

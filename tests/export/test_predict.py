@@ -21,7 +21,9 @@ from cfl.__main__ import main
 from cfl.callbacks.privacy_budget import PrivacyBudget
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Features, Synthetic
+from cfl.data.sources.standard import StandardSource
 from cfl.data.streams import ClassSplit, Sequence
+from cfl.data.types import ImageSet
 from cfl.export.answer import Choice, answer_of
 from cfl.export.predict import predictions
 from cfl.export.prediction import SampleScorer, output_names
@@ -391,6 +393,90 @@ def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
     assert predict("--ckpt_path", str(folder), str(tmp_path / "new.npy"), "--out", str(without)) == 0
     found = tiny_cli.rows(without)
     assert [(row["class"], row["probability"]) for row in found] == [(row["class"], row["probability"]) for row in rows]
+
+
+class FloatImages(StandardSource):
+    """Images of numbers in the hundreds, each class around a point of its own."""
+
+    name, shape, num_classes = "float-images", (1, 4, 4), 4
+    mean, std, scale, is_float = (500.0,), (300.0,), 1.0, True
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        generator = torch.Generator().manual_seed(0)
+        points = 500 + 300 * torch.randn(4, 1, 4, 4, generator=generator)
+        labels = torch.arange(64) % 4
+        images = points[labels] + 60 * torch.randn(64, 1, 4, 4, generator=generator)
+        return ImageSet(images[:48], labels[:48]), ImageSet(images[48:], labels[48:])
+
+
+@pytest.fixture(scope="module")
+def float_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("float") / "run"
+    stream = {"class_path": "Permuted", "init_args": {"source": f"{__name__}.FloatImages", "num_tasks": 1}}
+    cfl.fit(tiny_cli.TINY, {"data.stream": stream, "data.partition": "IID", "run.dir": folder})
+    return folder
+
+
+def test_floating_point_images_are_normalised_as_in_training(float_run: Path, tmp_path: Path) -> None:
+    """Arrays in a file, and in Python, hold the data set's own values; network input is computed by hand."""
+    images = FloatImages().load(Path())[1].images
+    network = MLP((1, 4, 4), 4, hidden=[8])
+    held = tiny_cli.checkpoint(float_run)["state_dict"]
+    network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in held.items()})
+    expected = network.eval()((images - 500) / 300).argmax(1)
+    assert not torch.equal(network(images).argmax(1), expected), "normalisation matters"
+    loaded = cfl.load(float_run, allow=__name__)
+    for array in (images, images.double(), images.numpy()):
+        assert torch.equal(loaded.predict(array), expected)
+    for array in (images.numpy(), images.double().numpy(), images[:, 0].numpy(), images.permute(0, 2, 3, 1).numpy()):
+        np.save(tmp_path / "new.npy", array)
+        given = ("--ckpt_path", str(float_run), "--allow", __name__, str(tmp_path / "new.npy"))
+        assert predict(*given, "--out", str(tmp_path / "p.csv")) == 0
+        assert [int(row["class"]) for row in tiny_cli.rows(tmp_path / "p.csv")] == expected.tolist()
+
+
+def test_bytes_are_no_images_of_a_data_set_with_floating_point_numbers(
+    float_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"images = 'torch\.uint8' .*floating-point images as the data set stores"):
+        cfl.load(float_run, allow=__name__).predict(torch.zeros(3, 1, 4, 4, dtype=torch.uint8))
+    np.save(tmp_path / "bytes.npy", np.zeros((3, 4, 4), np.uint8))
+    np.save(tmp_path / "nan.npy", np.full((3, 4, 4), np.nan))
+    np.save(tmp_path / "large.npy", np.full((3, 4, 4), 1e300))
+    Image.new("L", (4, 4), 9).save(tmp_path / "x.png")
+    for name, said in (
+        ("bytes.npy", "it is uint8 [3, 4, 4], not floating-point [N, 4, 4], [N, 4, 4, 1] or [N, 1, 4, 4]"),
+        ("nan.npy", "it holds NaN or infinity"),
+        ("large.npy", "it holds numbers that float32 cannot"),
+        ("x.png", "expected: .npy and .npz files with floating-point arrays [N, ...] like [1, 4, 4]"),
+    ):
+        assert predict("--ckpt_path", str(float_run), "--allow", __name__, str(tmp_path / name)) == 2
+        assert said in capsys.readouterr().err
+
+
+class ScaledFloatImages(FloatImages):
+    """The same images with the scale of bytes."""
+
+    scale = 255.0
+
+
+def test_tasks_whose_data_sets_hold_bytes_and_floating_point_numbers_need_the_task(tmp_path: Path) -> None:
+    """Both are normalised alike here, yet floating-point images are stored ones of one, network input of the other."""
+    alike: dict[str, Any] = {"mean": [2.0], "std": [1.25]}
+    in_bytes = {"class_path": "Synthetic", "init_args": {"num_classes": 4, "shape": [1, 4, 4], **alike}}
+    floats = {"class_path": f"{__name__}.ScaledFloatImages", "init_args": alike}
+    stream = {"class_path": "Sequence", "init_args": {"sources": [in_bytes, floats]}}
+    settings = {"data.stream": stream, "data.partition": "IID", "schedule.rounds_per_task": 1}
+    run = cfl.fit(tiny_cli.TINY, settings, {"data.scenario": "domain", "run.dir": tmp_path / "run"})
+    stored = 255 * torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    for images in (stored, stored.to(torch.uint8)):
+        with pytest.raises(ConfigError, match=r"task = None .* an integer between 0 and 1"):
+            run.predict(images)
+    x = (stored / 255 - 2) / 1.25
+    assert torch.equal(run.predict(x, task=0), run.model(x).argmax(1))
+    assert torch.equal(run.predict(stored, task=1), run.model(x).argmax(1))
+    with pytest.raises(ConfigError, match=r"torch\.uint8"):
+        run.predict(stored.to(torch.uint8), task=1)
 
 
 def test_numbers_are_predicted_for_the_rows_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,21 +103,25 @@ class Source(Named, ABC):
 
         Raises:
             cfl.runtime.errors.DataFilesMissing: naming the file, if it is no image, or one of another size or with
-                more channels.
+                more channels, or if stored values are floating-point numbers, which image files do not hold.
         """
+        if self.is_float:
+            expected = f".npy and .npz files with floating-point arrays [N, ...] like {list(self.shape)}"
+            raise DataFilesMissing(f"{path} cannot be used; expected: {expected}")
         return stored_image(path, self.shape, self.scale)
 
     def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
         """``[N, C, H, W]``: images of an array as :meth:`load` would deliver them.
 
         Args:
-            stored: ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]``.
+            stored: ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]``; uint8, or floating-point if ``is_float`` is
+                set.
             root: folder with the data sets' files.
 
         Raises:
             ValueError: an array of another type or shape; the message says which would be valid.
         """
-        return images_of_array(stored, self.shape)
+        return images_of_array(stored, self.shape, is_float=self.is_float)
 
     def images_of_table(self, path: Path, root: Path) -> Tensor:
         """``[N, C, H, W]``: rows of a CSV file as :meth:`load` would deliver them, for ``CsvTable`` only.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from cfl.data.sources.images import MODES, pixels_of, read_image, stored_image
+from cfl.data.sources.images import MODES, pixels_of, read_image
 from cfl.data.sources.labels import checked_numbers
 from cfl.data.sources.standard import KEY, StandardSource, check_numbers_alone
 from cfl.data.types import ImageSet
@@ -146,10 +146,7 @@ class FromDataset(StandardSource):
     def image_of_file(self, path: Path, root: Path) -> Tensor:
         """See :meth:`Source.image_of_file`; through the training set's ``transform``, as torchvision calls it."""
         if self._transform is None:
-            if self.is_float:
-                expected = f".npy and .npz files with floating-point arrays [N, ...] like {list(self.shape)}"
-                raise DataFilesMissing(f"{path} cannot be used; expected: {expected}")
-            return stored_image(path, self.shape, self.scale)
+            return super().image_of_file(path, root)
         image = read_image(path, MODES.get(self.shape[0], MODES[3]))
         try:
             found = _image(self._transform(image))

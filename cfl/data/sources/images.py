@@ -80,29 +80,41 @@ def pixels_of(image: Image.Image) -> Tensor:
     return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-def images_of_array(stored: NDArray[Any], shape: tuple[int, int, int], channels: str = "last") -> Tensor:
-    """``[N, C, H, W]`` uint8 of an array ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]``.
+def images_of_array(
+    stored: NDArray[Any], shape: tuple[int, int, int], channels: str = "last", is_float: bool = False
+) -> Tensor:
+    """``[N, C, H, W]`` uint8 or float32 of an array ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]``.
 
     Args:
         stored: the array.
         shape: ``(C, H, W)`` that each image must have.
         channels: where the channels are, ``last`` or ``first``, if the shape fits both.
+        is_float: whether the array must hold floating-point numbers, which become float32, instead of uint8.
 
     Raises:
-        ValueError: another type or shape.
+        ValueError: another type or shape, or numbers that are not finite in float32.
     """
     c, h, w = shape
     layouts = {"last": (h, w, c), "first": (c, h, w)}
     fitting = [place for place, layout in layouts.items() if stored.shape[1:] == layout]
-    if stored.dtype != np.uint8 or not (fitting or (c == 1 and stored.shape[1:] == (h, w))):
+    of_kind = np.issubdtype(stored.dtype, np.floating) if is_float else stored.dtype == np.uint8
+    if not of_kind or not (fitting or (c == 1 and stored.shape[1:] == (h, w))):
         grey = f"[N, {h}, {w}], " if c == 1 else ""
-        valid = f"uint8 {grey}[N, {h}, {w}, {c}] or [N, {c}, {h}, {w}]"
+        valid = f"{'floating-point' if is_float else 'uint8'} {grey}[N, {h}, {w}, {c}] or [N, {c}, {h}, {w}]"
         raise ValueError(f"it is {stored.dtype} {list(stored.shape)}, not {valid}")
     if not fitting:
         stored = stored[:, None]
     elif (channels if channels in fitting else fitting[0]) == "last":
         stored = stored.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.array(stored, order="C"))
+    if not is_float:
+        return torch.from_numpy(np.array(stored, order="C"))
+    if not np.isfinite(stored).all():
+        raise ValueError("it holds NaN or infinity")
+    with np.errstate(over="ignore"):  # is refused below
+        found = np.array(stored, dtype=np.float32, order="C")
+    if not np.isfinite(found).all():
+        raise ValueError("it holds numbers that float32 cannot")
+    return torch.from_numpy(found)
 
 
 def image_files(folder: Path) -> list[Path]:
