@@ -18,8 +18,8 @@ def check_source(source: Source, root: Path | None = None) -> None:
     The checks, by name:
 
     - ``transform``: ``mean``, ``std`` and ``scale`` fit the channels, and give finite network inputs;
-    - ``images``: uint8, or finite float32, ``[N, C, H, W]`` of the declared ``shape``, at least one in the training and
-      in the test set;
+    - ``images``: uint8, or finite float32 if ``is_float`` is set, ``[N, C, H, W]`` of the declared ``shape``, at least
+      one in the training and in the test set;
     - ``labels``: int64 from 0 below ``num_classes``; float32 ``[N, num_classes]`` if the source's ``targets`` are
       ``numbers``; ``[N, M, 5]`` with boxes within the images if they are ``boxes``;
     - ``again``: loading again gives the same samples in the same order;

@@ -87,6 +87,14 @@ def test_every_stream_refuses_it(stream: str, tmp_path: Path) -> None:
             r"which cannot be loaded \(AttributeError: 'ImageSet' object has no",
         ),
         (Mine(lambda: (floats(0.5), floats(math.nan))), r"whose test images hold NaN or infinity' cannot work"),
+        (
+            Mine(lambda: (floats(0.5), floats(0.25))),
+            r"whose images are float32 and is_float is False' cannot work; valid: is_float True for float32, False for",
+        ),
+        (
+            Mine(is_float=True),
+            r"whose images are uint8 and is_float is True' cannot work; valid: is_float True for float32, False for",
+        ),
         (Mine(lambda: {}["train"]), r"which cannot be loaded \(KeyError: 'train' \(test_loading\.py, line \d+\)\)"),
         (
             Mine(lambda: (part(), floats(0.5))),

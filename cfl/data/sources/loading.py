@@ -165,6 +165,9 @@ def flaw_of_loaded(source: Source, loaded: object) -> Flaw | None:
     flaw = flaw_of_samples(train, test, source.shape, source.targets, source.num_classes)
     if flaw is not None:
         return flaw
+    if train.images.is_floating_point() != source.is_float:  # predictions tell stored values from network input by it
+        found = f"whose images are {str(train.images.dtype).removeprefix('torch.')} and is_float is {source.is_float}"
+        return Flaw("images", found, "is_float True for float32, False for uint8")
     try:
         transform = source.transform()
     except Exception as error:
