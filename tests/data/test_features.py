@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from support.tiny import fit, tiny_client, tiny_data
 
-from cfl.data.sources import Features
+from cfl.data.sources import Arrays, CsvTable, Features
 from cfl.data.streams import ClassSplit, Permuted
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.testing import check_source
@@ -110,6 +112,23 @@ def test_names_of_classes_are_texts_for_each(tmp_path: Path) -> None:
     assert Features(named).names(tmp_path) == ("a", "b", "c", "d")
     with pytest.raises(DataFilesMissing, match=r"class_names are <U1 \[2\], not 4 texts"):
         Features(stored(tmp_path, class_names=np.array(["a", "b"]))).names(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Arrays, Features, partial(CsvTable, label="kind")])
+def test_an_absent_file_can_be_replaced_by_options_that_there_are(kind: Any, tmp_path: Path) -> None:
+    """The options that the message names are taken, and the sizes are then known; no message names another one."""
+    path = str(tmp_path / "nofile")
+    for field in ("shape", "num_classes"):
+        with pytest.raises(ConfigError) as refused:
+            getattr(kind(path), field)
+        assert f"valid: a file: {path} does not exist" in str(refused.value)
+        named = re.findall(r"data\.stream\.source\.(\w+)", refused.value.valid)
+        values = {"shape": [1, 2, 2], "dimensions": 4, "num_classes": 3}
+        if named:
+            given = kind(path, **{name: values[name] for name in named})
+            assert given.num_classes == 3
+            assert torch.Size(given.shape).numel() == 4
+        assert bool(named) == (kind in (Arrays, Features))
 
 
 def test_another_number_of_dimensions_is_refused(tmp_path: Path) -> None:

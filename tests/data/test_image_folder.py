@@ -90,6 +90,14 @@ def test_image_folder_converts_and_scales(tmp_path):
     assert np.abs(small.images.numpy().reshape(6, 3) - expected).max() <= 1.5
 
 
+def test_an_absent_folder_is_named_before_the_option_that_can_replace_it(tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        _ = ImageFolder(str(tmp_path / "none"), [1, 4, 4]).num_classes
+    assert refused.value.valid.startswith(f"a folder: {tmp_path / 'none' / 'train'} does not exist. ")
+    assert "data.stream.source.num_classes" in refused.value.valid
+    assert ImageFolder(str(tmp_path / "none"), [1, 4, 4], num_classes=3).num_classes == 3
+
+
 def test_image_folder_refuses(tmp_path):
     with pytest.raises(DataFilesMissing, match=r"pets/train and .*pets/test: missing"):
         ImageFolder("pets", shape=[3, 4, 6], num_classes=2).load(tmp_path)

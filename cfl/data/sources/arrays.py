@@ -42,9 +42,11 @@ class NpzSource(StandardSource):
 
     Attributes:
         layout: layout of the file.
+        size_options: the options that tell shape and number of classes where there is no file yet, if it has both.
     """
 
     told_by: ClassVar[str | None] = "path"
+    size_options: ClassVar[tuple[str, ...]] = ()
     layout: Layout
 
     def __init__(
@@ -83,10 +85,11 @@ class NpzSource(StandardSource):
     def _file(self, root: Path) -> Path:
         return root / Path(self.path).expanduser()
 
-    def _existing_file(self, needed: str) -> Path:
+    def _existing_file(self) -> Path:
         file = self._file(data_root())
         if not os.path.isfile(file):
-            raise nothing_at(file, self.path, f"a file, or {KEY}.{needed} beside it")
+            # With numbers no option tells how many a label has.
+            raise nothing_at(file, self.path, "a file", () if self.layout.numbers else self.size_options)
         return file
 
     def kept(self, root: Path) -> dict[str, dict[str, Any]]:
@@ -106,9 +109,9 @@ class NpzSource(StandardSource):
         elif name == "num_classes" and self._facts:
             self.num_classes = int(self._facts["num_classes"])
         elif name == "shape":
-            self.shape = self._shape_of(self._stored_shape(self._existing_file(name)))
+            self.shape = self._shape_of(self._stored_shape(self._existing_file()))
         elif name == "num_classes":
-            self.num_classes = self._stored_num_classes(self._existing_file(name))
+            self.num_classes = self._stored_num_classes(self._existing_file())
         elif name == "mean":
             self.mean = (0.0,) * self.shape[0]
         elif name == "std":
@@ -207,6 +210,7 @@ class Arrays(NpzSource):
     """
 
     layout = IMAGES
+    size_options = ("shape", "num_classes")
 
     def __init__(
         self,

@@ -84,6 +84,7 @@ class CsvTable(Features):
         np.floating,
         (2,),
     )
+    size_options = ()
     _tables = ".csv files with the columns of its features, "
 
     def __init__(

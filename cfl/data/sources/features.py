@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ class Features(NpzSource):
     """
 
     layout = FEATURES
+    size_options: ClassVar[tuple[str, ...]] = ("dimensions", "num_classes")
     _tables = ""  # further kinds of files with such rows, for error messages
     scale = 1.0
     is_float = True

@@ -147,7 +147,7 @@ class ImageFolder(StandardSource):
             self.num_classes = int(self._facts["num_classes"])
             return self.num_classes
         if not os.path.isdir(folder):
-            raise nothing_at(folder, self.path, f"a folder, or {KEY}.num_classes beside it")
+            raise nothing_at(folder, self.path, "a folder", ["num_classes"])
         self.num_classes = len(class_names(folder))
         return self.num_classes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,16 +42,19 @@ def check_numbers_alone(num_classes: int | None, numbers: bool) -> None:
         raise ConfigError(f"{KEY}.num_classes", num_classes, f"null with {KEY}.numbers: labels are no classes")
 
 
-def nothing_at(place: Path, path: str, valid: str) -> ConfigError:
+def nothing_at(place: Path, path: str, kind: str, sizes: Sequence[str] = ()) -> ConfigError:
     """The error for a path at which there is nothing, although it is read before ``data.root`` is known.
 
     Args:
         place: the path below the data root.
         path: as it was given.
-        valid: what would be valid.
+        kind: what should be there, ``a file`` or ``a folder``.
+        sizes: the options that tell what is read from there, if the class has such options.
     """
     where = "An absolute path or CFL_DATA_ROOT names another place, and so does data.root of cfl fit"
-    return ConfigError(f"{KEY}.path", path, f"{valid}: {place.absolute()} does not exist. {where}")
+    options = " and ".join(f"{KEY}.{name}" for name in sizes)
+    until = f". Until there is {kind}, {options} must be given" if sizes else ""
+    return ConfigError(f"{KEY}.path", path, f"{kind}: {place.absolute()} does not exist. {where}{until}")
 
 
 class StandardSource(Source):
