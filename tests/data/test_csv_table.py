@@ -96,6 +96,30 @@ def test_a_share_of_every_class_is_held_out_without_a_column_for_it(tmp_path: Pa
     assert len(shares) == 4
 
 
+def test_a_split_that_cannot_be_names_the_classes_or_the_part_that_is_too_small(tmp_path: Path) -> None:
+    """A class with one row cannot be in both parts; more classes than test rows cannot all have one."""
+
+    def refused(kinds: list[str], **options: Any) -> str:
+        file = tmp_path / "mine.csv"
+        file.write_text("\n".join(["age,kind", *(f"{row},{kind}" for row, kind in enumerate(kinds))]))
+        with pytest.raises(DataFilesMissing) as error:
+            CsvTable(str(file), label="kind", **options).load(tmp_path)
+        assert "data.stream.source.part" in str(error.value)
+        return str(error.value)
+
+    usual = ["often"] * 30 + ["also"] * 30
+    said = refused([*usual, "selten"])
+    assert "column kind: 61 samples of 3 classes cannot be split" in said
+    assert "'selten' has 1 sample" in said
+    assert "often" not in said
+    said = refused([*usual, *(f"once{n}" for n in range(9))])
+    assert "'once0', 'once1', 'once2', 'once3', 'once4' and 4 more have 1 sample" in said
+    said = refused([kind for kind in "abcdef" for _ in range(4)], test_share=0.1)  # 3 of 24 rows for 6 classes
+    assert "test set of a share of 0.1: each class needs a sample in both, and the test set would have 3" in said
+    said = refused([kind for kind in "abcdef" for _ in range(4)], test_share=0.9)  # 22 of 24 rows for tests
+    assert "each class needs a sample in both, and the training set would have 2" in said
+
+
 def test_numbers_to_predict(tmp_path: Path) -> None:
     found = source(written(tmp_path), label="dose", drop=["id", "kind"], numbers=True)
     train, _ = found.load(tmp_path)

@@ -204,7 +204,7 @@ class CsvTable(Features):
         rows = read_rows(file, texts=[*self._columns_of.values()], without=self.drop)
         texts = {option: rows.texts[column] for option, column in self._columns_of.items()}
         labels, names = _numbers(texts["label"]) if self.layout.numbers else _classes(texts["label"])
-        train, test = self._split(labels, texts.get("part"))
+        train, test = self._split(labels, names, texts.get("part"))
         if not self.layout.numbers and (lacking := set(range(len(names))) - set(labels[train].tolist())):
             raise ValueError(f"no training row has the class {names[min(lacking)]!r}")
         tasks, task_names = _classes(texts["task"]) if "task" in texts else (None, ())
@@ -217,11 +217,16 @@ class CsvTable(Features):
         outputs = (self._columns_of["label"],) if self.layout.numbers else names
         return _Table(_Names(rows.columns, outputs, task_names), *found)
 
-    def _split(self, labels: Tensor, parts: Sequence[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _split(
+        self, labels: Tensor, names: Sequence[str], parts: Sequence[str] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Training and test rows, ascending."""
         if parts is None:
-            groups = np.zeros(len(labels), dtype=np.int64) if self.layout.numbers else labels.numpy()
-            return stratified_rows(self.name, groups, self.test_share)
+            if self.layout.numbers:
+                return stratified_rows(self.name, np.zeros(len(labels), dtype=np.int64), self.test_share)
+            remedy = f"Remove the rows of small classes, or let {KEY}.part name a column that tells train from test"
+            data = f"{self.name}, column {self._columns_of['label']}"
+            return stratified_rows(data, labels.numpy(), self.test_share, names, remedy)
         column = self._columns_of["part"]
         if other := sorted(set(parts) - set(_PARTS)):
             raise ValueError(f"column {column} holds {other[0]!r}; valid: train and test")

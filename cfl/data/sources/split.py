@@ -17,6 +17,8 @@ from cfl.runtime.errors import DataFilesMissing
 
 SHARES = "[0.01, 0.99]"
 """Valid shares of samples for the test set; with 0 or 1 a part would be empty."""
+_NAMED = 5
+"""Number of classes that a message names."""
 
 
 def stratified_split(name: str, whole: ImageSet, test_share: float) -> tuple[ImageSet, ImageSet]:
@@ -39,7 +41,7 @@ def stratified_split(name: str, whole: ImageSet, test_share: float) -> tuple[Ima
 
 
 def stratified_rows(
-    name: str, labels: NDArray[np.int64], test_share: float
+    name: str, labels: NDArray[np.int64], test_share: float, class_names: Sequence[str] = (), remedy: str = ""
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Indices of training and test samples, ascending, see :func:`stratified_split`.
 
@@ -47,18 +49,29 @@ def stratified_rows(
         name: as for :func:`stratified_split`.
         labels: ``[N]``.
         test_share: as for :func:`stratified_split`.
+        class_names: for messages; classes without names are called by their labels.
+        remedy: what to do if the samples cannot be split, a sentence for the message.
 
     Raises:
         DataFilesMissing: as for :func:`stratified_split`.
     """
-    _, counts = np.unique(labels, return_counts=True)
+    classes, counts = np.unique(labels, return_counts=True)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     random = np.random.RandomState(0)
     tests = math.ceil(test_share * len(labels))
-    if not len(counts) or min(counts) < 2 or len(counts) > min(tests, len(labels) - tests):
+    problem = ""
+    if len(counts) > 1 and min(counts) < 2:
+        single = [repr(class_names[label] if class_names else label) for label in classes[counts < 2].tolist()]
+        said = ", ".join(single[:_NAMED]) + f" and {len(single) - _NAMED} more" * (len(single) > _NAMED)
+        problem = f"{said} {'has' if len(single) == 1 else 'have'} 1 sample"
+    elif not len(counts) or len(counts) > min(tests, len(labels) - tests):
+        part, size = min(("training", len(labels) - tests), ("test", tests), key=lambda of: of[1])
+        problem = f"the {part} set would have {size}"
+    if problem:
+        problem += f". {remedy}" * bool(remedy)
         raise DataFilesMissing(
             f"{name}: {len(labels)} samples of {len(counts)} classes cannot be split into a training set and a test "
-            f"set of a share of {test_share:g}: each class needs a sample in both"
+            f"set of a share of {test_share:g}: each class needs a sample in both, and {problem}"
         )
     for_training = _proportional(counts, len(labels) - tests, random)
     for_tests = _proportional(counts - for_training, tests, random)
