@@ -30,7 +30,7 @@ from cfl.export.prediction import SampleScorer, output_names
 from cfl.methods import DPFedAvg, FedWeIT
 from cfl.models import MLP
 from cfl.privacy.accounting import Accountant, Spent
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 CLASSES = ("ant", "bee", "cat", "dog")
 COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200), (180, 180, 40))
@@ -428,11 +428,12 @@ def test_floating_point_images_are_normalised_as_in_training(float_run: Path, tm
     loaded = cfl.load(float_run, allow=__name__)
     for array in (images, images.double(), images.numpy()):
         assert torch.equal(loaded.predict(array), expected)
-    for array in (images.numpy(), images.double().numpy(), images[:, 0].numpy(), images.permute(0, 2, 3, 1).numpy()):
-        np.save(tmp_path / "new.npy", array)
-        given = ("--ckpt_path", str(float_run), "--allow", __name__, str(tmp_path / "new.npy"))
-        assert predict(*given, "--out", str(tmp_path / "p.csv")) == 0
-        assert [int(row["class"]) for row in tiny_cli.rows(tmp_path / "p.csv")] == expected.tolist()
+    np.save(tmp_path / "new.npy", images.numpy())
+    given = ("--ckpt_path", str(float_run), "--allow", __name__, str(tmp_path / "new.npy"))
+    assert predict(*given, "--out", str(tmp_path / "p.csv")) == 0
+    assert [int(row["class"]) for row in tiny_cli.rows(tmp_path / "p.csv")] == expected.tolist()
+    for array in (images.double().numpy(), images[:, 0].numpy(), images.permute(0, 2, 3, 1).numpy()):
+        assert torch.equal(FloatImages().images_of_array(array, Path()), images)
 
 
 def test_bytes_are_no_images_of_a_data_set_with_floating_point_numbers(
@@ -441,17 +442,15 @@ def test_bytes_are_no_images_of_a_data_set_with_floating_point_numbers(
     with pytest.raises(ConfigError, match=r"images = 'torch\.uint8' .*floating-point images as the data set stores"):
         cfl.load(float_run, allow=__name__).predict(torch.zeros(3, 1, 4, 4, dtype=torch.uint8))
     np.save(tmp_path / "bytes.npy", np.zeros((3, 4, 4), np.uint8))
-    np.save(tmp_path / "nan.npy", np.full((3, 4, 4), np.nan))
-    np.save(tmp_path / "large.npy", np.full((3, 4, 4), 1e300))
+    assert predict("--ckpt_path", str(float_run), "--allow", __name__, str(tmp_path / "bytes.npy")) == 2
+    said = "it is uint8 [3, 4, 4], not floating-point [N, 4, 4], [N, 4, 4, 1] or [N, 1, 4, 4]"
+    assert said in capsys.readouterr().err
+    for value, said in ((np.nan, "it holds NaN or infinity"), (1e300, "it holds numbers that float32 cannot")):
+        with pytest.raises(ValueError, match=said):
+            FloatImages().images_of_array(np.full((3, 4, 4), value), Path())
     Image.new("L", (4, 4), 9).save(tmp_path / "x.png")
-    for name, said in (
-        ("bytes.npy", "it is uint8 [3, 4, 4], not floating-point [N, 4, 4], [N, 4, 4, 1] or [N, 1, 4, 4]"),
-        ("nan.npy", "it holds NaN or infinity"),
-        ("large.npy", "it holds numbers that float32 cannot"),
-        ("x.png", "expected: .npy and .npz files with floating-point arrays [N, ...] like [1, 4, 4]"),
-    ):
-        assert predict("--ckpt_path", str(float_run), "--allow", __name__, str(tmp_path / name)) == 2
-        assert said in capsys.readouterr().err
+    with pytest.raises(DataFilesMissing, match=r"floating-point arrays \[N, \.\.\.\] like \[1, 4, 4\]"):
+        FloatImages().image_of_file(tmp_path / "x.png", Path())
 
 
 class ScaledFloatImages(FloatImages):
