@@ -20,6 +20,7 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming
 from cfl.runtime.checkpoint_file import read_checkpoint, refusing_what_cfl_does_not_write
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.run_files import CONFIG
 from cfl.training.client import Client
 
 SECTIONS: Mapping[str, type] = {
@@ -35,12 +36,16 @@ SECTIONS: Mapping[str, type] = {
 """The class whose signature has the defaults of a section's options."""
 
 
-def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+def check_checkpoint(
+    path: Path, experiment: Mapping[str, Any], configured: bool = True, resumes: bool = True
+) -> tuple[int, Mapping[str, Any]]:
     """Read how far a checkpoint's run has got, and what it knows of its data sets' files.
 
     Args:
         path: the file.
         experiment: the experiment about to run, see :func:`cfl.reporting.experiment.experiment_of`.
+        configured: whether the command line has a configuration's file.
+        resumes: whether the run is resumed, not scored.
 
     Returns:
         Number of finished rounds of the checkpoint's run, and its facts for
@@ -55,10 +60,12 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> tuple[int, Ma
     checkpoint = read_checkpoint(path)
     with refusing_what_cfl_does_not_write(path):
         files = dict(checkpoint.get(FederatedDataModule.__qualname__, {}).get("files", {}))
-        return _rounds_of(checkpoint, path, experiment), files
+        return _rounds_of(checkpoint, path, experiment, configured, resumes), files
 
 
-def _rounds_of(checkpoint: Mapping[str, Any], path: Path, experiment: Mapping[str, Any]) -> int:
+def _rounds_of(
+    checkpoint: Mapping[str, Any], path: Path, experiment: Mapping[str, Any], configured: bool, resumes: bool
+) -> int:
     held = checkpoint.get("experiment")
     if not held:
         valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
@@ -67,8 +74,13 @@ def _rounds_of(checkpoint: Mapping[str, Any], path: Path, experiment: Mapping[st
     found = differences_on_resuming(experiment, completed(held, experiment, SECTIONS))
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-        allowed = ", ".join(f"{key} ({condition})" if condition else key for key, condition in MAY_CHANGE.items())
-        valid = f"a checkpoint of this configuration; they differ in {shown}; what may change is {allowed}"
+        valid = "a checkpoint of this configuration"
+        if not configured and not os.path.exists(path.with_name(CONFIG)):
+            valid += f"; there is no {CONFIG} beside it: give that of its run, --config RUN/{CONFIG}"
+        valid += f"; they differ in {shown}"
+        if resumes:
+            allowed = ", ".join(f"{key} ({condition})" if condition else key for key, condition in MAY_CHANGE.items())
+            valid += f"; what may change is {allowed}"
         raise ConfigError("ckpt_path", str(path), valid)
     return int(checkpoint["federation"]["round"])
 

@@ -327,7 +327,8 @@ class FederatedCLI(LightningCLI):
             if signals.is_first_process():
                 print(f"no checkpoint in {folder} yet: starting from the first round", flush=True)
             return None, None, {}
-        return str(path), *check_checkpoint(path, self.settled.experiment)
+        configured, resumes = bool(self._settings.get("config")), self.subcommand == "fit"
+        return str(path), *check_checkpoint(path, self.settled.experiment, configured, resumes)
 
     def after_fit(self) -> None:
         """End an interrupted fit with the signal's exit status, so that scripts and schedulers notice.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -17,6 +19,7 @@ from support.paper_tables import resolver
 from support.tiny_cli import printed_config
 
 import cfl.methods
+from cfl.__main__ import main as command_line
 from cfl.cli.federated_cli import FederatedCLI
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.reporting.matrix_file import read_matrix_csv
@@ -387,6 +390,43 @@ def test_the_model_is_measured_again(
     capsys.readouterr()
     assert tiny_cli.run(command, "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
     assert table(capsys.readouterr().out)[1] == [25.0, 25.0, 25.0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("validate",), ("fit",), ("export", "--out", "m.safetensors"), ("predict", "images.npy")],
+    ids=lambda w: w[0],
+)
+def test_a_checkpoint_that_was_moved_needs_its_configuration(
+    words: tuple[str, ...],
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message names the missing file and the option; only where a run goes on it lists what may change."""
+    moved = shutil.copy(run / "last.ckpt", tmp_path / "moved.ckpt")
+    monkeypatch.chdir(tmp_path)
+    np.save("images.npy", np.zeros((2, 4, 4), dtype=np.uint8))
+    capsys.readouterr()
+    with tiny_cli.shortened(("fit" if words[0] == "fit" else "validate",)):  # the others restore it as validate does
+        assert command_line([*words, "--ckpt_path", str(moved)]) == 2
+    said = capsys.readouterr().err
+    assert "there is no config.yaml beside it: give that of its run, --config RUN/config.yaml; they differ in " in said
+    assert ("what may change" in said) is (words[0] == "fit")
+
+
+def test_a_moved_checkpoint_with_its_configuration_is_scored(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = str(shutil.copy(run / "last.ckpt", tmp_path / "moved.ckpt"))
+    given = ("--ckpt_path", moved, "--config", str(run / "config.yaml"), "--run.dir", str(tmp_path))
+    assert tiny_cli.run("validate", *given) == 0
+    capsys.readouterr()
+    assert tiny_cli.run("validate", *given, "--federated.server_lr", "0.5") == 2
+    said = capsys.readouterr().err
+    assert "beside it" not in said
+    assert said.endswith("they differ in federated.server_lr: 0.5, in the checkpoint 1.0\n")
 
 
 def test_run_folder_and_last_name_the_checkpoint_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
