@@ -35,8 +35,9 @@ _SOURCES = {
 
 
 NAMED = {
-    "methods": "names with classes, e.g. --methods.fot FOT",
-    "measures": "names with classes, e.g. --measures.top5 my_measures.TopFive",
+    "methods": "names with classes, e.g. --methods.fot FOT, in YAML methods: {fot: {class_path: FOT}}",
+    "measures": "names with classes, e.g. --measures.top5 my_measures.TopFive, in YAML "
+    "measures: {top5: {class_path: my_measures.TopFive}}",
 }
 """Options whose values have names that the user gives -> valid values, for error messages."""
 

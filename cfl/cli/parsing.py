@@ -57,10 +57,10 @@ class _ConfigFile(ActionConfigFile):
         if not is_written_out(value):
             value = str(find_config(dest, value))
         content = _content(dest, value)
-        check_entries(content)
         given = list(in_content(content, None if is_written_out(value) else value))
+        _in_files[typed] = [one for one in given if one.file]  # before the checks, whose messages name the file
+        check_entries(content)
         check_given(given, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
-        _in_files[typed] = [one for one in given if one.file]
         section = content.get("trainer")
         own = section.get("logger") if isinstance(section, Mapping) else content.get("trainer.logger")
         more = loggers and named_classes(own)
@@ -205,9 +205,11 @@ class Parser(LightningArgumentParser):
         if debugging():
             raise ex or ValueError(message)
         reason: Any = reason_for_user(ex)
-        if reason is None:
+        if reason is not None:
+            reason = f"{reason}{place_of(reason)}"
+        else:
             reason = " ".join(message.split()) if refused is None else sentence(refused, options_given())
-        raise NotUnderstood(str(reason)) from ex
+        raise NotUnderstood(reason) from ex
 
 
 def _with_renamed_options(text: str) -> str:

@@ -121,7 +121,8 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
         key = _with_name(refused, section, given)
     said = value_of(key, given)
     if refused.owner in _BASES:
-        said, what, valid = Given(key, NO_CLASS), "wrong", _BY_HAND[section]
+        file = next((one.file for one in reversed(given) if one.key.startswith(f"{key}.")), said.file)
+        said, what, valid = Given(key, NO_CLASS, file), "wrong", _BY_HAND[section]
     file = f" (in {said.file})" if said.file else ""
     if what == "unknown":
         option = key.rpartition(".")[2]

@@ -447,6 +447,31 @@ def test_refused_in_a_file_as_well(name: str, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "methods: fot",
+        "methods: [fot, ewc]",
+        "methods: {fot: {threshold: 0.9}}",
+        "measures: [top5]",
+        "model: {seed: 3}",
+        "data: {schedule: {batch_size: 3}}",
+        "buffer: 3",
+        "methods: {mine: {class_path: FedProx, mu: 0.1}}",
+    ],
+)
+def test_what_cannot_be_set_is_told_with_its_file(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "b.yaml").write_text(text)
+    assert tiny_cli.fit(tmp_path / "run", "--config", str(tmp_path / "b.yaml")) == 2
+    said = capsys.readouterr().err
+    assert said.count("(in ") == 1
+    assert said.endswith(f" (in {tmp_path / 'b.yaml'})\n")
+    section = text.partition(":")[0]
+    assert (f"in YAML {section}: {{" in said) is ("valid: names with classes" in said)
+
+
 def test_missing_data_files_are_named_with_their_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message lists every missing file with its path, and the options that set the data root."""
     (tmp_path / "MNIST").write_text("in the way of any download")
