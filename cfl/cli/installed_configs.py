@@ -46,6 +46,15 @@ def find_config(key: str, name: str) -> Path:
     raise ConfigError(key, name, valid)
 
 
+def is_config(name: str) -> bool:
+    """Whether :func:`find_config` finds a file of this name."""
+    try:
+        find_config("config", name)
+    except ConfigError:
+        return False
+    return True
+
+
 def is_installed(name: str) -> bool:
     """Whether a file is an installed configuration."""
     return CONFIGS in Path(name).resolve().parents

@@ -20,7 +20,7 @@ from cfl.cli.class_help import completed, show_help_asked_for
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
 from cfl.cli.import_policy import require_classes
-from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config, is_installed
+from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config, is_config, is_installed
 from cfl.cli.joining import joined, joined_loggers, named_classes
 from cfl.cli.leaves import check_leaves, dropped
 from cfl.cli.linked_defaults import FOLLOWING, NAMED, check_given
@@ -208,8 +208,18 @@ class Parser(LightningArgumentParser):
         if reason is not None:
             reason = f"{reason}{place_of(reason)}"
         else:
-            reason = " ".join(message.split()) if refused is None else sentence(refused, options_given())
+            reason = _with_hint(message) if refused is None else sentence(refused, options_given())
         raise NotUnderstood(reason) from ex
+
+
+def _with_hint(message: str) -> str:
+    """The parser's message in one line; where a configuration is given as a bare word, with the option for it."""
+    line = " ".join(message.split())
+    _, stray, words = line.partition("unrecognized arguments: ")
+    files = [word for word in words.split() if stray and word.endswith((".yaml", ".yml"))]
+    if not any(map(is_config, files)):
+        return line
+    return f"{line}; a configuration is given by --config, e.g. --config {next(filter(is_config, files))}"
 
 
 def _with_renamed_options(text: str) -> str:

@@ -472,6 +472,20 @@ def test_what_cannot_be_set_is_told_with_its_file(
     assert (f"in YAML {section}: {{" in said) is ("valid: names with classes" in said)
 
 
+@pytest.mark.parametrize("name", ["configs/methods/fot.yaml", "methods/fot.yaml", "mine.yaml", "none.yaml", "fot"])
+def test_a_configuration_without_its_option_is_told_of_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("methods: {}")
+    assert tiny_cli.fit(tmp_path / "run", name) == 2
+    said = capsys.readouterr().err
+    assert f"unrecognized arguments: {name}" in said
+    assert said.endswith(f"; a configuration is given by --config, e.g. --config {name}\n") is (
+        name not in ("none.yaml", "fot")
+    )
+
+
 def test_missing_data_files_are_named_with_their_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message lists every missing file with its path, and the options that set the data root."""
     (tmp_path / "MNIST").write_text("in the way of any download")
