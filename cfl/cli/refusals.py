@@ -49,7 +49,7 @@ _BY_HAND = {
 }
 _WITH_ALLOW = (
     "a class of cfl, torch.optim or Lightning's loggers, as the command names a checkpoint and no configuration; "
-    f"{ALLOW} PACKAGE, if you trust it, adds another package"
+    f"{ALLOW} PACKAGE, or allow=[...] in Python, adds another package, if you trust it"
 )
 _OF_A_RUN = "a class that builds a part of a run"
 NO_CLASS = "options without a class"

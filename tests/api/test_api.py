@@ -65,7 +65,7 @@ def test_a_run_with_an_own_class_has_its_model(tmp_path: Path) -> None:
     own = cfl.fit(TINY, {"run.dir": tmp_path / "own", "methods": {"own": {"class_path": f"{__name__}.Own"}}})
     images = torch.zeros(2, 1, 4, 4)
     assert own.model(images).shape[0] == 2
-    with pytest.raises((ConfigError, NotUnderstood), match="--allow PACKAGE"):
+    with pytest.raises((ConfigError, NotUnderstood), match=r"--allow PACKAGE, or allow=\[\.\.\.\] in Python,"):
         _ = cfl.load(own.folder).model
     for allow in (__name__, [__name__]):
         assert torch.equal(cfl.load(own.folder, allow).model(images), own.model(images))
