@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import Callback
 
+from cfl.api.parts import require_callbacks
 from cfl.api.run import Run, load
 from cfl.cli.main import trained
 from cfl.reporting.csv_file import RunFolderError
@@ -32,11 +33,12 @@ def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback]
             resumed with others.
 
     Raises:
-        ConfigError: a setting does not work. This is found before anything is trained.
+        ConfigError: a setting or a callback does not work. This is found before anything is trained.
         cfl.runtime.errors.NotUnderstood: a key is no option, or a value has the wrong type.
         RunFolderError: a callback ended the run early.
         KeyboardInterrupt: SIGINT or SIGTERM ended the run between two rounds; ``{"ckpt_path": "last"}`` continues it.
     """
+    require_callbacks(callbacks)
     words: list[str] = []
     for given in settings:
         words += _as_options(given) if isinstance(given, Mapping) else ["--config", str(given)]

@@ -39,11 +39,12 @@ def trainer(
         settings: settings of the Trainer, which override those of ``configs/default.yaml``.
 
     Raises:
-        ConfigError: a logger without ``run_dir``, or a GPU where there is no CUDA GPU.
+        ConfigError: a logger without ``run_dir``, an object that is no callback, or a GPU where there is no CUDA GPU.
         MisconfigurationException: Lightning's Trainer does not accept the settings. Settings with which there can be no
             rounds are refused when the fit begins.
     """
     silence_libraries()
+    require_callbacks(callbacks)
     if run_dir is None and (logger := settings.get("logger")) and not _has(callbacks, DashboardLog):
         shown = logger if isinstance(logger, bool) else type(logger).__name__
         raise ConfigError("logger", shown, "false without run_dir: loggers get the figures of the run folder")
@@ -66,6 +67,18 @@ def trainer(
         callbacks=[*callbacks, *(one for one in own if not _has(callbacks, type(one)))],
         **settings,
     )
+
+
+def require_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuse anything but a list or tuple of callbacks, which would fail deep inside Lightning.
+
+    Raises:
+        ConfigError: names the first type that cannot be.
+    """
+    for one in callbacks if isinstance(callbacks, Sequence) else [callbacks]:
+        if not isinstance(one, Callback) or one is callbacks:
+            valid = "a list of objects of subclasses of lightning.pytorch.Callback"
+            raise ConfigError("callbacks", type(one).__name__, valid)
 
 
 def _has(callbacks: Sequence[Callback], kind: type[Callback]) -> bool:

@@ -136,6 +136,15 @@ def test_bad_settings_raise_their_sentence_and_print_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("callbacks", "shown"), [([1], "'int'"), ([Seen], "'type'"), (Seen(), "'Seen'")])
+def test_what_is_no_callback_is_refused(callbacks: Any, shown: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"callbacks = {shown} cannot work; valid: a list of objects"):
+        cfl.fit(TINY, {"run.dir": tmp_path / "run"}, callbacks=callbacks)
+    with pytest.raises(ConfigError, match=f"callbacks = {shown} cannot work"):
+        cfl.trainer(tiny_data(), callbacks=callbacks)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_that_a_callback_ends_says_how_to_go_on(tmp_path: Path) -> None:
     class Ends(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
