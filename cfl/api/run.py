@@ -20,7 +20,7 @@ from cfl.reporting.method_names import printed
 from cfl.reporting.rounding import rounded
 from cfl.reporting.run_folder import read_run
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.run_files import CHECKPOINT, CONFIG
+from cfl.runtime.run_files import CHECKPOINT, CONFIG, SUMMARY
 from cfl.training.client import Client
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Run:
         folder = Path(folder).expanduser()
         self.folder = folder.parent if folder.name == CHECKPOINT else folder
         self._allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        if self.folder.is_dir() and not (self.folder / SUMMARY).exists():
+            raise RunFolderError(_without_run(self.folder))
         self.figures = read_run(self.folder)
 
     def __repr__(self) -> str:
@@ -201,6 +203,16 @@ class Run:
         """The client module with its federation, restored from the checkpoint."""
         for name in (CONFIG, CHECKPOINT):
             if not (self.folder / name).is_file():
-                raise RunFolderError(f"{self.folder / name}: no such file; a model needs it")
+                of_parts = "; if the run is made of parts, its model is client.network" if name == CONFIG else ""
+                raise RunFolderError(f"{self.folder / name}: no such file; a model needs it{of_parts}")
         allowed = [f"--allow={name}" for name in self._allow]
         return restored(["--ckpt_path", str(self.folder / CHECKPOINT), *allowed])[0]
+
+
+def _without_run(folder: Path) -> str:
+    """Say that a folder holds no finished run, and where runs are: at most two levels below, as in ``runs``."""
+    below = sorted(file.parent for level in ("*", "*/*") for file in folder.glob(f"{level}/{SUMMARY}"))
+    if not below:
+        return f"{folder} holds no finished run: {SUMMARY} is missing"
+    more = f" and {len(below) - 3} more" if len(below) > 3 else ""
+    return f"{folder} holds no finished run; runs below it: {', '.join(map(str, below[:3]))}{more}"

@@ -175,6 +175,22 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
         cfl.load(tmp_path / "none")
 
 
+def test_a_folder_of_runs_names_those_in_it(run: cfl.Run, tmp_path: Path) -> None:
+    for name in ("a/first", "a/second", "b"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "summary.json").write_text("{}")
+    with pytest.raises(RunFolderError) as several:
+        cfl.load(tmp_path)
+    found = ", ".join(str(tmp_path / name) for name in ("a/first", "a/second", "b"))
+    assert str(several.value) == f"{tmp_path} holds no finished run; runs below it: {found}"
+    with pytest.raises(RunFolderError) as one:
+        cfl.load(run.folder.parent)
+    assert str(one.value) == f"{run.folder.parent} holds no finished run; runs below it: {run.folder}"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunFolderError, match=r"empty holds no finished run: summary\.json is missing$"):
+        cfl.load(tmp_path / "empty")
+
+
 def test_predictions_have_the_accuracy_of_the_runs_tests(run: cfl.Run) -> None:
     _, test = IMAGES.load(Path())
     found = run.predict(test.images)  # the first task permutes nothing
@@ -297,7 +313,7 @@ def test_a_run_from_parts_is_that_of_the_same_configuration(run: cfl.Run, tmp_pa
     trainer.fit(client, data)
     found = cfl.load(tmp_path / "run")
     assert torch.equal(found.accuracy_matrix, run.accuracy_matrix)
-    with pytest.raises(RunFolderError, match=r"config\.yaml"):
+    with pytest.raises(RunFolderError, match=r"config\.yaml.* made of parts, its model is client\.network$"):
         found.model  # noqa: B018
 
 
