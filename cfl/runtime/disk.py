@@ -39,11 +39,17 @@ def writing(path: Path, needed: int | None = None, name: str | None = None) -> I
 
 
 def not_written(path: Path, error: OSError, needed: int | None = None, name: str | None = None) -> NotWritten:
-    """The error to raise if a file could not be written; arguments as for :func:`writing`."""
+    """The error to raise if a file could not be written; arguments as for :func:`writing`.
+
+    Where the error is a NotWritten, the new one has its reason and the size in it, with the given path or name.
+    """
     cause = error
     while isinstance(cause, NotWritten) and isinstance(cause.__cause__, OSError):
+        needed = needed or cause.needed
         cause = cause.__cause__
-    return NotWritten(f"{name or path} cannot be written: {why(path, cause, needed)}")
+    raised = NotWritten(f"{name or path} cannot be written: {why(path, cause, needed)}")
+    raised.needed = needed
+    return raised
 
 
 def is_of_disk(error: BaseException) -> bool:

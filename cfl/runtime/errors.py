@@ -88,7 +88,13 @@ class DamagedFile(RuntimeError):
 
 
 class NotWritten(OSError):
-    """A file could not be written; the message names file and disk, and says how much is free and needed."""
+    """A file could not be written; the message names file and disk, and says how much is free and needed.
+
+    Attributes:
+        needed: bytes that the file needs; None if that is not known.
+    """
+
+    needed: int | None = None
 
 
 FOR_USERS = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, SumRefused, DamagedFile, NotWritten)

@@ -77,6 +77,7 @@ def test_the_file_is_named_and_the_run_goes_on(
 ) -> None:
     said = stopped(tmp_path, FullDisk(files, of, error), capsys)
     assert said.startswith(f"error: {tmp_path / of} cannot be written: ")
+    assert (" needed)" in said) is (error in (errno.ENOSPC, errno.EDQUOT))
     assert tiny_cli.run(*command(tmp_path)) == 0
     tiny_cli.assert_same(tiny_cli.results(tmp_path), whole)
 

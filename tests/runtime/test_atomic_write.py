@@ -130,6 +130,10 @@ def test_a_checkpoint_says_how_much_it_needs(tmp_path: Path) -> None:
     assert size > 400_000
     with FullDisk(), pytest.raises(NotWritten, match=rf" free, {size / 1000:.1f} kB needed\)$"):
         write_checkpoint(content, tmp_path / "other")
+    last = tmp_path / "last.ckpt"
+    said = rf"^{last} cannot be written: .* free, {size / 1000:.1f} kB needed\)$"
+    with FullDisk(), pytest.raises(NotWritten, match=said), replacing(last) as file:  # as a run writes it
+        write_checkpoint(content, file.path)
 
 
 def test_a_file_of_its_digest_is_read_back(tmp_path: Path) -> None:
