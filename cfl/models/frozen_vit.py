@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -75,8 +74,6 @@ class FrozenViT:
             )
         self.digest = None if weights is None else tensors_digest(vit.state_dict().values())
         vit.requires_grad_(False).eval()
-        # Under vmap on a CPU, torch computes attention for one client after another, and warns about it.
-        warnings.filterwarnings("ignore", message=".*aten::_scaled_dot_product_flash_attention_for_cpu")
         for layer in vit.modules():
             if isinstance(layer, nn.MultiheadAttention):
                 # The fast path of evaluation mode fails under vmap. Without dropout, training mode computes the same.

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -403,3 +404,21 @@ def test_a_trainer_leaves_out_what_lightning_says_of_every_one(caplog: pytest.Lo
         caplog.clear()
         cfl.trainer(tiny_data(), accelerator="cpu")
         assert caplog.text == ""
+
+
+@pytest.mark.parametrize("silenced", [False, True])
+def test_a_trainer_leaves_out_that_torch_computes_attention_client_by_client(silenced: bool) -> None:
+    """Torch warns of it in the forward and in the backward pass, and says to file an issue."""
+    clients = torch.randn(2, 3, 1, 4, 8)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x).sum()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if silenced:
+            cfl.trainer(tiny_data(), accelerator="cpu")
+        said.clear()
+        torch.func.vmap(torch.func.grad(loss))(clients)
+    assert (sum("_scaled_dot_product_flash_attention_for_cpu" in str(one.message) for one in said) >= 2) is not silenced
+    assert bool(said) is not silenced
