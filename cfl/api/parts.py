@@ -29,7 +29,8 @@ def trainer(
     """Return a Lightning Trainer with the settings and callbacks that communication rounds need.
 
     ``trainer.fit(client, data)`` then trains; one epoch is one round. ``client.federation`` and the run folder hold the
-    results. Lightning's warnings about intended behaviour of such a Trainer are silenced in this process.
+    results. Lightning's warnings about intended behaviour of such a Trainer, and torch's about attention on a CPU, are
+    silenced in this process.
 
     Args:
         data: the data module to train on. It gives the number of rounds.
