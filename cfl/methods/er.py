@@ -96,11 +96,14 @@ class ER(Method):
         """Give every client an empty memory.
 
         Raises:
-            ConfigError: if clients train on all earlier samples anyway, or there are two of these methods.
+            ConfigError: if clients train on all earlier samples anyway, or two of these methods draw the same samples.
         """
         super().setup(context)
-        kind = type(self)
-        self.refuse_twins(kind, f"one {kind.__name__} with a greater size or weight: two would draw the same samples")
+        methods = context.methods.items()
+        twins = [name for name, method in methods if isinstance(method, ER) and method._draws == self._draws]
+        if len(twins) > 1:
+            valid = f"one {type(self).__name__} with a greater size or weight: two would draw the same samples"
+            raise ConfigError("methods", twins, valid)
         if context.exposure in ("cumulative", "joint"):
             valid = "sequential with a replay memory: earlier tasks' samples are in the training set here"
             raise ConfigError("data.exposure", context.exposure, valid)
