@@ -644,7 +644,9 @@ def test_a_missing_file_is_looked_for_where_it_may_be(
 
 
 def test_a_folder_to_count_classes_in_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"source\.path = '/n' cannot work; valid: a folder: .*n/train does not exist"):
+    with pytest.raises(
+        ConfigError, match=r"source\.path = '/n' cannot work; valid: a folder: .*n/train does not exist"
+    ):
         _ = ImageFolder("/n", [1, 4, 4]).num_classes
 
 

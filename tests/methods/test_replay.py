@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -320,3 +321,12 @@ def test_where_old_samples_are_trained_on_anyway_there_is_no_memory(exposure: st
     data = tiny_data(permuted(2, train=70), exposure=exposure)
     with pytest.raises(ConfigError, match=rf"data\.exposure = '{exposure}'.*replay memory"):
         fit(tiny_client(data, mlp, sgd, {"er": ER(1)}), data)
+
+
+def test_two_methods_that_draw_the_same_samples_are_refused() -> None:
+    data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    fit(tiny_client(data, mlp, sgd, {"er": ER(2), "compensation": GradientCompensation(size=2)}), data)
+    for twins in ({"er": ER(2), "more": ER(3)}, {"a": GradientCompensation(size=2), "b": GradientCompensation(size=3)}):
+        data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+        with pytest.raises(ConfigError, match=f"methods = {re.escape(str(list(twins)))}.*would draw the same samples"):
+            fit(tiny_client(data, mlp, sgd, dict[str, Method](twins)), data)
