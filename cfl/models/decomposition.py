@@ -166,12 +166,13 @@ def decompose(
     head = getattr(network, "head", None)
     layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     weights: dict[int, str] = {}
+    valid = "layers with a weight of their own"
     for name, layer in layers.items():
         if "weight" not in layer._parameters and layer is not head:
-            raise ConfigError("model.network", f"{name}, whose weight is made of others", "layers with own weights")
+            raise ConfigError("model.network", f"{name}, whose weight is made of others", valid)
         first = weights.setdefault(id(layer.weight), name)
         if first != name:
-            raise ConfigError("model.network", f"{first} and {name}, which share a weight", "layers with own weights")
+            raise ConfigError("model.network", f"{first} and {name}, which share a weight", valid)
     for layer in layers.values():
         if layer is head:
             continue
