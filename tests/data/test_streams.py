@@ -311,6 +311,21 @@ def test_bad_angles_are_refused(degrees: float) -> None:
         Rotated(Noise(), 2, degrees)
 
 
+def test_given_angles_are_used_with_every_seed() -> None:
+    given, drawn = Rotated(Noise(), 3, angles=[10.0, 0.0, -200.5]), Rotated(Noise(), 3)
+    assert [given.angle(t, seed) for seed in (0, 7) for t in range(3)] == [10.0, 0.0, -200.5] * 2
+    assert given.tasks(ROOT, 0)[1].transform.pixel_map is None
+    again = Rotated(Noise(), 3, angles=[drawn.angle(t, 5) for t in range(3)])
+    for task, other in zip(again.tasks(ROOT, 0), drawn.tasks(ROOT, 5), strict=True):
+        assert torch.equal(task.transform.pixel_map, other.transform.pixel_map)
+
+
+@pytest.mark.parametrize("angles", [[1.0], [1.0, 2.0, 3.0], [1.0, float("nan")]])
+def test_angles_that_do_not_fit_the_tasks_are_refused(angles: list[float]) -> None:
+    with pytest.raises(ConfigError, match=r"data\.stream\.angles = .*num_tasks = 2 finite numbers"):
+        Rotated(Noise(), 2, angles=angles)
+
+
 # ClassSplit
 
 

@@ -205,7 +205,8 @@ OF_CIFAR = OF_MNIST | {
 }
 SPLIT = {"classes_per_task": None, "class_order": "natural", "task_order": "given"}
 OF_BENCHMARKS = {
-    "rmnist": OF_MNIST | {"stream": ("Rotated", {"num_tasks": 10, "max_degrees": 180.0, "first_is_identity": False})},
+    "rmnist": OF_MNIST
+    | {"stream": ("Rotated", {"num_tasks": 10, "max_degrees": 180.0, "first_is_identity": False, "angles": None})},
     "pmnist": OF_MNIST | {"stream": ("Permuted", {"num_tasks": 10, "first_is_identity": False})},
     "cifar10": OF_CIFAR
     | {

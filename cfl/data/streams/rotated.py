@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from PIL import Image
@@ -45,28 +47,38 @@ class Rotated(PixelMapStream):
         num_tasks: number of tasks, at least 1.
         max_degrees: angles are drawn from U(0, max_degrees), counter-clockwise; above 0, at most 360.
         first_is_identity: whether task 0 is left unrotated.
+        angles: one angle per task in degrees, the same with every seed, instead of drawn ones.
 
     Raises:
-        ConfigError: ``data.stream.num_tasks`` below 1, ``data.stream.max_degrees`` outside (0, 360], a data set of
-            boxes or of rows of numbers.
+        ConfigError: ``data.stream.num_tasks`` below 1, ``data.stream.max_degrees`` outside (0, 360], other than
+            ``num_tasks`` angles or one that is not finite, a data set of boxes or of rows of numbers.
     """
 
     move, moved = "rotation", "rotated"
 
     def __init__(
-        self, source: Source, num_tasks: int = 10, max_degrees: float = 180.0, first_is_identity: bool = False
+        self,
+        source: Source,
+        num_tasks: int = 10,
+        max_degrees: float = 180.0,
+        first_is_identity: bool = False,
+        angles: Sequence[float] | None = None,
     ) -> None:
         super().__init__(source, num_tasks, first_is_identity)
         if source.holds_rows:
             valid = "Permuted, or a data set of images"
             raise ConfigError("data.stream", f"Rotated of {source.name}, whose samples are rows of numbers", valid)
         check_numbers("data.stream", "(0, 360]", max_degrees=max_degrees)
-        self.max_degrees = max_degrees
+        if angles is not None and (len(angles) != num_tasks or not np.isfinite(angles).all()):
+            raise ConfigError("data.stream.angles", list(angles), f"num_tasks = {num_tasks} finite numbers, or null")
+        self.max_degrees, self.angles = max_degrees, angles
 
     def angle(self, task: int, seed: int) -> float:
         """Rotation of one task in degrees, counter-clockwise."""
         if task == 0 and self.first_is_identity:
             return 0.0
+        if self.angles is not None:
+            return float(self.angles[task])
         return float(numpy_generator(seed, "rotation", task).uniform(0.0, self.max_degrees))
 
     def pixel_map(self, task: int, seed: int) -> Tensor | None:
