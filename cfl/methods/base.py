@@ -95,6 +95,8 @@ class Method:
         scenarios: scenarios in which the method works; ``density`` only if it uses neither labels nor classes;
             ``regression`` and ``detection`` only if it uses no classes.
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
+        moves_model_after_round: whether :meth:`end_round` changes the global model again, after all ``transform_step``
+            (CFeD, FedCIL). If not declared, such a change is refused.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
         common_order: whether all clients must learn the same tasks in the same order.
         client_clocks: whether clients may change tasks in different rounds. The clients of a cohort are always at the
@@ -117,6 +119,7 @@ class Method:
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
     individual_uplinks: bool = False
+    moves_model_after_round: bool = False
     optimizers: ClassVar[frozenset[str] | None] = None
     common_order: ClassVar[bool] = False
     client_clocks: ClassVar[bool] = False
@@ -204,12 +207,6 @@ class Method:
     def changes_gradients(self) -> bool:
         """Whether the method changes gradients now; see :class:`cfl.methods.capabilities.GradientTransform`."""
         return True
-
-    @property
-    def moves_model_after_round(self) -> bool:
-        """Whether :meth:`end_round` changes the global model again, after all ``transform_step`` (CFeD, FedCIL). If not
-        declared, such a change is refused."""
-        return False
 
     def client_storage(self) -> int:
         """Most bytes that a client stores for this method between rounds, at the end of a run.

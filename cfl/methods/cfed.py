@@ -112,7 +112,7 @@ class CFeD(Method):
         check_integers("methods.cfed", 0, at_most=MOST_AT_ONCE, server_distillation=server_distillation)
         self.surrogate, self.share, self.temperature, self.weight = surrogate, share, temperature, weight
         self.server_distillation, self.server_lr = server_distillation, server_lr
-        self.individual_uplinks = server_distillation > 0
+        self.individual_uplinks = self.moves_model_after_round = server_distillation > 0
         self.server_seconds = 0.0
         self._old = PreviousModel()
         self._orders: dict[int, Tensor] = {}
@@ -283,11 +283,6 @@ class CFeD(Method):
         context.channel.uplink_individually(f"{self.name} models", message, clients, wire_bytes=0)
 
     # After a round.
-
-    @property
-    def moves_model_after_round(self) -> bool:
-        """Whether the server distils."""
-        return self.server_distillation > 0
 
     def end_round(self, plan: RoundPlan) -> None:
         """Record which clients have the old model, and let the server distil."""

@@ -114,6 +114,7 @@ class FedCIL(Method):
         self.consistency = consistency
         self.consolidation_steps, self.consolidation_source = consolidation_steps, consolidation_source
         self.consolidation_batch_size, self.consolidation_lr = consolidation_batch_size, consolidation_lr
+        self.moves_model_after_round = consolidation_steps > 0
         self.individual_uplinks = consolidation_steps > 0 and consolidation_source == "clients"
         self._replay = PreviousModel()
         self._blanks = False  # whether a step has samples for which no image is generated, or none to compare
@@ -309,11 +310,6 @@ class FedCIL(Method):
         held = torch.zeros(context.num_outputs, dtype=torch.bool)
         held[context.labels_at(torch.from_numpy(context.global_index_of(task, client)))] = True
         return held
-
-    @property
-    def moves_model_after_round(self) -> bool:
-        """Whether the server consolidates."""
-        return self.consolidation_steps > 0
 
     def end_round(self, plan: RoundPlan) -> None:
         """Consolidate the model."""

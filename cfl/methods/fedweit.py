@@ -90,6 +90,7 @@ class FedWeIT(APD):
     """
 
     asks_after_tasks = True
+    moves_model_after_round = True
     state = ("_sent", "_knowledge", "_bytes")
 
     def __init__(
@@ -300,11 +301,6 @@ class FedWeIT(APD):
         if not self.use_mask:
             return trained[layer.base].new_ones(trained[layer.base].shape[:2], dtype=torch.bool)
         return largest(trained[layer.mask].abs(), self.keep)
-
-    @property
-    def moves_model_after_round(self) -> bool:
-        """Whether the server averages bases."""
-        return True
 
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
