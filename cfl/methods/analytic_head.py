@@ -66,12 +66,7 @@ class AnalyticHead(Method):
 
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
-    state: ClassVar[Mapping[str, str]] = {
-        "gram": "gram",
-        "class_sums": "class_sums",
-        "weight": "weight",
-        "statistics": "_statistics",
-    }
+    state = ("gram", "class_sums", "weight", "_statistics")
 
     def __init__(self, ridge: float = 1.0, random_features: int | None = None, train_backbone: bool = True) -> None:
         check_numbers("methods.analytic_head", "(0, inf)", ridge=ridge)

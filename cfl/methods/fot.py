@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor, removing
@@ -131,7 +130,6 @@ class FOT(Method):
     """
 
     looks_back: ClassVar[bool] = True
-    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
     state: ClassVar[tuple[str, ...]] = ("bases", "importance", "gpse_seconds", "_rows")
 
     def __init__(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -62,7 +62,7 @@ class FoundBoundaries(Method):
     task_free = True
     looks_back = True
     client_clocks = True
-    state: ClassVar[Mapping[str, str]] = {"test": "_test", "rows": "_rows"}
+    state = ("_test", "_rows")
 
     def __init__(
         self,
