@@ -207,7 +207,7 @@ class FederatedOrchestrator(Callback):
     def _finish(self, trainer: Trainer, client: Client, positions: tuple[int, ...]) -> None:
         for local in callbacks_of(trainer, LocalModels):
             local.score(client, positions)  # collecting overwrites these models
-        client.require_work().collect(positions, by_samples=self.client_weighting == "samples")
+        client.require_work().collect(positions)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the round and send the global model to its clients."""

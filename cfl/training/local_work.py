@@ -79,7 +79,7 @@ class LocalWork:
         self._plain_objective = Objective(measure=objective.measure)
         self._precision, self._watched = precision, watched
         self._device = next(federation.network.parameters()).device
-        self.finish: Callable[[tuple[int, ...]], None] = partial(self.collect, by_samples=False)
+        self.finish: Callable[[tuple[int, ...]], None] = self.collect
         self._losses = RoundLosses()
         self._blocks, self._began, self._steps = blocks, 0.0, 0
         self._optimizer: Optimizer | None = None
@@ -303,19 +303,18 @@ class LocalWork:
 
     # Clients finish.
 
-    def collect(self, positions: tuple[int, ...], by_samples: bool) -> None:
+    def collect(self, positions: tuple[int, ...]) -> None:
         """Send the messages of clients that have taken their last step, and store the state that they keep.
 
         Args:
             positions: rows of these clients in the cohort.
-            by_samples: weight a client in the mean by its number of training samples; otherwise by 1.
         """
         closing = [self.cohort.clients[position] for position in positions]
         with full_precision(), self._in_round(f"collecting from clients {closing}"):
-            self._collect(positions, by_samples)
+            self._collect(positions)
 
     @torch.no_grad()
-    def _collect(self, positions: tuple[int, ...], by_samples: bool) -> None:
+    def _collect(self, positions: tuple[int, ...]) -> None:
         cohort, federation = self.cohort, self.federation
         federation.channel.enter_round(cohort.task, cohort.round)  # with clients' own clocks, the cohort's task
         cohort.put_back_unused_outputs(positions)
@@ -329,6 +328,7 @@ class LocalWork:
         if sound:
             self.methods.finish_clients(sound)
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
+        by_samples = federation.client_weighting == "samples"
         weights = [float(cohort.sizes[p]) if by_samples else 1.0 for p in positions]
         # In place: the weights are not needed any more, and allocating new memory would double the time of this method.
         update = {n: trained[n].sub_(cohort.global_parameters[n]) for n in federation.model.shared_parameters}
