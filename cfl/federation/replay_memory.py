@@ -6,13 +6,11 @@ sample were stored. Memory is therefore counted in samples, and in the bytes of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cfl.federation.client_states import ClientStates
 from cfl.randomness.counter_bits import random_words, random_words_at
 
 Table = dict[str, Tensor]
@@ -25,30 +23,13 @@ RULES: tuple[Rule, ...] = ("reservoir", "sliding_window", "random_replacement")
 _POSITIVE = 2**63 - 1
 
 
-class ReplayMemory:
-    """One table of ``size`` slots per client.
-
-    Args:
-        states: storage of the clients' states.
-        topic: topic of the table in the clients' states.
-        size: number of slots M.
-    """
-
-    def __init__(self, states: ClientStates, topic: str, size: int) -> None:
-        self.states, self.topic, self.size = states, topic, size
-        self._empty = {
-            "task": torch.full((size,), -1, dtype=torch.int64),
-            "index": torch.full((size,), -1, dtype=torch.int64),
-            "seen": torch.zeros((), dtype=torch.int64),
-        }
-
-    def read(self, clients: Sequence[int]) -> Table:
-        """A copy of these clients' tables."""
-        return self.states.gather(self.topic, clients, self._empty)
-
-    def write(self, clients: Sequence[int], table: Table) -> None:
-        """Store these clients' tables."""
-        self.states.scatter(self.topic, clients, table)
+def empty_table(size: int) -> Table:
+    """The table of one client that has been offered nothing, without the axis of clients; ``size`` is M."""
+    return {
+        "task": torch.full((size,), -1, dtype=torch.int64),
+        "index": torch.full((size,), -1, dtype=torch.int64),
+        "seen": torch.zeros((), dtype=torch.int64),
+    }
 
 
 def append(table: Table, task: int, index: Tensor) -> None:

@@ -14,7 +14,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import ExtraSamples
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
-from cfl.federation.replay_memory import ReplayMemory, Table, append, choose, reservoir
+from cfl.federation.replay_memory import Table, append, choose, empty_table, reservoir
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import SampleWeights, has
 from cfl.methods.context import Context
@@ -107,14 +107,18 @@ class ER(Method):
         if context.exposure in ("cumulative", "joint"):
             valid = "sequential with a replay memory: earlier tasks' samples are in the training set here"
             raise ConfigError("data.exposure", context.exposure, valid)
-        slots = self.size * (context.num_tasks - 1) if self.per_task else self.size
-        self.memory = ReplayMemory(context.clients, f"{self.name} memory", max(slots, 1))
+        self._slots = max(self.size * (context.num_tasks - 1), 1) if self.per_task else self.size
+        self._empty = empty_table(self._slots)
+
+    @property
+    def _topic(self) -> str:
+        return f"{self.name} memory"
 
     # Local training.
 
     def start_clients(self, cohort: Cohort) -> None:
         """Load the clients' memories."""
-        self._table = self.memory.read(cohort.clients)
+        self._table = self.context.clients.gather(self._topic, cohort.clients, self._empty)
         self._added = None
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
@@ -128,10 +132,10 @@ class ER(Method):
     def _drawn(self, cohort: Cohort, batch: CohortBatch) -> ExtraSamples | None:
         """The samples of the memories for this step; None while they are empty."""
         context = self.context
-        whole = self.update == "task" and (self.batch_size is None or self.batch_size >= self.memory.size)
+        whole = self.update == "task" and (self.batch_size is None or self.batch_size >= self._slots)
         if whole and self._added is not None and not context.augments:
             return self._counted(self._added, batch)  # the same in every step of the round
-        count = self.memory.size if self.batch_size is None else self.batch_size
+        count = self._slots if self.batch_size is None else self.batch_size
         keys = self._keys("draw", cohort.clients, cohort.round, 0 if whole else batch.step)
         tasks, index, mask = choose(self._table, count, keys)
         if not mask.any():
@@ -174,7 +178,9 @@ class ER(Method):
         if self.update == "step":
             rows = torch.tensor(positions)
             clients = [cohort.clients[p] for p in positions]
-            self.memory.write(clients, {name: values[rows] for name, values in self._table.items()})
+            self.context.clients.scatter(
+                self._topic, clients, {name: values[rows] for name, values in self._table.items()}
+            )
 
     # After a task.
 
@@ -191,12 +197,12 @@ class ER(Method):
         for row, (client, own) in enumerate(zip(clients, held, strict=True)):
             generator = numpy_generator(context.seed, f"{self._draws} choice", plan.task, client)
             offered[row, : len(own)] = torch.from_numpy(generator.permutation(own))
-        table = self.memory.read(clients)
+        table = context.clients.gather(self._topic, clients, self._empty)
         if self.per_task:
             append(table, plan.task, offered[:, : self.size])
         else:
             reservoir(table, plan.task, offered, self._keys("reservoir", clients))
-        self.memory.write(clients, table)
+        context.clients.scatter(self._topic, clients, table)
 
     def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
         seed, purpose = self.context.seed, f"{self._draws} {purpose}"
@@ -206,8 +212,8 @@ class ER(Method):
         """Bytes of a full memory, a byte per pixel, with label and task; 0 if no task end ever fills it."""
         if self.update == "task" and self.context.num_tasks == 1:
             return 0
-        return self.memory.size * (math.prod(self.context.input_shape) + 2)
+        return self._slots * (math.prod(self.context.input_shape) + 2)
 
     def report(self) -> Report:
         """Number of samples that a client can keep."""
-        return Report({"memory_samples": self.memory.size})
+        return Report({"memory_samples": self._slots})

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from cfl.federation.client_states import ClientStates
-from cfl.federation.replay_memory import RULES, ReplayMemory, Table, append, choose, reservoir, slots
+from cfl.federation.replay_memory import RULES, Table, append, choose, empty_table, reservoir, slots
 from cfl.randomness.counter_bits import random_words_at
 
 
 def empty(clients: int, size: int) -> Table:
-    return ReplayMemory(ClientStates(), "memory", size).read(range(clients))
+    return ClientStates().gather("memory", range(clients), empty_table(size))
 
 
 def keys(clients: int, start: int = 0) -> Tensor:
@@ -112,13 +112,12 @@ def test_a_client_with_less_than_asked_for_gives_all_it_has() -> None:
 
 def test_tables_survive_the_way_through_the_clients_states() -> None:
     states = ClientStates()
-    memory = ReplayMemory(states, "memory", 2)
-    table = memory.read([5, 9])
+    table = states.gather("memory", [5, 9], empty_table(2))
     reservoir(table, 0, torch.tensor([[1, 2, 3], [4, -1, -1]]), keys(2))
-    memory.write([5, 9], table)
+    states.scatter("memory", [5, 9], table)
     other = ClientStates()
     other.load_state_dict(states.state_dict())
-    again = ReplayMemory(other, "memory", 2).read([9, 7])
+    again = other.gather("memory", [9, 7], empty_table(2))
     assert again["index"].tolist() == [[4, -1], [-1, -1]]
     assert again["seen"].tolist() == [1, 0]
 
