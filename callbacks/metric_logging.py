@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from cfl.callbacks.checkpoint import record_of
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
-from cfl.methods.base import report_of
+from cfl.methods.returned_values import check_report
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.runtime.run_files import PARTITION_PICTURE, SAMPLES
 from cfl.training.access import client_of, federation_of
@@ -184,7 +184,7 @@ def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
     if federation.known is not None and (known := federation.known.summary(task)[figure]) is not None:
         figures[f"cl/{figure}{federation.measure.known}"] = known
     for name, method in federation.methods.items():
-        rows = [row for row in report_of(name, method).rows if _task_of(row, federation) == task]
+        rows = [row for row in check_report(name, method.report()).rows if _task_of(row, federation) == task]
         figures |= {f"{name}/{key}": value for key, value in _method_figures(rows).items()}
     return figures
 

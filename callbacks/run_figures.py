@@ -16,7 +16,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.federation import matrix_rows
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods.base import report_of
+from cfl.methods.returned_values import check_report
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.base import num_parameters
 from cfl.reporting.experiment import method_name
@@ -161,7 +161,7 @@ def figures_by_default(federation: Federation) -> dict[str, Any]:
 
 def methods_figures(methods: Mapping[str, Any]) -> dict[str, Any]:
     """The methods' figures for the summary; a figure that several have gets the method's name as prefix."""
-    found = {name: report_of(name, method).figures for name, method in methods.items()}
+    found = {name: check_report(name, method.report()).figures for name, method in methods.items()}
     several = Counter(key for figures in found.values() for key in figures)
     return {
         key if several[key] == 1 else f"{name}_{key}": value

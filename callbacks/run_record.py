@@ -36,7 +36,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.report import save_partition_figure, write_partition_csv
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
-from cfl.methods.base import report_of
+from cfl.methods.returned_values import check_report
 from cfl.reporting import folder_lock
 from cfl.reporting.checksums import write_checksums
 from cfl.reporting.csv_file import csv_of
@@ -312,7 +312,9 @@ class RunRecord(Callback):
                         file = matrix_file(name, f"_{client:03d}")
                         write_matrix_csv(self.folder / CLIENTS / file, values, initial)
             self._clients_written = True
-        tables = {f"{name}.csv": report_of(name, method).rows for name, method in federation.methods.items()}
+        tables = {
+            f"{name}.csv": check_report(name, method.report()).rows for name, method in federation.methods.items()
+        }
         tables |= {PRIVACY: self.privacy.rows(federation), TESTS_BY_OWNER: rows_by_owner(federation)}
         for file, rows in tables.items():
             if rows:

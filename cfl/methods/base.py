@@ -18,13 +18,11 @@ has a capability if it defines the members of a Protocol of :mod:`cfl.methods.ca
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from torch import Tensor
 
 from cfl.data.samples import Samples
@@ -49,41 +47,6 @@ class Report:
 
     figures: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
-
-
-def report_of(name: str, method: Method) -> Report:
-    """A method's report, with single numbers of torch and NumPy converted to Python numbers.
-
-    Raises:
-        TypeError: ``report`` returns anything but a :class:`Report`, a figure cannot be stored, or rows differ in their
-            columns; names the method.
-    """
-    return checked_report(name, method.report())
-
-
-def checked_report(name: str, report: Report) -> Report:
-    """As :func:`report_of`, of a report that a method has returned."""
-    if not isinstance(report, Report):
-        raise TypeError(f"methods.{name}: report gives {type(report).__name__}, not a cfl.methods.base.Report")
-    figures, rows = _plain(report.figures), [_plain(row) for row in report.rows]
-    for key, value in figures.items():
-        try:
-            json.dumps(value)
-        except TypeError:
-            what = f"{type(value).__name__}, which is no plain value"
-            raise TypeError(f"methods.{name}: report's figure {key} is a {what}") from None
-    if other := next((row for row in rows if set(row) != set(rows[0])), None):
-        difference = ", ".join(sorted(set(other) ^ set(rows[0])))
-        raise TypeError(f"methods.{name}: report's rows differ in the columns {difference}")
-    return Report(figures, rows)
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    single = (np.generic, Tensor)
-    return {
-        key: value.item() if isinstance(value, single) and np.ndim(value) == 0 else value
-        for key, value in values.items()
-    }
 
 
 class Method:

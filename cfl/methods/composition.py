@@ -22,7 +22,7 @@ from cfl.federation.channel import Channel
 from cfl.federation.federation import Federation
 from cfl.federation.method_protocol import MethodComposition
 from cfl.methods import declared_state
-from cfl.methods.base import Method, checked_report
+from cfl.methods.base import Method
 from cfl.methods.capabilities import (
     BatchExtension,
     BoundaryFinder,
@@ -51,7 +51,14 @@ from cfl.methods.combinations import check_data, check_losses, check_protection,
 from cfl.methods.context import Context
 from cfl.methods.member_names import check_members
 from cfl.methods.own_topics import OwnTopics
-from cfl.methods.returned_values import check_added, check_factors, check_pulls, check_releases, check_tensors
+from cfl.methods.returned_values import (
+    check_added,
+    check_factors,
+    check_pulls,
+    check_releases,
+    check_report,
+    check_tensors,
+)
 from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
 from cfl.metrics.accuracy import AccuracyMatrix
 from cfl.privacy.release import Noise
@@ -537,7 +544,7 @@ class Composition(MethodComposition):
             except Exception:
                 continue
             try:
-                checked_report(name, report)
+                check_report(name, report)
             except TypeError as error:
                 valid = f"a Report of plain values whose rows have the same columns ({error})"
                 raise ConfigError(f"methods.{name}", f"{type(method).__name__}.report", valid) from None

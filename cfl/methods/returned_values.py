@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from cfl.data.added_samples import check_extras, check_samples
@@ -13,10 +15,8 @@ from cfl.data.cohorts import CohortBatch
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
+from cfl.methods.base import Method, Report
 from cfl.privacy.release import Noise
-
-if TYPE_CHECKING:
-    from cfl.methods.base import Method
 
 
 def check_tensors(
@@ -104,6 +104,40 @@ def check_releases(who: str, found: Any) -> None:
         TypeError: naming the method.
     """
     _check_mapping(f"{who}.releases", found, "topics", Noise)
+
+
+def check_report(name: str, report: Any) -> Report:
+    """Return a method's report, with single numbers of torch and NumPy converted to Python numbers.
+
+    Args:
+        name: the method, for messages.
+        report: what its ``report`` returned.
+
+    Raises:
+        TypeError: it is anything but a :class:`cfl.methods.base.Report`, a figure cannot be stored, or rows differ in
+            their columns; names the method.
+    """
+    if not isinstance(report, Report):
+        raise TypeError(f"methods.{name}: report gives {type(report).__name__}, not a cfl.methods.base.Report")
+    figures, rows = _plain(report.figures), [_plain(row) for row in report.rows]
+    for key, value in figures.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            what = f"{type(value).__name__}, which is no plain value"
+            raise TypeError(f"methods.{name}: report's figure {key} is a {what}") from None
+    if other := next((row for row in rows if set(row) != set(rows[0])), None):
+        difference = ", ".join(sorted(set(other) ^ set(rows[0])))
+        raise TypeError(f"methods.{name}: report's rows differ in the columns {difference}")
+    return Report(figures, rows)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    single = (np.generic, Tensor)
+    return {
+        key: value.item() if isinstance(value, single) and np.ndim(value) == 0 else value
+        for key, value in values.items()
+    }
 
 
 def _check_mapping(who: str, found: Any, of: str, kind: type) -> None:

@@ -25,11 +25,12 @@ from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
 from cfl.methods import AGEM, FOT, FedAGEM, FedProx, Method
 from cfl.methods import capabilities as all_capabilities
-from cfl.methods.base import Report, report_of
+from cfl.methods.base import Report
 from cfl.methods.capabilities import has, leaves_other_gradients
 from cfl.methods.combinations import check_optimizer
 from cfl.methods.composition import Composition
 from cfl.methods.context import Context
+from cfl.methods.returned_values import check_report
 from cfl.models.evaluation import evaluation_mode
 from cfl.runtime.errors import ConfigError
 from cfl.testing.tiny_networks import norm_net
@@ -661,20 +662,12 @@ def test_returned_values_of_another_kind_name_method_and_function(
 
 def test_a_report_holds_plain_values_and_rows_of_the_same_columns() -> None:
     """Torch's and NumPy's single numbers count as plain."""
-
-    class Reports(Method):
-        def __init__(self, report: Report) -> None:
-            self.made = report
-
-        def report(self) -> Report:
-            return self.made
-
-    fine = report_of("mine", Reports(Report({"a": torch.tensor(2.0), "b": [1, "x"]}, [{"c": 1}, {"c": 2}])))
+    fine = check_report("mine", Report({"a": torch.tensor(2.0), "b": [1, "x"]}, [{"c": 1}, {"c": 2}]))
     assert (fine.figures, fine.rows) == ({"a": 2.0, "b": [1, "x"]}, [{"c": 1}, {"c": 2}])
     with pytest.raises(TypeError, match=r"methods\.mine: report's figure a is a Tensor, which is no plain value"):
-        report_of("mine", Reports(Report({"a": torch.ones(3)})))
+        check_report("mine", Report({"a": torch.ones(3)}))
     with pytest.raises(TypeError, match=r"methods\.mine: report's rows differ in the columns d"):
-        report_of("mine", Reports(Report({}, [{"c": 1}, {"c": 2, "d": 3}])))
+        check_report("mine", Report({}, [{"c": 1}, {"c": 2, "d": 3}]))
 
 
 @pytest.mark.parametrize(
