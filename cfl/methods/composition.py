@@ -54,9 +54,13 @@ from cfl.methods.own_topics import OwnTopics
 from cfl.methods.returned_values import (
     check_added,
     check_factors,
+    check_frozen,
+    check_penalty,
     check_pulls,
     check_releases,
     check_report,
+    check_scores,
+    check_step_factors,
     check_tensors,
 )
 from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
@@ -357,29 +361,26 @@ class Composition(MethodComposition):
         """Each method's factors of the clients' learning rates.
 
         Raises:
-            ValueError: factors are neither None nor one number for every client.
+            ValueError: see :func:`cfl.methods.returned_values.check_step_factors`.
         """
         found = []
         for method in self.with_capability(LearningRateFactors).values():
             cohort = self.shown(method)
-            factors = method.step_factors(cohort)
-            if factors is not None and (not isinstance(factors, Tensor) or factors.shape != (len(cohort.clients),)):
-                raise ValueError(f"{method.key}.step_factors gives {factors!r:.60}, no tensor [{len(cohort.clients)}]")
-            found.append(factors)
+            found.append(method.step_factors(cohort))
+            check_step_factors(method.key, found[-1], cohort)
         return found
 
     def frozen_parameters(self) -> frozenset[str]:
         """Names of the parameters that are frozen for the cohort.
 
         Raises:
-            ValueError: a method names no parameter of the network.
+            ValueError: see :func:`cfl.methods.returned_values.check_frozen`.
         """
         every: frozenset[str] = frozenset()
         for method in self.with_capability(FrozenParameters).values():
             cohort = self.shown(method)
             names = method.frozen_parameters(cohort)
-            if names is None or isinstance(names, str) or not set(names) <= set(cohort.parameters):
-                raise ValueError(f"{method.key}.frozen_parameters gives {names!r:.60}, no names of parameters")
+            check_frozen(method.key, names, cohort)
             every |= frozenset(names)
         return every
 
@@ -409,25 +410,14 @@ class Composition(MethodComposition):
         """Add the methods' penalties to the clients' losses ``[k]``.
 
         Raises:
-            TypeError, ValueError: a penalty is no tensor, or has another shape.
-            ConfigError: a penalty that is not 0 has no gradient, so that it trains nothing.
+            TypeError, ValueError, ConfigError: see :func:`cfl.methods.returned_values.check_penalty`.
         """
         for method in self.with_capability(Penalty).values():
             cohort = self.shown(method)
             penalty = method.penalty(cohort)
-            if penalty is None:
-                continue
-            if not isinstance(penalty, Tensor):
-                raise TypeError(f"{method.key}.penalty gives {type(penalty).__name__}, no tensor of [k] numbers")
-            if penalty.shape != losses.shape:
-                what = f"{method.key}: penalty of shape {list(penalty.shape)}"
-                raise ValueError(f"{what}, not {list(losses.shape)}: one number for every client")
-            # On an accelerator a value is read in a cohort's first step only, because that waits for the device.
-            readable = penalty.device.type == "cpu" or cohort.steps == 1
-            if not penalty.requires_grad and readable and bool(penalty.any()):
-                valid = "0, or what is computed from cohort.parameters without detach, item or no_grad"
-                raise ConfigError(method.key, f"{type(method).__name__}.penalty without gradient", valid)
-            losses = losses + penalty
+            if penalty is not None:
+                check_penalty(method, penalty, losses, cohort)
+                losses = losses + penalty
         return losses
 
     def changing_gradients(self) -> list[str]:
@@ -506,17 +496,15 @@ class Composition(MethodComposition):
         return any(not method.task_free for method in self.with_capability(PersonalModel).values())
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        """Scores ``[B, O]`` of the first method that returns some, or None."""
+        """Scores ``[B, O]`` of the first method that returns some, or None.
+
+        Raises:
+            TypeError, ValueError: see :func:`cfl.methods.returned_values.check_scores`.
+        """
         for method in self.with_capability(Predictor).values():
             found = method.classify(shown_task(task, method.task_free), model, x)
             if found is not None:
-                wanted = [len(x), method.context.num_outputs]
-                if not isinstance(found, Tensor):
-                    raise TypeError(f"{method.key}.classify gives {type(found).__name__}, not scores {wanted}")
-                if list(found.shape) != wanted:
-                    raise ValueError(f"{method.key}.classify gives scores of shape {list(found.shape)}, not {wanted}")
-                if not bool(found.isfinite().all()):  # -inf would tie with outputs that tests leave out
-                    raise ValueError(f"{method.key}.classify gives scores that are NaN or infinite")
+                check_scores(method.key, found, [len(x), method.context.num_outputs])
                 return found
         return None
 

@@ -17,6 +17,7 @@ from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
 from cfl.methods.base import Method, Report
 from cfl.privacy.release import Noise
+from cfl.runtime.errors import ConfigError
 
 
 def check_tensors(
@@ -95,6 +96,60 @@ def check_pulls(who: str, pulls: Mapping[str, Pull], cohort: Cohort) -> None:
             if list(value.shape) not in (wanted, [1, *wanted[1:]]):
                 shape = f"{given} {what} of shape {list(value.shape)}"
                 raise ValueError(f"{shape}; the weights of these clients have {wanted}, the first axis may be 1")
+
+
+def check_step_factors(who: str, factors: Any, cohort: Cohort) -> None:
+    """Refuse factors of learning rates that are neither None nor one number for every client.
+
+    Raises:
+        ValueError: naming the method.
+    """
+    if factors is not None and (not isinstance(factors, Tensor) or factors.shape != (len(cohort.clients),)):
+        raise ValueError(f"{who}.step_factors gives {factors!r:.60}, no tensor [{len(cohort.clients)}]")
+
+
+def check_frozen(who: str, names: Any, cohort: Cohort) -> None:
+    """Refuse names of frozen parameters that are no parameters of the network.
+
+    Raises:
+        ValueError: naming the method.
+    """
+    if names is None or isinstance(names, str) or not set(names) <= set(cohort.parameters):
+        raise ValueError(f"{who}.frozen_parameters gives {names!r:.60}, no names of parameters")
+
+
+def check_penalty(method: Method, penalty: Any, losses: Tensor, cohort: Cohort) -> None:
+    """Refuse a penalty that cannot be added to the clients' losses ``[k]``, or that trains nothing.
+
+    Raises:
+        TypeError, ValueError: it is no tensor, or has another shape; names the method.
+        ConfigError: it is not 0 and has no gradient.
+    """
+    if not isinstance(penalty, Tensor):
+        raise TypeError(f"{method.key}.penalty gives {type(penalty).__name__}, no tensor of [k] numbers")
+    if penalty.shape != losses.shape:
+        what = f"{method.key}: penalty of shape {list(penalty.shape)}"
+        raise ValueError(f"{what}, not {list(losses.shape)}: one number for every client")
+    # On an accelerator a value is read in a cohort's first step only, because that waits for the device.
+    readable = penalty.device.type == "cpu" or cohort.steps == 1
+    if not penalty.requires_grad and readable and bool(penalty.any()):
+        valid = "0, or what is computed from cohort.parameters without detach, item or no_grad"
+        raise ConfigError(method.key, f"{type(method).__name__}.penalty without gradient", valid)
+
+
+def check_scores(who: str, found: Any, wanted: list[int]) -> None:
+    """Refuse scores of test samples that are not finite numbers of the shape ``wanted``.
+
+    Raises:
+        TypeError: naming the method, if they are no tensor.
+        ValueError: naming the method.
+    """
+    if not isinstance(found, Tensor):
+        raise TypeError(f"{who}.classify gives {type(found).__name__}, not scores {wanted}")
+    if list(found.shape) != wanted:
+        raise ValueError(f"{who}.classify gives scores of shape {list(found.shape)}, not {wanted}")
+    if not bool(found.isfinite().all()):  # -inf would tie with outputs that tests leave out
+        raise ValueError(f"{who}.classify gives scores that are NaN or infinite")
 
 
 def check_releases(who: str, found: Any) -> None:
