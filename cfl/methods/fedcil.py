@@ -306,10 +306,8 @@ class FedCIL(Method):
 
     def _outputs_held(self, task: int, client: int) -> Tensor:
         """``[O]`` bool, outputs of which a client has samples in a task."""
-        context = self.context
-        held = torch.zeros(context.num_outputs, dtype=torch.bool)
-        held[context.labels_at(torch.from_numpy(context.global_index_of(task, client)))] = True
-        return held
+        own = torch.from_numpy(self.context.global_index_of(task, client))
+        return self.context.labels_at(own).bincount(minlength=self.context.num_outputs) > 0
 
     def end_round(self, plan: RoundPlan) -> None:
         """Consolidate the model."""

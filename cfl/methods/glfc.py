@@ -22,7 +22,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.components.common_model import network_with_common_features
-from cfl.methods.components.exemplars import Table, no_exemplars, with_classes, with_exemplars
+from cfl.methods.components.exemplars import Table, features_and_labels, no_exemplars, with_classes, with_exemplars
 from cfl.methods.components.glfc_proxy import KeptModel, ProxyServer
 from cfl.methods.components.gradient_inversion import (
     GradientEncoder,
@@ -37,7 +37,6 @@ from cfl.methods.components.own_loss import OwnLoss
 from cfl.methods.components.weighted_sum import weighted_sum
 from cfl.methods.context import Context
 from cfl.methods.gradient_compensation import over_group_means
-from cfl.models.features import unit_features
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.moving import moved
@@ -198,8 +197,7 @@ class GLFC(OwnLoss):
     def _features(self, model: Mapping[str, Tensor], places: Tensor) -> tuple[Tensor, Tensor]:
         """``[n, d]`` features of length 1 and ``[n]`` outputs."""
         with evaluating(self.context):
-            parts = [(unit_features(self._network, model, x), y) for x, y in self._batches(places)]
-        return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
+            return features_and_labels(self._network, model, self._batches(places))
 
     def _remember(self, before: Table, model: Mapping[str, Tensor], places: Tensor) -> Table:
         """A client's new memory.
@@ -250,9 +248,7 @@ class GLFC(OwnLoss):
 
     def _classes(self, places: Tensor) -> Tensor:
         """``[O]`` bool, the outputs among the labels of these samples."""
-        found = torch.zeros(self.context.num_outputs, dtype=torch.bool)
-        found[self.context.labels_at(places)] = True
-        return found
+        return self.context.labels_at(places).bincount(minlength=self.context.num_outputs) > 0
 
     def _received(self, model: dict[str, Tensor], old: KeptModel) -> KeptModel:
         """An old model at a client, with the running statistics of its ``model`` if it keeps its own."""

@@ -19,7 +19,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.components.common_model import network_with_common_features
-from cfl.methods.components.exemplars import Table, no_exemplars, with_classes, with_exemplars
+from cfl.methods.components.exemplars import Table, features_and_labels, no_exemplars, with_classes, with_exemplars
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, run_model
 from cfl.methods.components.old_outputs import old_sigmoids
 from cfl.methods.components.own_loss import OwnLoss
@@ -223,16 +223,10 @@ class ICaRL(OwnLoss):
 
     def _chosen(self, before: Table, task: int, client: int, model: Mapping[str, Tensor], each: int) -> Table:
         """A client's new exemplars: the first ones of earlier classes, and ``each`` of every class of the task."""
-        own = torch.from_numpy(self.context.global_index_of(task, client))
-        return with_classes(before, each, *self._features(task, client, model), own)
-
-    def _features(self, task: int, client: int, model: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         context = self.context
-        parts = [
-            (unit_features(self._network, model, x, self.mirrored), y)
-            for x, y in context.client_batches(task, client, context.eval_batch_size, context.device)
-        ]
-        return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
+        own = torch.from_numpy(context.global_index_of(task, client))
+        batches = context.client_batches(task, client, context.eval_batch_size, context.device)
+        return with_classes(before, each, *features_and_labels(self._network, model, batches, self.mirrored), own)
 
     def _send_means(self, client: int, table: Table, model: Mapping[str, Tensor]) -> None:
         """Send the mean feature of a client's exemplars for each of its classes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.replay_memory import chosen
 from cfl.methods.base import Method
 from cfl.methods.components.herding import herd
+from cfl.models.base import Network
+from cfl.models.features import unit_features
 from cfl.randomness.generators import seed_for
 from cfl.runtime.moving import moved
 
@@ -25,6 +27,14 @@ def no_exemplars(size: int) -> Table:
     """The table of a client with ``size`` free slots."""
     free = torch.full((size,), -1, dtype=torch.int64)
     return {"place": free, "output": free.clone(), "rank": torch.zeros(size, dtype=torch.int64)}
+
+
+def features_and_labels(
+    network: Network, model: Mapping[str, Tensor], batches: Iterable[tuple[Tensor, Tensor]], mirrored: bool = False
+) -> tuple[Tensor, Tensor]:
+    """:func:`cfl.models.features.unit_features` ``[n, d]`` and labels ``[n]`` of the samples to choose from."""
+    parts = [(unit_features(network, model, x, mirrored), y) for x, y in batches]
+    return torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
 def with_classes(before: Table, each: int, features: Tensor, labels: Tensor, places: Tensor) -> Table:
