@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
-from cfl.data.evaluation import EvaluationBatch
+from cfl.data.evaluation import EvaluationLoader
 from cfl.data.schedule import RoundPlan
 from cfl.federation.federation import Federation
-from cfl.models.density import DensityNetwork
+from cfl.methods.components.validation_loss import validation_loss
 from cfl.models.evaluation import evaluation_mode
-from cfl.models.functional import call_with
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.precision import full_precision
@@ -77,14 +77,11 @@ class LocalModels(Callback):
         tensors = {**cohort.parameters, **cohort.buffers}
         model = {name: tensor[position].detach() for name, tensor in tensors.items()}
         stream_task = data.stream_task(task, owner)
-        size, total = len(data.evaluated[stream_task].test), 0.0
+        parts = EvaluationLoader(stream_task, len(data.evaluated[stream_task].test), data.eval_batch_size)
+        filled = (data.evaluation_batch(part, client.device) for part in parts)
+        batches = ((cast(Tensor, batch.x), cast(Tensor, batch.y)) for batch in filled)
         with evaluation_mode(client.network), full_precision():
-            log_likelihood = cast(DensityNetwork, client.network).log_likelihood
-            for start in range(0, size, data.eval_batch_size):
-                part = EvaluationBatch(stream_task, start, min(start + data.eval_batch_size, size))
-                x = data.evaluation_batch(part, client.device).x
-                total -= call_with(client.network, model, log_likelihood, x, (owner,)).double().sum().item()
-        return total / size
+            return validation_loss(client.network, model, batches, client=owner)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the scores of clients that were left out of the round; send the others to all processes."""
