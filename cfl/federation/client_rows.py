@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cfl.federation.row_layout import RowLayout, dtype_name
-from cfl.federation.row_store import FileRows, MemoryRows, RowStore
+from cfl.federation.row_store import FileRows, MemoryRows
 
 _BYTES_AT_ONCE = 1 << 24
 
@@ -39,7 +39,7 @@ class ClientRows:
         return bool(self._files)
 
     @property
-    def _stores(self) -> Mapping[torch.dtype, RowStore]:
+    def _stores(self) -> Mapping[torch.dtype, MemoryRows | FileRows]:
         return self._files or self._memory
 
     @property

@@ -8,7 +8,6 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,20 +22,11 @@ _CHECKED_BYTES = 1 << 20
 """Bytes read at a time for checking: few enough that the allocator returns them to the system."""
 
 
-class RowStore(Protocol):
-    """Rows ``[width]`` of one dtype, numbered from 0 in the order in which they were first written."""
-
-    def write(self, rows: np.ndarray, values: Tensor) -> None:
-        """Store ``values`` ([k, width]) at ``rows`` ([k] int64, distinct). New rows continue the existing numbers."""
-
-    def read(self, rows: np.ndarray) -> Tensor:
-        """Values ``[k, width]`` of the rows with these numbers ([k] int64), in new memory."""
-
-
 class MemoryRows:
-    """Rows in memory: on the CPU until values of another device are written, then on that device.
+    """Rows ``[width]`` of one dtype, numbered from 0 in the order in which they were first written.
 
-    They are stored in blocks, so that adding rows copies one block at most.
+    They are in memory: on the CPU until values of another device are written, then on that device. They are stored in
+    blocks, so that adding rows copies one block at most.
 
     Args:
         width: number of values in a row.
@@ -50,7 +40,7 @@ class MemoryRows:
         self._device = torch.device("cpu")
 
     def write(self, rows: np.ndarray, values: Tensor) -> None:
-        """See :meth:`RowStore.write`."""
+        """Store ``values`` ([k, width]) at ``rows`` ([k] int64, distinct). New rows continue the existing numbers."""
         if values.device != self._device and self._device.type != "cpu":
             values = values.to(self._device)  # rather than all rows the other way
         elif values.device != self._device:
@@ -61,7 +51,7 @@ class MemoryRows:
             block.index_copy_(0, within, values if here is None else values[here])
 
     def read(self, rows: np.ndarray) -> Tensor:
-        """See :meth:`RowStore.read`."""
+        """Values ``[k, width]`` of the rows with these numbers ([k] int64), in new memory."""
         values = torch.empty((len(rows), self.width), dtype=self.dtype, device=self._device)
         for block, here, within in self._places(rows):
             if here is None:
@@ -108,7 +98,7 @@ class MemoryRows:
 
 
 class FileRows:
-    """Rows in an unnamed file. The system frees its space when the process ends, even if it is killed.
+    """As :class:`MemoryRows`, in an unnamed file, whose space the system frees when the process ends, or is killed.
 
     Rows are read and written by system calls instead of memory-mapped. A mapped file that does not fit on the disk
     kills the process without a message, every touched page counts as the process's memory, and writing took six times
@@ -130,7 +120,7 @@ class FileRows:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  open while rows are wanted
 
     def write(self, rows: np.ndarray, values: Tensor) -> None:
-        """See :meth:`RowStore.write`.
+        """See :meth:`MemoryRows.write`.
 
         Raises:
             NotWritten: the disk is full, or fails.
@@ -145,7 +135,7 @@ class FileRows:
                 write_all(self._file.fileno(), data[start * size : stop * size])
 
     def read(self, rows: np.ndarray) -> Tensor:
-        """See :meth:`RowStore.read`; on the CPU.
+        """See :meth:`MemoryRows.read`; on the CPU.
 
         Raises:
             DamagedFile: a row differs from what was written.
