@@ -10,19 +10,16 @@ from torch import Tensor
 from cfl.data.evaluation import EvaluationBatch
 
 MOST_BYTES = 256 * 2**20
+"""Limit for all tensors that an object keeps. A tensor that would exceed it is computed in every evaluation."""
 
 
 class RepeatedTests:
     """Keeps tensors of test batches until it is cleared. All evaluations of a run have the same batches.
 
     The tensors stay on the device on which they were computed. Checkpoints do not hold them.
-
-    Args:
-        most_bytes: limit for all kept tensors. A tensor that would exceed it is computed in every evaluation.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self) -> None:
         self._batch: tuple[int, int, int] | None = None
         self._kept: dict[tuple[str, tuple[int, int, int]], Tensor] = {}
         self._bytes = 0
@@ -50,7 +47,7 @@ class RepeatedTests:
         if key in self._kept:
             return self._kept[key]
         found = compute()
-        if self._bytes + found.nbytes <= self.most_bytes:
+        if self._bytes + found.nbytes <= MOST_BYTES:
             self._kept[key] = found
             self._bytes += found.nbytes
         return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from support.tiny import fit, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.data.evaluation import EvaluationBatch
+from cfl.federation import repeated_tests
 from cfl.federation.repeated_tests import RepeatedTests
 
 
@@ -40,8 +42,9 @@ def test_outside_of_tests_nothing_is_kept() -> None:
     assert [tests.once("a", compute)[0].item() for _ in range(2)] == [2.0, 3.0]
 
 
-def test_memory_is_bounded_and_freed() -> None:
-    tests, compute = RepeatedTests(80), Counts()
+def test_memory_is_bounded_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated_tests, "MOST_BYTES", 80)
+    tests, compute = RepeatedTests(), Counts()
     for _ in range(3):
         for start in (0, 10, 20):
             with tests.of(EvaluationBatch(0, start, start + 10)):
