@@ -297,8 +297,6 @@ class UpdateProtection(Protocol):
         """Parameter name -> mean update, from the sums of :meth:`bounded_updates`; zeros if no client took part."""
 
 
-CHANGING_GRADIENTS = (Regularizer, RightMultiplication, GradientTransform)
-"""Capabilities of methods that work on gradients."""
 IN_LOCAL_STEPS = (
     BatchExtension,
     SampleWeights,
@@ -306,7 +304,9 @@ IN_LOCAL_STEPS = (
     ForwardPass,
     LocalObjective,
     Penalty,
-    *CHANGING_GRADIENTS,
+    Regularizer,
+    RightMultiplication,
+    GradientTransform,
     LearningRateFactors,
 )
 """Capabilities that make local steps cost more."""
