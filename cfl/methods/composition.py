@@ -14,6 +14,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import shown_task
+from cfl.engines.base import Engine
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import LossParts
 from cfl.engines.quadratic_pull import Pull, add_pulls
@@ -431,12 +432,11 @@ class Composition(MethodComposition):
             or (has(method, GradientTransform) and method.changes_gradients)
         ]
 
-    def left_to_engine(self, multiplies: bool, pulls: bool) -> tuple[Pulls, Factors]:
+    def left_to_engine(self, engine: Engine | None) -> tuple[Pulls, Factors]:
         """The pulls or right factors that an engine applies itself, if they are the only change of gradients.
 
         Args:
-            multiplies: whether the engine can multiply gradients from the right.
-            pulls: whether it can apply pulls.
+            engine: computes the steps; None while an engine is being chosen, to which nothing is left.
 
         Returns:
             Pulls and factors; at least one of the two is empty. If there are factors, :meth:`adjust_gradients` does not
@@ -444,16 +444,16 @@ class Composition(MethodComposition):
         """
         changing = self.changing_gradients()
         self._multiplied = None
-        if len(changing) != 1 or has(self[changing[0]], Penalty, GradientTransform):
+        if engine is None or len(changing) != 1 or has(self[changing[0]], Penalty, GradientTransform):
             return {}, {}
         (alone,) = changing
         own_pulls, own_factors = self._pulls.get(alone, {}), self._factors.get(alone, {})
         if own_pulls and own_factors:
             return {}, {}
-        if own_factors and multiplies:
+        if own_factors and engine.multiplies:
             self._multiplied = alone
             return {}, own_factors
-        return (own_pulls, {}) if own_pulls and pulls else ({}, {})
+        return (own_pulls, {}) if own_pulls and engine.pulls else ({}, {})
 
     def adjust_gradients(self) -> None:
         """Let the methods change the step's gradients, one after another."""

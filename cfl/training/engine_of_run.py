@@ -24,7 +24,7 @@ from cfl.engines.trials import Trials
 from cfl.federation.federation import Federation
 from cfl.methods.composition import Composition
 from cfl.runtime import distributed
-from cfl.training.left_to_engine import fused_sgd_of
+from cfl.training.fused_sgd import fused_sgd_of
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def choose_engine(
         precision: the Trainer's precision.
         objective: what a client minimises.
         optimizer_of: builds the clients' optimizer for a cohort's parameters.
-        watched: see :func:`cfl.training.left_to_engine.fused_sgd_of`.
+        watched: see :func:`cfl.training.fused_sgd.fused_sgd_of`.
         resumed: the choice that is stored in the checkpoint, if the run is resumed.
         blocks: whether local steps are taken in blocks.
     """

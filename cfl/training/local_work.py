@@ -29,7 +29,7 @@ from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision, matmul_precision
 from cfl.training.blocks import steps_per_block
-from cfl.training.left_to_engine import fused_sgd_of, left_to_engine
+from cfl.training.fused_sgd import fused_sgd_of
 from cfl.training.round_end import end_round
 from cfl.training.round_losses import RoundLosses
 from cfl.training.trained_outputs import TrainedOutputs
@@ -153,7 +153,7 @@ class LocalWork:
         mixed = torch.is_autocast_enabled(self._device.type)
         fuses = self.engine.fuses_sgd and not mixed and self._scaled_steps is None and not self._frozen
         fused_sgd = fused_sgd_of(optimizer, methods, self.engine, self._watched) if fuses else None
-        wanted, factors = left_to_engine(methods, self.engine)
+        wanted, factors = methods.left_to_engine(self.engine)
         pulls = {} if fused_sgd is None else {name: pull.step(*fused_sgd) for name, pull in wanted.items()}
         keeps_logits = self.buffer is not None and self.buffer.wants_logits
         self.context = StepContext(self._seed, fused_sgd, self._objective, factors, pulls, keeps_logits)

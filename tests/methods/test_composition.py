@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from cfl import methods as built_in
 from cfl.data.cohorts import CohortBatch
 from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
+from cfl.engines.base import Engine
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
@@ -106,6 +108,10 @@ def test_the_base_has_none() -> None:
     assert not Method().computes_locally
 
 
+def engine(multiplies: bool, pulls: bool) -> Engine:
+    return cast(Engine, SimpleNamespace(multiplies=multiplies, pulls=pulls))
+
+
 @pytest.mark.parametrize(
     ("methods", "left"),
     [
@@ -124,16 +130,17 @@ def test_the_base_has_none() -> None:
 )
 def test_an_engine_is_left_what_one_method_alone_wants(methods: dict[str, Method], left: str) -> None:
     composition = started(**methods)
-    pulls, factors = composition.left_to_engine(multiplies=True, pulls=True)
+    pulls, factors = composition.left_to_engine(engine(multiplies=True, pulls=True))
     assert ("pulls" if pulls else "factors" if factors else "nothing") == left
     assert not (pulls and factors)
-    assert composition.left_to_engine(multiplies=False, pulls=False) == ({}, {})
+    assert composition.left_to_engine(engine(multiplies=False, pulls=False)) == ({}, {})
+    assert composition.left_to_engine(None) == ({}, {})
 
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_gradients_are_multiplied_once(taken: bool) -> None:
     composition = started(a=Multiplies())
-    composition.left_to_engine(multiplies=taken, pulls=True)
+    composition.left_to_engine(engine(multiplies=taken, pulls=True))
     cohort = composition.shown(composition["a"])
     for parameter in cohort.parameters.values():
         parameter.grad = torch.ones_like(parameter)

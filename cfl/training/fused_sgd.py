@@ -1,4 +1,4 @@
-"""Which parts of a local step an engine takes over from the optimizer and from methods."""
+"""Whether an engine takes the optimizer's step itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from cfl.engines.base import Engine
 from cfl.engines.updates import plain_sgd
-from cfl.methods.composition import Composition, Factors, Pulls
+from cfl.methods.composition import Composition
 
 
 def fused_sgd_of(
@@ -25,15 +25,8 @@ def fused_sgd_of(
         engine: computes the steps; None while an engine is being chosen.
         watched: whether code other than methods reads gradients.
     """
-    pulls, factors = left_to_engine(methods, engine)
+    pulls, factors = methods.left_to_engine(engine)
     if (methods.changing_gradients() and not (pulls or factors)) or watched():
         return None
     plain = plain_sgd(optimizer)
     return None if plain is not None and plain[0] * plain[1] >= 1 else plain
-
-
-def left_to_engine(methods: Composition, engine: Engine | None) -> tuple[Pulls, Factors]:
-    """The pulls and right factors of methods that an engine applies itself; none while an engine is being chosen.
-
-    See :meth:`cfl.methods.composition.Composition.left_to_engine`."""
-    return methods.left_to_engine(engine is not None and engine.multiplies, engine is not None and engine.pulls)
