@@ -13,8 +13,8 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
+from cfl.methods.components.client_model import client_model
 from cfl.methods.components.common_model import network_with_common_features
-from cfl.methods.components.layer_inputs.of_clients import client_model
 from cfl.methods.components.layer_inputs.packed import pack, unpack
 from cfl.methods.context import Context
 from cfl.models.evaluation import evaluation_mode

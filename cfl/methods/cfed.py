@@ -21,8 +21,8 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import LocalObjective, has
+from cfl.methods.components.client_model import client_model, evaluating, evaluating_global, run_model
 from cfl.methods.components.common_model import check_common_model
-from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global, run_model
 from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
 from cfl.methods.components.weighted_sum import weighted_sum

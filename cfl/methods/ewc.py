@@ -17,9 +17,9 @@ from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import BoundaryFinder
+from cfl.methods.components.client_model import client_model
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
 from cfl.methods.components.joined_tensors import joined, parted
-from cfl.methods.components.layer_inputs.of_clients import client_model
 from cfl.methods.components.newest_two import NewestTwo
 from cfl.methods.context import Context
 from cfl.randomness.generators import torch_generator

@@ -18,8 +18,8 @@ from cfl.federation.channel import payload_bytes
 from cfl.federation.replay_buffer import Replayed
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import PersonalParameters, has, leaves_other_gradients
+from cfl.methods.components.client_model import client_model, evaluating
 from cfl.methods.components.gradient_projection import REFINEMENTS, Refinement, conflicts, inner, refine
-from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
 from cfl.methods.components.mean_gradient import Labelled, mean_gradient
 from cfl.methods.context import Context
 from cfl.models.dropout import DropoutMasks

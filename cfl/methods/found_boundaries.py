@@ -12,7 +12,7 @@ from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method, Report
-from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
+from cfl.methods.components.client_model import client_model, evaluating
 from cfl.methods.components.page_hinkley import PageHinkley
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.context import Context

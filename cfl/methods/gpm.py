@@ -14,13 +14,9 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor, nothing, removing
 from cfl.methods.base import Method, Report
+from cfl.methods.components.client_model import client_model, run_model, some_samples
 from cfl.methods.components.layer_inputs.after_task import figures_after_task
-from cfl.methods.components.layer_inputs.of_clients import (
-    client_model,
-    run_model,
-    seen_inputs,
-    some_samples,
-)
+from cfl.methods.components.layer_inputs.hooks import seen_inputs
 from cfl.methods.components.layer_inputs.residual import ResidualInputs
 from cfl.methods.components.layer_inputs.rows import layer_dim
 from cfl.methods.components.layer_inputs.weighted_layers import NORMALISING, choose_layers

@@ -18,9 +18,9 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
+from cfl.methods.components.client_model import client_model, evaluating, run_model
 from cfl.methods.components.common_model import network_with_common_features
 from cfl.methods.components.exemplars import Table, features_and_labels, no_exemplars, with_classes, with_exemplars
-from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, run_model
 from cfl.methods.components.old_outputs import old_sigmoids
 from cfl.methods.components.own_loss import OwnLoss
 from cfl.methods.components.previous_model import PreviousModel

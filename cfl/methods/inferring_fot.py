@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from cfl.data.scenarios import Scenario
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Report
+from cfl.methods.components.client_model import run_model
 from cfl.methods.components.common_model import check_common_model
-from cfl.methods.components.layer_inputs.of_clients import inputs_watched, run_model
+from cfl.methods.components.layer_inputs.hooks import inputs_watched
 from cfl.methods.context import Context
 from cfl.methods.fot import FOT
 from cfl.metrics.accuracy import AccuracyMatrix

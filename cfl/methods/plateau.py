@@ -15,7 +15,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import TestedOtherwise, has
-from cfl.methods.components.layer_inputs.of_clients import evaluating
+from cfl.methods.components.client_model import evaluating
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError

@@ -15,16 +15,11 @@ from cfl.engines.right_factors import RightFactor
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import crosses_tasks, keeps_state
+from cfl.methods.components.client_model import client_model, run_model, some_samples
 from cfl.methods.components.curvature.fisher import drawn_labels
 from cfl.methods.components.layer_inputs.after_task import figures_after_task
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
-from cfl.methods.components.layer_inputs.of_clients import (
-    client_model,
-    probed_outputs,
-    run_model,
-    seen_inputs,
-    some_samples,
-)
+from cfl.methods.components.layer_inputs.hooks import probed_outputs, seen_inputs
 from cfl.methods.components.layer_inputs.recursive_inverse import inverse_with, normalised
 from cfl.methods.components.layer_inputs.rows import layer_dim
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers

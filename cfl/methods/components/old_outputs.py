@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cfl.methods.components.layer_inputs.of_clients import evaluating, run_model
+from cfl.methods.components.client_model import evaluating, run_model
 from cfl.methods.context import Context
 from cfl.runtime.moving import moved
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from cfl.data.schedule import RoundPlan
-from cfl.methods.components.layer_inputs.of_clients import evaluating
+from cfl.methods.components.client_model import evaluating
 
 if TYPE_CHECKING:
     from cfl.methods.context import Context

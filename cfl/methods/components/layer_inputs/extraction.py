@@ -9,13 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.data.task_handles import TaskRef
+from cfl.methods.components.client_model import client_model, evaluating
 from cfl.methods.components.layer_inputs.before_dropout import watch_before_dropout
 from cfl.methods.components.layer_inputs.gpse_message import GpseMessage, LayerOfClient
-from cfl.methods.components.layer_inputs.of_clients import (
-    client_model,
-    evaluating,
-    inputs_watched,
-)
+from cfl.methods.components.layer_inputs.hooks import inputs_watched
 from cfl.methods.components.layer_inputs.rows import layer_dim, layer_inputs
 from cfl.methods.components.layer_inputs.workers_in_step import stream_of
 from cfl.methods.context import Context
