@@ -36,17 +36,17 @@ class TaskStates:
         stacked = {"task": torch.full((len(clients),), task)}
         self.clients.scatter(f"{self.topic} task", clients, stacked)
 
-    def file(self, clients: Sequence[int], tasks: Sequence[int], stacked: Mapping[str, Tensor]) -> None:
+    def store(self, clients: Sequence[int], tasks: Sequence[int], stacked: Mapping[str, Tensor]) -> None:
         """Store row j of ``stacked`` (name -> ``[k, ...]``) for client ``clients[j]`` and task ``tasks[j]``."""
         for task in sorted(set(tasks)):
             rows = [j for j, theirs in enumerate(tasks) if theirs == task]
             chosen = {name: values[rows] for name, values in stacked.items()}
             self.clients.scatter(f"{self.topic} {task}", [clients[j] for j in rows], chosen)
 
-    def of(self, client: int, task: int) -> dict[str, Tensor] | None:
+    def stored(self, client: int, task: int) -> dict[str, Tensor] | None:
         """A copy of a client's tensors of a task; None if it has stored none, as for its current task."""
         return self.clients.get(f"{self.topic} {task}", client)
 
-    def filed(self, num_tasks: int) -> Counter[int]:
+    def counts(self, num_tasks: int) -> Counter[int]:
         """Client -> number of tasks, among the first ``num_tasks``, for which it has stored tensors."""
         return Counter(client for task in range(num_tasks) for client in self.clients.holders(f"{self.topic} {task}"))

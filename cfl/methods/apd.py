@@ -120,7 +120,7 @@ class APD(Method):
         self._initial: Tensors = {}
         self._rows: list[dict[str, Any]] = []
         self._client_bytes: dict[int, int] = {}
-        self._filed_entries: dict[int, tuple[int, int]] = {}
+        self._stored_entries: dict[int, tuple[int, int]] = {}
         self._beginners: frozenset[int] = frozenset()
         self._anchor: Tensors = {}
         self._strength: Tensors = {}
@@ -220,7 +220,7 @@ class APD(Method):
             room[:, cohort.task :] = 0
         experienced = [position for position in beginners if latest[position] >= 0]
         if experienced:
-            self._file(cohort, experienced, [latest[position] for position in experienced])
+            self._store_sets(cohort, experienced, [latest[position] for position in experienced])
         self._anchor = self._anchored(cohort, experienced, latest)
         self._strength = {}
         if self._anchor and not self.retroactive:
@@ -231,21 +231,21 @@ class APD(Method):
     def _receive(self, cohort: Cohort) -> None:
         """Receive messages beside the global model; APD has none."""
 
-    def _file(self, cohort: Cohort, positions: Sequence[int], tasks: Sequence[int]) -> None:
+    def _store_sets(self, cohort: Cohort, positions: Sequence[int], tasks: Sequence[int]) -> None:
         """Store the sets of some clients as they were after their last training."""
         clients = [cohort.clients[position] for position in positions]
         present: Tensors = {**cohort.parameters, **cohort.buffers}
-        filed = {name: present[name][positions] for name in self._set}
-        above = torch.zeros(len(positions), dtype=torch.int64, device=next(iter(filed.values())).device)
+        stored = {name: present[name][positions] for name in self._set}
+        above = torch.zeros(len(positions), dtype=torch.int64, device=next(iter(stored.values())).device)
         for layer in self._layers if self.use_adaptive else ():
-            above += (filed[layer.adaptive].abs() > self.threshold).flatten(1).sum(1)
+            above += (stored[layer.adaptive].abs() > self.threshold).flatten(1).sum(1)
             if self.retroactive:
-                values = filed.pop(layer.adaptive)
+                values = stored.pop(layer.adaptive)
                 for row, (position, task) in enumerate(zip(positions, tasks, strict=True)):
                     earlier = cohort.parameters[layer.earlier][position].clone()
                     earlier[task] = values[row]
                     cohort.begin_with(position, {layer.earlier: earlier})
-        self._tasks.file(clients, tasks, {**filed, "entries above the threshold": above})
+        self._tasks.store(clients, tasks, {**stored, "entries above the threshold": above})
 
     def _anchored(self, cohort: Cohort, experienced: Sequence[int], latest: Sequence[int]) -> Tensors:
         """The anchors of the consolidation term: per layer the base ``[k, ...]`` and the gates sigmoid(m) of earlier
@@ -381,16 +381,16 @@ class APD(Method):
         """The task's set with the current base; the current set if the task is unknown or not learned yet."""
         at = self._tasks.latest([client])[0]
         asked = at if task is None else task
-        filed = None if asked == at else self._tasks.of(client, asked)
+        stored = None if asked == at else self._tasks.stored(client, asked)
         found = dict(model)
-        if filed is not None:
-            found |= {name: value.to(model[name].device) for name, value in filed.items() if name in model}
+        if stored is not None:
+            found |= {name: value.to(model[name].device) for name, value in stored.items() if name in model}
         for layer in self._layers if self.use_adaptive else ():
             values = found[layer.adaptive]
-            if filed is not None and self.retroactive:
+            if stored is not None and self.retroactive:
                 values = model[layer.earlier][asked]
             found[layer.adaptive] = self._above_threshold(values)
-        self._borrow(client, at if filed is None else asked, found)
+        self._borrow(client, at if stored is None else asked, found)
         return found
 
     @torch.no_grad()
@@ -447,19 +447,19 @@ class APD(Method):
                 if name in model:
                     total += size * int((model[name].abs() > self.threshold).sum())
         if not self.retroactive:
-            # Sets that were filed do not change: only those filed since the last time are read.
-            counted, entries = self._filed_entries.get(client, (0, 0))
+            # Sets that were stored do not change: only those stored since the last time are read.
+            counted, entries = self._stored_entries.get(client, (0, 0))
             for task in range(counted, at):
-                filed = self._tasks.of(client, task)
-                entries += 0 if filed is None else int(filed["entries above the threshold"])
-            self._filed_entries[client] = (at, entries)
+                stored = self._tasks.stored(client, task)
+                entries += 0 if stored is None else int(stored["entries above the threshold"])
+            self._stored_entries[client] = (at, entries)
             total += model[self._layers[0].base].element_size() * entries
         return total
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state."""
         super().load_state_dict(state)
-        self._filed_entries = {}
+        self._stored_entries = {}
 
     def report(self) -> Report:
         """The model's size, and a row per task, client that learned it and layer.
@@ -483,7 +483,7 @@ class APD(Method):
         one = payload_bytes({name: tensors[name] for name in self._set if name not in adaptive})
         bases = payload_bytes({layer.base: tensors[layer.base] for layer in self._layers})
         earlier = payload_bytes({x.earlier: tensors[x.earlier] for x in self._layers if self.retroactive})
-        total = one * max(self._tasks.filed(self.context.num_tasks).values(), default=0)
+        total = one * max(self._tasks.counts(self.context.num_tasks).values(), default=0)
         total += (bases + earlier) * bool(states.holders(f"{self._topic} anchor"))
         total += bases * bool(states.holders(f"{self._topic} base"))
         return total + 8 * bool(states.holders(f"{self._topic} task"))

@@ -87,7 +87,7 @@ class SingleTask(Method):
         if experienced:
             own = context.personal_state(tuple(cohort.clients[position] for position in experienced))
             clients = [cohort.clients[position] for position in experienced]
-            self._tasks.file(clients, [latest[position] for position in experienced], own)
+            self._tasks.store(clients, [latest[position] for position in experienced], own)
         for position in beginners:
             cohort.begin_with(position, {name: self._initial[name] for name in context.personal})
 
@@ -101,8 +101,8 @@ class SingleTask(Method):
         """The model with the personal parameters stored for the task."""
         if task is None or not self.context.has_personal_models:
             return model
-        filed = self._tasks.of(client, task) or {}
-        return {**model, **{name: value.to(model[name].device) for name, value in filed.items() if name in model}}
+        stored = self._tasks.stored(client, task) or {}
+        return {**model, **{name: value.to(model[name].device) for name, value in stored.items() if name in model}}
 
     def client_storage(self) -> int:
         """Bytes of the personal parameters, once per stored task."""
@@ -110,7 +110,7 @@ class SingleTask(Method):
         tensors = context.state_tensors()
         own = payload_bytes({name: tensors[name] for name in context.personal})
         begun = 8 * bool(context.clients.holders("single task task"))
-        return begun + own * max(self._tasks.filed(context.num_tasks).values(), default=0)
+        return begun + own * max(self._tasks.counts(context.num_tasks).values(), default=0)
 
     def report(self) -> Report:
         """Mean accuracy on each task directly after it was trained, in percent; if all models are personal,
@@ -120,7 +120,7 @@ class SingleTask(Method):
         value = diagonal.nanmean().item()
         found = {"acc_single_task": None if math.isnan(value) else value}
         if context.has_personal_models and not context.shared_parameters:
-            present, filed = context.clients.holders("model"), self._tasks.filed(context.num_tasks)
+            present, counts = context.clients.holders("model"), self._tasks.counts(context.num_tasks)
             one = payload_bytes(dict(context.network.named_parameters()))
-            found["model_bytes"] = one * (len(present) + filed.total())
+            found["model_bytes"] = one * (len(present) + counts.total())
         return Report(found)

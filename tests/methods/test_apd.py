@@ -204,7 +204,7 @@ def test_who_trains_to_nan_begins_the_task_once_more() -> None:
     assert sorted(started) == sorted([(r, c) for r in (0, 2, 4) for c in range(3)] + again)
     assert federation.channel.skipped == [(2, 1, 1)]
     assert all(bool(torch.isfinite(v).all()) for own in kept_by(federation).values() for v in own.values())
-    assert [method._tasks.of(1, task) is not None for task in range(3)] == [True, True, False]
+    assert [method._tasks.stored(1, task) is not None for task in range(3)] == [True, True, False]
 
 
 def test_terms_without_coefficients_leave_gradients_alone() -> None:

@@ -306,7 +306,7 @@ def test_a_whole_run_is_the_one_written_out(
         expected |= {f"{client} base {x}": value for x, value in owner.base.items()}
         found |= {f"{client} base {x.name}": model[x.base] for x in layers}
         for task, theirs in owner.filed.items():
-            filed = renamed(method._tasks.of(client, task) or {})
+            filed = renamed(method._tasks.stored(client, task) or {})
             if method.retroactive:
                 filed |= {f"adaptive {x.name}": model[x.earlier][task] for x in layers}
             expected |= {f"{client} {name} of {task}": value for name, value in theirs.items()}

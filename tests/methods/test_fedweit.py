@@ -523,7 +523,7 @@ def test_the_size_is_that_of_what_is_not_zero() -> None:
         for client, own in kept_by(federation).items():
             entries += BASE + int((own[layer.adaptive].abs() > 0.05).sum())
             for task in range(3):
-                filed = method._tasks.of(client, task)
+                filed = method._tasks.stored(client, task)
                 if filed is not None:
                     earlier = own[layer.earlier][task] if retroactive else filed[layer.adaptive]
                     entries += int((earlier.abs() > 0.05).sum())

@@ -349,7 +349,7 @@ def assert_the_same(federation: Federation, method: APD, naive: Naive) -> None:
         if naive.exchange != "mean":
             compare(f"the base of client {client}", {x.name: model[x.base] for x in layers}, owner.base)
         for task, theirs in owner.filed.items():
-            filed = renamed(method._tasks.of(client, task) or {})
+            filed = renamed(method._tasks.stored(client, task) or {})
             if method.retroactive:
                 filed |= {f"adaptive {x.name}": model[x.earlier][task] for x in layers}
             compare(f"client {client}, task {task}", filed, theirs)
