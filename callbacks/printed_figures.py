@@ -46,7 +46,7 @@ def _how_far(federation: Federation, targets: AccuracyTargets, privacy: PrivacyB
     """Lines that say which part of the run is not finished, and why."""
     done, schedule = federation.round, federation.schedule
     if schedule.client_clocks and not federation.finished:
-        whole, at = matrix_rows.last_whole(federation), matrix_rows.current(federation).values()
+        whole, at = matrix_rows.last_complete(federation), matrix_rows.current(federation).values()
         of_all = f"figures are after task {whole}, the last after which all have been evaluated"
         state = "not all have been evaluated yet" if whole is None else of_all
         yield f"clients are at tasks {min(at)} to {max(at)}: {state}"
@@ -65,7 +65,7 @@ def _of_matrices(federation: Federation) -> list[str]:
         for ending, values in [(ending, matrix_rows.figures(federation, matrix)) for ending, matrix in matrices]
         for key, formula in federation.measure.formulas.items()
     ]
-    own = matrix_rows.own_figures(federation, matrix_rows.last_whole(federation))
+    own = matrix_rows.own_figures(federation, matrix_rows.last_complete(federation))
     for name, matrix in federation.own_measures.items() if own else ():
         for figure in figures_of_own(name, matrix.better):
             shown.append((figure.key, own[figure.key], f"{figure.meaning} ({figure.better} is better)"))

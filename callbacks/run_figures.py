@@ -79,7 +79,7 @@ def run_figures(
         "scenario": data.scenario,
         "seed": data.seed,
         **matrix_rows.figures(federation, federation.measured),
-        **({} if (after := matrix_rows.last_whole(federation)) is None else federation.measured.details(after)),
+        **({} if (after := matrix_rows.last_complete(federation)) is None else federation.measured.details(after)),
         "uplink_bytes": channel.total_uplink_bytes,
         "downlink_bytes": channel.total_downlink_bytes,
         "uplink_bytes_by_topic": dict(channel.uplink_bytes),

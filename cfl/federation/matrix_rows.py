@@ -37,7 +37,7 @@ def due(federation: Federation, everyone: bool) -> dict[int | None, int]:
     return {client: rows[client] for client in clients}
 
 
-def last_whole(federation: Federation) -> int | None:
+def last_complete(federation: Federation) -> int | None:
     """The last task after which all clients have been evaluated, or None. Clients with their own clocks finish a
     task in different rounds."""
     evaluated = ~federation.measured.compute().isnan().all(-1)
@@ -49,9 +49,9 @@ def last_whole(federation: Federation) -> int | None:
 
 
 def figures(federation: Federation, matrix: TaskMatrix) -> dict[str, float | None]:
-    """ACC, FGT and the other figures of one of the federation's matrices after :func:`last_whole`; see
+    """ACC, FGT and the other figures of one of the federation's matrices after :func:`last_complete`; see
     :meth:`cfl.metrics.task_matrix.TaskMatrix.summary`."""
-    row = last_whole(federation)
+    row = last_complete(federation)
     return dict.fromkeys(federation.measure.formulas) if row is None else matrix.summary(after=row)
 
 
@@ -67,12 +67,12 @@ def own_figures(federation: Federation, after: int | None) -> dict[str, float | 
 
 
 def means(federation: Federation) -> list[float]:
-    """Mean of the measure after each task, such as ACC, up to :func:`last_whole`, NaN where not evaluated.
+    """Mean of the measure after each task, such as ACC, up to :func:`last_complete`, NaN where not evaluated.
 
     With a matrix per client it is the mean over the clients for which the figure is defined. If some clients do not
     hold every task, this differs from the figure of the mean matrix.
     """
-    matrix, row = federation.measured.compute(), last_whole(federation)
+    matrix, row = federation.measured.compute(), last_complete(federation)
     known = range(0 if row is None else row + 1)
     means = [average_accuracy(matrix, after=t).nanmean().item() for t in known]
     return means + [math.nan] * (federation.data.num_tasks - len(means))

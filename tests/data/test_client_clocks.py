@@ -412,7 +412,7 @@ def test_a_row_is_whole_when_all_have_been_evaluated(monkeypatch: pytest.MonkeyP
     class Asks(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
             federation = pl_module.federation
-            found.append((matrix_rows.last_whole(federation), matrix_rows.figures(federation, federation.accuracy)))
+            found.append((matrix_rows.last_complete(federation), matrix_rows.figures(federation, federation.accuracy)))
             matrices.append(federation.accuracy.compute())
             means.append(matrix_rows.means(federation))
             DashboardLog._log_matrix(DummyLogger(), federation, (), 0, 0)

@@ -214,7 +214,7 @@ def test_figures_are_of_whoever_holds_a_task() -> None:
     federation = fit(personal_client(data, ["head.*"]), data)
     matrix = federation.accuracy.compute()
     assert any(matrix[c, 1].isnan().all() for c in range(data.num_clients))
-    assert matrix_rows.last_whole(federation) == data.num_tasks - 1
+    assert matrix_rows.last_complete(federation) == data.num_tasks - 1
     assert matrix_rows.figures(federation, federation.accuracy) == federation.accuracy.summary()
     known = matrix[~matrix[:, -1].isnan().all(-1)]
     assert matrix_rows.means(federation)[-1] == pytest.approx(known[:, -1].nanmean(-1).mean().item())
