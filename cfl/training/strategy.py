@@ -25,7 +25,7 @@ from cfl.runtime.distributed import GLOO_INTERFACE
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.network_interface import interface_towards
 from cfl.runtime.option_checks import check_numbers
-from cfl.training.gathering import Gathering
+from cfl.training.connection_watch import ConnectionWatch
 
 _SECONDS_BETWEEN_QUESTIONS = 1.0
 _SECONDS_TO_END = 5.0
@@ -79,7 +79,10 @@ class ClientParallel(DDPStrategy):
             interface = interface_towards(environment.main_address, environment.main_port)
             if interface is not None:
                 os.environ[GLOO_INTERFACE] = interface
-        with distributed.answered(), Gathering(self._children, self.num_processes * self.num_nodes, self._put_away):
+        with (
+            distributed.answered(),
+            ConnectionWatch(self._children, self.num_processes * self.num_nodes, self._put_away),
+        ):
             super().setup_distributed()
         if "nccl" in (self.process_group_backend or ""):  # Lightning does this for the exact name "nccl" only
             atexit.register(distributed.leave)

@@ -18,7 +18,7 @@ from support import tiny_cli
 from support.tiny_cli import VARIANTS
 
 from cfl.testing.processes import Crew, arrays, free_port
-from cfl.training import gathering
+from cfl.training import connection_watch
 from cfl.training.strategy import strategy_for
 
 STRATEGY = ("--trainer.strategy", "cfl.training.strategy.ClientParallel")
@@ -317,8 +317,8 @@ def test_a_signal_before_all_are_connected(first: bool, stopped: bool, status: i
 def test_missing_processes_are_waited_for_with_a_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gathering, "LATE", 0.1)
-    with gathering.Gathering([], 2, lambda: None):
+    monkeypatch.setattr(connection_watch, "LATE", 0.1)
+    with connection_watch.ConnectionWatch([], 2, lambda: None):
         time.sleep(0.5)
     assert capsys.readouterr().err == "after 0 s not all 2 processes are connected; is one of them stopped?\n"
     assert signal.set_wakeup_fd(-1) == -1
@@ -328,7 +328,7 @@ def test_a_signal_that_the_main_thread_handles_is_left_to_it() -> None:
     """A signal does not end the process if the main thread can handle it, because it does not wait inside torch."""
     before = signal.signal(signal.SIGHUP, lambda *_: None)
     try:
-        with gathering.Gathering([], 2, lambda: pytest.fail("the process would have ended")):
+        with connection_watch.ConnectionWatch([], 2, lambda: pytest.fail("the process would have ended")):
             os.kill(os.getpid(), signal.SIGHUP)
             time.sleep(0.3)  # the watching thread looks every 0.1 s
     finally:

@@ -21,7 +21,7 @@ _GRACE = 1.0
 """Seconds that the main thread has to handle a signal by itself."""
 
 
-class Gathering:
+class ConnectionWatch:
     """Within the context, a thread watches for signals and ended processes, since the main thread waits inside torch.
 
     Args:
