@@ -88,7 +88,10 @@ def check_data(methods: Methods, data: FederatedDataModule) -> None:
         needs_past = f"another exposure while {who} looks back to tasks that ended"
         known = f"one of {sorted(method.scenarios)} while {who} is used"
         coupled = has(method, UpdateProtection) and schedule.sampling == "poisson" and schedule.client_dropout > 0
-        needs_own = f"0 with schedule.sampling = poisson and {who}, which needs clients that come or not by themselves"
+        needs_own = (
+            f"0 with schedule.sampling = poisson and {who}, which needs clients that join or stay away independently "
+            "of each other"
+        )
         in_step = data.order is not None and method.common_order
         for refused, key, value, valid in (
             (data.scenario not in method.scenarios, "data.scenario", data.scenario, known),

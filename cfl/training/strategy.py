@@ -247,10 +247,9 @@ def check_strategy(trainer: Trainer) -> None:
     if not isinstance(strategy, ClientParallel):
         wanted = max(trainer.world_size, started)
         if wanted > 1 or isinstance(strategy, ParallelStrategy):
-            several = (
-                f"cfl.training.strategy.ClientParallel for {wanted} processes, which shares the clients of a round out"
-            )
-            valid = f"{several} among them" if wanted > 1 else "auto for one process"
+            several = f"cfl.training.strategy.ClientParallel for {wanted} processes"
+            divides = "which divides a round's clients among them"
+            valid = f"{several}, {divides}" if wanted > 1 else "auto for one process"
             raise ConfigError("trainer.strategy", type(strategy).__name__, valid)
         return
     check_numbers("trainer.strategy", "(0, 1e9]", timeout_seconds=strategy.timeout_seconds)
