@@ -221,7 +221,7 @@ class APD(Method):
         experienced = [position for position in beginners if latest[position] >= 0]
         if experienced:
             self._store_sets(cohort, experienced, [latest[position] for position in experienced])
-        self._anchor = self._anchored(cohort, experienced, latest)
+        self._anchor = self._anchors(cohort, experienced, latest)
         self._strength = {}
         if self._anchor and not self.retroactive:
             self._strength = {x.name: self._anchor[f"gates {x.name}"].square().sum(1) for x in self._layers}
@@ -247,7 +247,7 @@ class APD(Method):
                     cohort.begin_with(position, {layer.earlier: earlier})
         self._tasks.store(clients, tasks, {**stored, "entries above the threshold": above})
 
-    def _anchored(self, cohort: Cohort, experienced: Sequence[int], latest: Sequence[int]) -> Tensors:
+    def _anchors(self, cohort: Cohort, experienced: Sequence[int], latest: Sequence[int]) -> Tensors:
         """The anchors of the consolidation term: per layer the base ``[k, ...]`` and the gates sigmoid(m) of earlier
         tasks ``[k, T - 1, O]``, zeros for tasks that a client has not learned; if retroactive, their A as well."""
         if self.consolidation == 0 or cohort.task == 0:
@@ -314,7 +314,7 @@ class APD(Method):
             if cohort.task == 0:
                 self._add_decay(gradients[layer.base], cohort.parameters[layer.base], 0.0, self.weight_decay)
             elif self.retroactive:
-                self._hold_retroactively(cohort, layer, gradients[layer.base], where)
+                self._add_terms_of_earlier_tasks(cohort, layer, gradients[layer.base], where)
             elif self._anchor:
                 moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"]
                 strength = per_unit(self._strength[layer.name], moved)
@@ -335,7 +335,7 @@ class APD(Method):
         elif l1:
             gradient.add_(values.sign(), alpha=l1)
 
-    def _hold_retroactively(
+    def _add_terms_of_earlier_tasks(
         self, cohort: Cohort, layer: DecomposedLayer, of_base: Tensor, where: Tensor | None
     ) -> None:
         """Add the gradients of earlier tasks' terms with respect to their adaptive weights and to the base."""

@@ -224,7 +224,7 @@ class CFeD(Method):
         assert batch.gather is not None
         gather = partial(self._gather, batch.gather, batch.task, places, stand_ins)
         extras = {f"{self.name} target": target, f"{self.name} weight": weights}
-        return replace(batch, gather=gather).with_extras(extras).with_added(self._nothing(factor))
+        return replace(batch, gather=gather).with_extras(extras).with_added(self._own_loss_factors(factor))
 
     def _gather(self, fetch: Gather, task: int, places: Tensor, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """As ``fetch``, with surrogate images for some samples. Each sample belongs to one client.
@@ -245,7 +245,7 @@ class CFeD(Method):
         surrogate = self._pixels(task, images[at].reshape(-1)).view_as(x)
         return torch.where(replaced.view(*index.shape, *[1] * (x.ndim - index.ndim)), surrogate, x), y
 
-    def _nothing(self, factor: Tensor) -> ExtraSamples:
+    def _own_loss_factors(self, factor: Tensor) -> ExtraSamples:
         """Empty extra samples that carry the factors ``[K]`` of the step's own cross-entropies."""
         k, device = len(factor), factor.device
         none = torch.zeros((k, 0), dtype=torch.int64, device=device)

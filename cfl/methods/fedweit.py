@@ -123,7 +123,7 @@ class FedWeIT(APD):
         self.attention = attention
         self._sent: Tensors = {}
         self._knowledge: list[dict[str, Any]] = []
-        self._lends: tuple[int, int] | None = None
+        self._loaded: tuple[int, int] | None = None
         self._own_bytes = [0, 0]
         self._bytes: list[list[int]] = []
 
@@ -180,14 +180,14 @@ class FedWeIT(APD):
         if not self.borrows:
             return
         began = self.context.began(cohort.task, cohort.clients[0])  # the same round for all clients of the cohort
-        if self._lends != (cohort.task, began):
-            self._lend(cohort.clients[0], cohort.task)
-            self._lends = cohort.task, began
+        if self._loaded != (cohort.task, began):
+            self._load_knowledge(cohort.clients[0], cohort.task)
+            self._loaded = cohort.task, began
         usable = torch.stack([self._usable(client, cohort.task) for client in cohort.clients])
         for layer in self._layers:
             cohort.buffers[layer.others][: len(usable)].copy_(usable)
 
-    def _lend(self, client: int, task: int) -> None:
+    def _load_knowledge(self, client: int, task: int) -> None:
         """Load the knowledge base of a client's task into the network."""
         held = self._borrowed(client, task)
         for layer in self._layers:
@@ -319,7 +319,7 @@ class FedWeIT(APD):
         self._count_bytes(plan.task)
         context = self.context
         if self.borrows and context.client_clocks and plan.round + 1 < context.num_rounds:
-            self._hear_beginners(plan)
+            self._collect_from_beginners(plan)
         super().end_round(plan)
 
     def _count_bytes(self, task: int) -> None:
@@ -342,9 +342,9 @@ class FedWeIT(APD):
                 following = map(context.plan, range(plan.round + 1, context.num_rounds))
                 round = next((later for later in following if later.clients), plan)
             lenders = self._senders(round)
-            self._hear(dict.fromkeys(context.own_clients(plan.task, lenders), plan.task), plan)
+            self._collect_adaptive(dict.fromkeys(context.own_clients(plan.task, lenders), plan.task), plan)
 
-    def _hear_beginners(self, plan: RoundPlan) -> None:
+    def _collect_from_beginners(self, plan: RoundPlan) -> None:
         """Let clients that begin a task in the next round send the adaptive weights of their last task."""
         context = self.context
         learned: dict[int, int] = {}
@@ -352,9 +352,9 @@ class FedWeIT(APD):
             clients = context.own_clients(part.task, part.clients)
             latest = zip(clients, self._tasks.latest(clients), strict=True)
             learned |= {client: task for client, task in latest if 0 <= task < part.task}
-        self._hear(learned, plan)
+        self._collect_adaptive(learned, plan)
 
-    def _hear(self, learned: Mapping[int, int], plan: RoundPlan) -> None:
+    def _collect_adaptive(self, learned: Mapping[int, int], plan: RoundPlan) -> None:
         """Add adaptive weights of this process's clients, and of those of other processes, to the knowledge base.
 
         Args:
@@ -366,7 +366,7 @@ class FedWeIT(APD):
             model = context.clients.get("model", client)
             if model is None or self._tasks.latest([client])[0] != task:
                 continue  # its trained weights were not finite
-            message = self._lent(model)
+            message = self._message_of(model)
             size = _adaptive_bytes(message)
             stacked = {name: values[None] for name, values in message.items()}
             with self._counting():
@@ -391,7 +391,7 @@ class FedWeIT(APD):
                 }
             )
 
-    def _lent(self, model: Mapping[str, Tensor]) -> Tensors:
+    def _message_of(self, model: Mapping[str, Tensor]) -> Tensors:
         """The adaptive weights that a client sends, with zeros in all other entries."""
         values = [self._above_threshold(model[layer.adaptive]) for layer in self._layers]
         if self.top_kappa < 1:
@@ -459,7 +459,7 @@ class FedWeIT(APD):
             held["layers"] = {name: SparseRows(**rows) for name, rows in held["layers"].items()}
         for layer in self._layers:
             layer.parts.knowledge.entries = None  # the next cohort loads that of its task
-        self._lends = None
+        self._loaded = None
 
 
 def _adaptive_bytes(message: Mapping[str, Tensor]) -> int:

@@ -169,7 +169,7 @@ class GLFC(OwnLoss):
         """Handles ``[n]`` of a client's current data."""
         return torch.from_numpy(self.context.global_index_trained_on(task, client))
 
-    def _noted(self, before: Table, places: Tensor) -> Table:
+    def _with_current_data(self, before: Table, places: Tensor) -> Table:
         """A client's table after comparing its current data with those of its last round."""
         if torch.equal(_held(before["last"]).sort().values, places):  # in another order in earlier checkpoints
             return before
@@ -225,7 +225,7 @@ class GLFC(OwnLoss):
         for row, client in enumerate(cohort.clients):
             table = {name: values[row] for name, values in stacked.items()}
             first, places = not len(_held(table["last"])), self._places(cohort.task, client)
-            table = self._noted(table, places)
+            table = self._with_current_data(table, places)
             kept = {name: table[name] for name in ("before", "last", "version")}
             before = _held(table["before"])
             model = client_model(context, client)

@@ -22,13 +22,13 @@ def weighted_layers(network: nn.Module) -> dict[str, WeightedLayer]:
     The output layers of ``nn.MultiheadAttention`` are not included: it uses their weights without calling them, so that
     their inputs cannot be observed.
     """
-    unseen = _never_called(network)
+    unseen = _output_layers_of_attention(network)
     return {
         name: m for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d) and id(m) not in unseen
     }
 
 
-def _never_called(network: nn.Module) -> set[int]:
+def _output_layers_of_attention(network: nn.Module) -> set[int]:
     return {id(m.out_proj) for m in network.modules() if isinstance(m, nn.MultiheadAttention)}
 
 
@@ -91,7 +91,7 @@ def _holders(network: nn.Module) -> dict[int, list[str]]:
 def _other_weights(network: nn.Module) -> str:
     """Names of the parameters that do not belong to a Linear, Conv2d or normalisation layer that is called."""
     seen = (nn.Linear, nn.Conv2d, *NORMALISING)
-    unseen = _never_called(network)
+    unseen = _output_layers_of_attention(network)
     names = [
         f"{name}.{parameter}" if name else parameter
         for name, module in network.named_modules()
