@@ -306,7 +306,7 @@ class FOT(Method):
     @property
     def _past_first_task(self) -> bool:
         if self._finder is not None:
-            return bool(self.gpse_seconds)
+            return self._found_tasks > 0
         return self.context.task_of(self.context.round) > 0
 
     def _protection(self, name: str, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
@@ -382,6 +382,11 @@ class FOT(Method):
 
     # GPSE where boundaries are found.
 
+    @property
+    def _found_tasks(self) -> int:
+        """Number of tasks whose end has been found, whether or not any client had moments of them."""
+        return len(self.gpse_seconds)
+
     def _keep_moments(self, cohort: Cohort, positions: Sequence[int]) -> None:
         if self._finder is None or not self._protected or not self._finder.keeps_in(cohort.round):
             return
@@ -401,7 +406,7 @@ class FOT(Method):
             return
         for client, kept in self._remembered.read(plan.task, rounds, chosen):
             self.context.channel.uplink(self._topic, {n: v[None] for n, v in kept.items()}, [1.0], [client])
-        self._grow(len(self.gpse_seconds), started, {"round": plan.round})
+        self._grow(self._found_tasks, started, {"round": plan.round})
 
     # The server's part.
 
