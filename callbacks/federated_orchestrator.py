@@ -154,8 +154,8 @@ class FederatedOrchestrator(Callback):
             methods.individual_uplinks,
             diverges_with=("model.optimizer lr", *methods.strengths),
             integers=self.sums.integer_sums(data, self.client_weighting == "samples"),
-            lost=self.sums.lost(data.rounds),
-            gone=data.rounds.dropouts,
+            dropped_before_message=self.sums.lost(data.rounds),
+            dropped_at_all=data.rounds.dropouts,
         )
         return Federation(
             FederatedModel(network, methods.keeps_local, self.batchnorm, ClientStates(limit), client.frozen),

@@ -105,7 +105,7 @@ class LocalModels(Callback):
         for task in {part.task for part in plan.parts if part.last_of_task}:
             self.scores.setdefault(task, {})
         skipped = {owner for round, _, owner in federation.channel.skipped if round == number}
-        for owner in skipped.union(federation.channel.lost(number)).intersection(ended):
+        for owner in skipped.union(federation.channel.dropped_before_message(number)).intersection(ended):
             self.scores.get(ended[owner], {}).pop(owner, None)
 
     def summary(self) -> dict[str, float | None]:

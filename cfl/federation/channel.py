@@ -57,8 +57,8 @@ class _Messages:
         sums: weighted sums; empty if they are sums of integers.
         weight: sum of the weights.
         senders: the clients that have sent a message.
-        came: the clients whose message is part of the sum.
-        asked: the clients from which the server expected a message.
+        counted: the clients whose message is part of the sum.
+        expected: the clients from which the server expected a message.
     """
 
     form: dict[str, list[int]] | None = None
@@ -66,8 +66,8 @@ class _Messages:
     sums: dict[str, Tensor] = field(default_factory=dict)
     weight: float = 0.0
     senders: set[int] = field(default_factory=set)
-    came: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
+    counted: set[int] = field(default_factory=set)
+    expected: set[int] = field(default_factory=set)
 
 
 class Channel:
@@ -90,8 +90,10 @@ class Channel:
         individual_allowed: whether a method declared that the server must see single messages.
         diverges_with: options to lower against NaN and infinity, for the error message.
         integers: computes sums of integers, as under secure aggregation; None for sums of floats.
-        lost: round -> the clients that drop out before their message in that round; None if no client does.
-        gone: round -> all clients that drop out in that round, before or after their message; ``lost`` if not given.
+        dropped_before_message: round -> the clients that drop out before their message in that round; None if no client
+            does.
+        dropped_at_all: round -> all clients that drop out in that round, before or after their message;
+            ``dropped_before_message`` if not given.
 
     Attributes:
         skipped: (round, task, client) of each client that was left out of a round because its model was not finite.
@@ -106,17 +108,17 @@ class Channel:
         individual_allowed: bool = False,
         diverges_with: Sequence[str] = ("model.optimizer lr",),
         integers: IntegerSums | None = None,
-        lost: Callable[[int], Collection[int]] | None = None,
-        gone: Callable[[int], Collection[int]] | None = None,
+        dropped_before_message: Callable[[int], Collection[int]] | None = None,
+        dropped_at_all: Callable[[int], Collection[int]] | None = None,
     ) -> None:
         self.on_bad_update = on_bad_update
         self.individual_allowed = individual_allowed
         self.diverges_with = tuple(diverges_with)
         self.integers = integers
-        self.lost: Callable[[int], Collection[int]] = lost or (lambda round: ())
-        self._gone = gone or self.lost
-        self.loses_messages = lost is not None
-        self._asked: tuple[int, ...] = ()
+        self.loses_messages = dropped_before_message is not None
+        self.dropped_before_message = dropped_before_message or (lambda round: ())
+        self._dropped_at_all = dropped_at_all or self.dropped_before_message
+        self._expected: tuple[int, ...] = ()
         self.uplink_bytes: Counter[str] = Counter()
         self.downlink_bytes: Counter[str] = Counter()
         self.skipped: list[tuple[int, int, int]] = []
@@ -144,7 +146,7 @@ class Channel:
 
     def ask(self, clients: Sequence[int]) -> None:
         """Set the clients from which the server expects the next messages. All processes pass the same clients."""
-        self._asked = tuple(clients)
+        self._expected = tuple(clients)
 
     def downlink(
         self, topic: str, payload: Mapping[str, Tensor], receivers: int, wire_bytes: int | None = None
@@ -200,17 +202,17 @@ class Channel:
                 "have the same names and shapes; a client sends zeros, and a count of 0, for what it lacks"
             )
         unread.form = form
-        unread.asked.update(self._asked)
+        unread.expected.update(self._expected)
         unread.senders.update(clients)
-        lost = self.absent
-        if lost:
-            weights = [0.0 if client in lost else weight for weight, client in zip(weights, clients, strict=True)]
+        dropped = self.dropped_now
+        if dropped:
+            weights = [0.0 if client in dropped else weight for weight, client in zip(weights, clients, strict=True)]
         self._count_uplink(topic, payload, clients, wire_bytes)
         unread.halves.update({n: v.dtype for n, v in payload.items() if v.is_floating_point() and v.itemsize < 4})
         if self.integers is not None:
-            came = self._add_integers(self.integers, topic, payload, weights, clients)
-            unread.came.update(came)
-            return [client in came for client in clients]
+            counted = self._add_integers(self.integers, topic, payload, weights, clients)
+            unread.counted.update(counted)
+            return [client in counted for client in clients]
         added = weighted_sums(payload, weights)
         # A sum is finite only if all its terms are, so single messages are checked only where the sum is not.
         if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):
@@ -220,7 +222,7 @@ class Channel:
         for name, total in added.items():
             unread.sums[name] = unread.sums[name].add_(total) if name in unread.sums else total
         unread.weight += sum(weights)
-        unread.came.update(client for client, weight in zip(clients, weights, strict=True) if weight)
+        unread.counted.update(client for client, weight in zip(clients, weights, strict=True) if weight)
         return [bool(weight) for weight in weights]
 
     def _add_integers(
@@ -236,11 +238,11 @@ class Channel:
         rows = [row for row, (weight, good) in enumerate(zip(weights, usable, strict=True)) if weight and good]
         if not rows:
             return set()
-        came, weights = [clients[row] for row in rows], [weights[row] for row in rows]
+        counted, weights = [clients[row] for row in rows], [weights[row] for row in rows]
         sent = payload if len(rows) == len(clients) else {name: values[rows] for name, values in payload.items()}
         moment = (self._round, self._task)
-        integers.add(topic, moment, self._asked, self._gone(self._round), sent, weights, came)
-        return set(came)
+        integers.add(topic, moment, self._expected, self._dropped_at_all(self._round), sent, weights, counted)
+        return set(counted)
 
     def sum(self, topic: str) -> tuple[dict[str, Tensor], float]:
         """Return a topic's weighted sum and its total weight, and empty the topic.
@@ -259,7 +261,7 @@ class Channel:
     def _read(self, topic: str) -> tuple[dict[str, Tensor], float, dict[str, torch.dtype]]:
         """A topic's weighted sum in wide types, its total weight, and the tensors in half precision with their type."""
         own = self._unread.pop(topic, _Messages())
-        known = distributed.gather((own.weight, own.senders, own.came, own.asked, own.halves))
+        known = distributed.gather((own.weight, own.senders, own.counted, own.expected, own.halves))
         weight = sum(weight for weight, *_ in known)
         seen: set[int] = set()
         for _, senders, *_ in known:
@@ -269,27 +271,27 @@ class Channel:
                     "context.extra_round(...) or context.own_clients(...)"
                 )
             seen |= senders
-        everyones = set().union(*(came for _, _, came, _, _ in known))
-        wanted = seen.union(*(asked for *_, asked, _ in known))
+        counted = set().union(*(theirs for _, _, theirs, _, _ in known))
+        expected = seen.union(*(theirs for *_, theirs, _ in known))
         halves = {name: dtype for *_, theirs in known for name, dtype in theirs.items()}
         if self.integers is None:
             sums = distributed.add_up(own.sums)
-        elif everyones:
+        elif counted:
             sums, weight, up, down = self.integers.read(topic, (self._round, self._task))
             self.uplink_bytes[topic] += up
             self.downlink_bytes[topic] += down
         if weight == 0.0:
             why = "every client was skipped" if topic == UPDATE else "every one that came has NaN or infinity"
-            why = why if seen.difference(self.absent) else "every client that was to send one has dropped out"
+            why = why if seen.difference(self.dropped_now) else "every client that was to send one has dropped out"
             why = why if seen else "no client has sent one"
             raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
-        self.ledger.read(self._round, self._task, topic, seen, everyones, wanted)
+        self.ledger.read(self._round, self._task, topic, seen, counted, expected)
         return sums, weight, halves
 
     @property
-    def absent(self) -> Collection[int]:
+    def dropped_now(self) -> Collection[int]:
         """Clients whose messages do not come in the current round, because they have dropped out."""
-        return self.lost(self._round)
+        return self.dropped_before_message(self._round)
 
     def sum_of_nobody(self, topic: str) -> None:
         """Record in the ledger that the server reads a sum without any client's message."""
@@ -336,8 +338,8 @@ class Channel:
         if self.integers is not None:  # counted where the sum is read
             return
         each = payload_bytes(payload) // max(1, len(clients)) if wire_bytes is None else wire_bytes
-        lost = self.absent
-        size = each * sum(client not in lost for client in clients)
+        dropped = self.dropped_now
+        size = each * sum(client not in dropped for client in clients)
         self.uplink_bytes[topic] += size
 
     def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int], topic: str = UPDATE) -> list[bool]:
@@ -354,8 +356,8 @@ class Channel:
         Raises:
             BadUpdate: if a tensor is not finite and ``on_bad_update`` is ``stop``.
         """
-        lost = self.absent
-        there = [client not in lost for client in clients]
+        dropped = self.dropped_now
+        there = [client not in dropped for client in clients]
         floats = [v.reshape(len(v), -1) for v in payload.values() if v.is_floating_point() and v.numel()]
         if not floats:
             return there
@@ -397,13 +399,13 @@ class Channel:
             "skipped": self.skipped[known:],
             "skipped_messages": self.skipped_messages[messages:],
         }
-        everyones = distributed.gather(fresh)
+        of_all = distributed.gather(fresh)
         for direction, total in (("uplink_bytes", self.uplink_bytes), ("downlink_bytes", self.downlink_bytes)):
             total.clear()
-            for counts in (before, *everyones):
+            for counts in (before, *of_all):
                 total.update(counts[direction])  # adds
-        self.skipped[known:] = sorted({entry for theirs in everyones for entry in theirs["skipped"]})
-        fresh_messages = {entry for theirs in everyones for entry in theirs["skipped_messages"]}
+        self.skipped[known:] = sorted({entry for theirs in of_all for entry in theirs["skipped"]})
+        fresh_messages = {entry for theirs in of_all for entry in theirs["skipped_messages"]}
         self.skipped_messages[messages:] = sorted(fresh_messages)
         self._agreed = self._counts()
         if self.integers is not None:

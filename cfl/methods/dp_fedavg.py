@@ -171,8 +171,9 @@ class DPFedAvg(Method):
                 updates[name].div_(expected)
         if self.quantile is not None:
             round = self.context.round
-            lost = set(self.context.channel.lost(round)).intersection(self.context.plan(round).clients)
-            self._move(self.quantile, sums.get(WITHIN), expected - len(lost), generator)
+            dropped = set(self.context.channel.dropped_before_message(round))
+            came = expected - len(dropped.intersection(self.context.plan(round).clients))
+            self._move(self.quantile, sums.get(WITHIN), came, generator)
         return updates
 
     def _move(self, quantile: float, counts: Tensor | None, expected: float, generator: torch.Generator) -> None:

@@ -163,7 +163,7 @@ class EWC(Method):
         if self.strength == 0 or context.is_last(plan.task):
             return
         started = time.perf_counter()
-        clients, lost = context.members(plan.task), context.channel.lost(plan.round)
+        clients, lost = context.members(plan.task), context.channel.dropped_before_message(plan.round)
         counted = (0, 0.0, 0.0)
         for client in context.extra_round(plan.task, clients):
             if client in lost:  # it receives the model but computes nothing

@@ -190,7 +190,7 @@ class ICaRL(OwnLoss):
         context = self.context
         seen = self._seen(plan.task)
         each = max(1, self.size // int(seen.sum()))
-        chooses = set(context.members(plan.task)).difference(context.channel.lost(plan.round))
+        chooses = set(context.members(plan.task)).difference(context.channel.dropped_before_message(plan.round))
         for client in context.extra_round(plan.task, self._called_back(plan.task)):
             model, table = client_model(context, client), self._kept(client)
             with evaluating(context):

@@ -31,7 +31,7 @@ def messages(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 
 def channel(secure: bool = False, gone: tuple[int, ...] = (), **settings: Any) -> Channel:
     sums = IntegerSums(SumSettings(secure, 0, greatest_weight=lambda topic: 64.0, **settings))
-    made = Channel("skip", integers=sums, lost=lambda round: gone)
+    made = Channel("skip", integers=sums, dropped_before_message=lambda round: gone)
     made.ask(CLIENTS)
     return made
 
@@ -127,7 +127,7 @@ def test_who_drops_out_is_not_in_the_sum(secure: bool) -> None:
 
 
 def test_who_drops_out_of_plain_sums_is_not_in_them_either() -> None:
-    payload, made = messages(), Channel(lost=lambda round: (2, 4) if round == 1 else ())
+    payload, made = messages(), Channel(dropped_before_message=lambda round: (2, 4) if round == 1 else ())
     payload["weight"][2] = torch.nan
     made.enter_round(0, 1)
     made.uplink("update", payload, WEIGHTS, CLIENTS)

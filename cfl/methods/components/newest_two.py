@@ -58,10 +58,10 @@ class NewestTwo:
         Clients without such a result, and clients that have dropped out of the current round, are left out.
         """
         found = {}
-        absent = self._context.channel.absent
+        dropped = self._context.channel.dropped_now
         for topic in (self._before, self._newest):
             for client, round in self._rounds_of(topic).items():
-                if round in rounds and client not in absent:
+                if round in rounds and client not in dropped:
                     found[client] = round
         return dict(sorted(found.items()))
 

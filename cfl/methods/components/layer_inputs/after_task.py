@@ -33,7 +33,7 @@ def figures_after_task(
         The results of all clients, ascending by client, and the seconds that this took in the first process.
     """
     started = time.perf_counter()
-    lost = context.channel.lost(plan.round)
+    lost = context.channel.dropped_before_message(plan.round)
     own = [client for client in context.extra_round(plan.task, clients) if client not in lost]
     with evaluating(context):
         found = {client: compute(plan.task, client) for client in own}
