@@ -43,6 +43,16 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
     return sums
 
 
+def _check_rows(topic: str, payload: Mapping[str, Tensor], clients: Sequence[int]) -> None:
+    """Refuse a payload without a row for each client, and complex numbers."""
+    for name, values in payload.items():
+        if values.shape[:1] != (len(clients),):
+            shape = f"{name} has shape {list(values.shape)}"
+            raise ValueError(f"topic {topic!r}: {shape}, not [{len(clients)}, ...], a row for each client")
+    if imaginary := [name for name, values in payload.items() if values.is_complex()]:
+        raise TypeError(f"topic {topic!r}: {imaginary[0]} is complex; send torch.view_as_real of it")
+
+
 def _in_own_type(sums: dict[str, Tensor], halves: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
     return {name: total.to(halves.get(name, total.dtype)) for name, total in sums.items()}
 
@@ -190,12 +200,12 @@ class Channel:
                 there is not a row and a weight for each client; or if the messages have no tensor.
             TypeError: if a tensor is complex.
         """
-        form = {name: list(values.shape[1:]) for name, values in payload.items()}
         if not payload:
             raise ValueError(f"topic {topic!r}: a message without tensors")
         if len(weights) != len(clients):
             raise ValueError(f"topic {topic!r}: {len(weights)} weights for {len(clients)} clients")
-        unread = self._unread[topic]
+        _check_rows(topic, payload, clients)
+        form, unread = {name: list(values.shape[1:]) for name, values in payload.items()}, self._unread[topic]
         if unread.form not in (None, form):
             raise ValueError(
                 f"clients {list(clients)} send {form} in topic {topic!r}, others {unread.form}: all messages of a sum "
@@ -314,6 +324,7 @@ class Channel:
             raise PermissionError(
                 f"topic {topic!r} shows the server single clients' messages; the method must declare individual_uplinks"
             )
+        _check_rows(topic, payload, clients)
         self._count_uplink(topic, payload, clients, wire_bytes)
         keep = self.usable(payload, clients, topic)
         for row, client in enumerate(clients):
@@ -329,12 +340,6 @@ class Channel:
     def _count_uplink(
         self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None
     ) -> None:
-        for name, values in payload.items():
-            if values.shape[:1] != (len(clients),):
-                shape = f"{name} has shape {list(values.shape)}"
-                raise ValueError(f"topic {topic!r}: {shape}, not [{len(clients)}, ...], a row for each client")
-        if imaginary := [name for name, values in payload.items() if values.is_complex()]:
-            raise TypeError(f"topic {topic!r}: {imaginary[0]} is complex; send torch.view_as_real of it")
         if self.integers is not None:  # counted where the sum is read
             return
         each = payload_bytes(payload) // max(1, len(clients)) if wire_bytes is None else wire_bytes
