@@ -129,13 +129,13 @@ class ClientStates:
         if distributed.count() == 1:
             return
         layouts = {topic: self._topics[topic].layout for topic in changed}
-        everyones = distributed.gather((changed, {topic: layout.plain() for topic, layout in layouts.items()}))
+        of_all = distributed.gather((changed, {topic: layout.plain() for topic, layout in layouts.items()}))
         own = {}
         for topic, clients in changed.items():
             rows = self._topics[topic].read_rows(self._topics[topic].rows_of(clients))
             own[topic, distributed.rank()] = {dtype_name(dtype): values for dtype, values in rows.items()}
         shared = distributed.share_out(own)
-        for source, (theirs, plain) in enumerate(everyones):
+        for source, (theirs, plain) in enumerate(of_all):
             if source == distributed.rank():
                 continue
             for topic, clients in theirs.items():

@@ -179,15 +179,15 @@ class EWC(Method):
         ``when`` is its first column, the task or the round of a found boundary. ``figures`` are number, sum and
         greatest of the Fisher entries of this process's clients, and seconds.
         """
-        everyones = self.context.everyones(figures)
-        entries = sum(row[0] for row in everyones)
+        of_all = self.context.everyones(figures)
+        entries = sum(row[0] for row in of_all)
         self._rows.append(
             {
                 **when,
                 "clients": clients,
-                "fisher_mean": sum(row[1] for row in everyones) / entries if entries else None,
-                "fisher_max": max(row[2] for row in everyones) if entries else None,
-                "fisher_seconds": max(row[3] for row in everyones),
+                "fisher_mean": sum(row[1] for row in of_all) / entries if entries else None,
+                "fisher_max": max(row[2] for row in of_all) if entries else None,
+                "fisher_seconds": max(row[3] for row in of_all),
             }
         )
 

@@ -324,12 +324,12 @@ class FedWeIT(APD):
 
     def _count_bytes(self, task: int) -> None:
         """Add the bytes sent and received by all processes' clients since the last call to the task's figures."""
-        everyones = self.context.everyones(list(self._own_bytes))
+        of_all = self.context.everyones(list(self._own_bytes))
         self._own_bytes = [0, 0]
         while len(self._bytes) <= task:
             self._bytes.append([0, 0])
         for direction in (0, 1):
-            self._bytes[task][direction] += sum(theirs[direction] for theirs in everyones)
+            self._bytes[task][direction] += sum(theirs[direction] for theirs in of_all)
 
     @torch.no_grad()
     def end_task(self, plan: RoundPlan) -> None:

@@ -170,9 +170,9 @@ class Client(LightningModule):
         self.engine_choice = chosen.choice
         precision, width = self.engine_options.matmul_precision, chosen.choice.width
         self.work = LocalWork(federation, chosen.engine, width, objective, precision, watched, blocks)
-        everyones = distributed.gather(chosen.seconds_per_step if blocks else math.inf)
+        of_all = distributed.gather(chosen.seconds_per_step if blocks else math.inf)
         # All processes must have equally many batches, so they use the slowest measurement.
-        slowest = max((seconds for seconds in everyones if seconds < math.inf), default=math.inf)
+        slowest = max((seconds for seconds in of_all if seconds < math.inf), default=math.inf)
         federation.data.steps_per_block = steps_per_block(slowest)
         return self._optimizer_of(self.work.cohort.parameters.values())
 

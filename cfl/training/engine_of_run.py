@@ -110,9 +110,9 @@ def choose_engine(
         known = remembered.recall(asked, open_choices)
         settled = None if known is None else known.choice
     # Open choices depend on a process's math threads. If one process needs a trial, all must take part in it.
-    everyones = distributed.gather(settled)
-    if everyones[0] is not None and None not in everyones:
-        choice, measured = everyones[0], [] if known is None else [known]
+    of_all = distributed.gather(settled)
+    if of_all[0] is not None and None not in of_all:
+        choice, measured = of_all[0], [] if known is None else [known]
     elif trials is None:
         choice, measured = open_choices[0], []
     else:

@@ -20,9 +20,9 @@ def check_same_model(federation: Federation) -> None:
     """
     if distributed.count() == 1:
         return
-    everyones = distributed.gather([_digest(t.detach()) for t in federation.model.shared_tensors().values()])
-    for process, digests in enumerate(everyones):
-        pairs = zip(digests, everyones[0], strict=True)
+    of_all = distributed.gather([_digest(t.detach()) for t in federation.model.shared_tensors().values()])
+    for process, digests in enumerate(of_all):
+        pairs = zip(digests, of_all[0], strict=True)
         if any(abs(a - b) > 1e-3 * first[0] for theirs, first in pairs for a, b in zip(theirs, first, strict=True)):
             raise RuntimeError(
                 f"process {process} has another global model than process 0: a method changed it by what one process "

@@ -37,5 +37,5 @@ def figures_after_task(
     own = [client for client in context.extra_round(plan.task, clients) if client not in lost]
     with evaluating(context):
         found = {client: compute(plan.task, client) for client in own}
-    everyones = {client: result for part in context.everyones(found) for client, result in part.items()}
-    return [everyones[client] for client in sorted(everyones)], context.at_server(lambda: time.perf_counter() - started)
+    of_all = {client: result for part in context.everyones(found) for client, result in part.items()}
+    return [of_all[client] for client in sorted(of_all)], context.at_server(lambda: time.perf_counter() - started)
