@@ -36,43 +36,49 @@ def check_state(state: Mapping[str, Any], rounds: int, tasks: int, clients: int)
     known = [value for value in state["curve"] if value is not None]
     valid = f"a list of {done} entries, one for each finished round: None or a number"
     _require(len(state["curve"]) == done and all(map(_is_float, known)), "curve", state["curve"], valid)
+    _check_channel(channel, done, tasks, clients)
+    _check_ledger(ledger, done, tasks, clients)
+    for topic, held in state["clients"].items():
+        ids = held["clients"].tolist()
+        sound = len({*ids}) == len(ids) and all(_is_index(client, clients) for client in ids)
+        _require(sound, f"clients.{topic}.clients", ids, f"different ones of {_below(clients)}")
+        if held["fields"].get("task", [""])[0] == "int64":
+            _check_tasks(topic, held, tasks)
+    of_users = own_key("")
+    for key, held in state.items():
+        matrix = held[1] if key.startswith(of_users) else held  # beside the definition of a user's measure
+        if isinstance(matrix, Mapping) and {"sums", "counts"} <= matrix.keys():
+            _check_matrix(key, matrix["sums"], matrix["counts"])
+
+
+def _check_channel(channel: Mapping[str, Any], done: int, tasks: int, clients: int) -> None:
     for direction in ("uplink_bytes", "downlink_bytes"):
         for topic, sent in channel[direction].items():
             _require(_is_index(sent), f"channel.{direction}.{topic}", sent, "an integer of at least 0")
-
-    a_round, a_task, a_client = (f"0 to {size - 1}" for size in (done, tasks, clients))
-    valid = f"round, task and client in {a_round}, {a_task} and {a_client}"
+    valid = f"round, task and client in {_below(done)}, {_below(tasks)} and {_below(clients)}"
     for round, task, client in channel["skipped"]:
         sound = _is_index(round, done) and _is_index(task, tasks) and _is_index(client, clients)
         _require(sound, "channel.skipped", [round, task, client], valid)
     for round, topic, client in channel.get("skipped_messages", ()):
         sound = _is_index(round, done) and _is_index(client, clients)
-        valid = f"round, topic and client, with a round in {a_round} and a client in {a_client}"
+        valid = f"round, topic and client, with a round in {_below(done)} and a client in {_below(clients)}"
         _require(sound, "channel.skipped_messages", [round, topic, client], valid)
+
+
+def _check_ledger(ledger: Mapping[str, Any], done: int, tasks: int, clients: int) -> None:
     groups = ledger.get("clients", ())
     for group in groups:
-        _require(all(_is_index(client, clients) for client in group), "channel.ledger.clients", group, a_client)
+        sound = all(_is_index(client, clients) for client in group)
+        _require(sound, "channel.ledger.clients", group, _below(clients))
     for round, task, topic, noise, group, rate in ledger.get("releases", ()):
         sound = _is_index(round, done) and _is_index(task, tasks) and _is_index(group, len(groups))
-        valid = f"round, task and group of clients in {a_round}, {a_task} and 0 to {len(groups) - 1}"
+        valid = f"round, task and group of clients in {_below(done)}, {_below(tasks)} and {_below(len(groups))}"
         _require(sound, "channel.ledger.releases", [round, task, topic, noise, group, rate], valid)
         _require(rate is None or 0 < rate <= 1, "channel.ledger.releases, rate", rate, "None or above 0 and at most 1")
         try:
             Noise(*noise)
         except ValueError as error:
             raise ValueError(f"federation.channel.ledger.releases, {error}") from None
-    for topic, held in state["clients"].items():
-        ids = held["clients"].tolist()
-        sound = len({*ids}) == len(ids) and all(_is_index(client, clients) for client in ids)
-        _require(sound, f"clients.{topic}.clients", ids, f"different ones of {a_client}")
-        if held["fields"].get("task", [""])[0] == "int64":
-            _check_tasks(topic, held, tasks)
-
-    of_users = own_key("")
-    for key, held in state.items():
-        matrix = held[1] if key.startswith(of_users) else held  # beside the definition of a user's measure
-        if isinstance(matrix, Mapping) and {"sums", "counts"} <= matrix.keys():
-            _check_matrix(key, matrix["sums"], matrix["counts"])
 
 
 def _check_tasks(topic: str, held: Mapping[str, Any], tasks: int) -> None:
@@ -90,6 +96,10 @@ def _check_matrix(key: str, sums: Tensor, counts: Tensor) -> None:
         wrong = (sums < 0) | (sums > counts)
         found = [of[wrong][0].item() for of in (sums, counts)] if bool(wrong.any()) else None
         _require(found is None, f"{key}.sums and counts", found, "at most as many right answers as answers")
+
+
+def _below(size: int) -> str:
+    return f"0 to {size - 1}"
 
 
 def _require(sound: bool, key: str, value: Any, valid: str) -> None:
