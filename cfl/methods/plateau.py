@@ -173,19 +173,22 @@ class LearningRateDecay(Method):
             names = context.state_tensors()  # without running statistics if they are dropped
             for row, client in enumerate(clients):
                 if training[row]:
-                    model = {name: trained[name][row] for name in names}
-                    for method in context.methods.values():
-                        if has(method, TestedOtherwise):
-                            model = cast(TestedOtherwise, method).as_tested(model)
                     found[row] = validation_loss(
                         context.network,
-                        model,
+                        self._as_tested({name: trained[name][row] for name in names}),
                         context.validation_batches(task, client, self.batch_size, context.device),
                         context.outputs_in_loss(task, client),
                         client,
                         context.measure,
                     )
         return found
+
+    def _as_tested(self, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A client's model as other methods change it for tests."""
+        for method in self.context.methods.values():
+            if has(method, TestedOtherwise):
+                model = cast(TestedOtherwise, method).as_tested(model)
+        return model
 
     # Reports and checkpoints.
 
