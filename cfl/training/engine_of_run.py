@@ -81,47 +81,59 @@ def choose_engine(
     """
     data, network, schedule = federation.data, federation.network, federation.data.schedule
     by_hand, batch_size = objective.of_logits, schedule.batch_size
-    width, most = schedule.cohort_width, data.rounds.most_clients
-    if not isinstance(width, int):
-        most = -(-most // distributed.count())  # approximate: processes share steps, not clients
     next_round = data.rounds.next_with_clients(min(federation.round, data.num_rounds - 1))
     sgd_of = partial(fused_sgd_of, methods=cast(Composition, federation.methods), engine=None, watched=watched)
     trials = None
     if next_round is not None:
         trials = Trials(data, next_round, network, input_shape, options, optimizer_of, sgd_of, by_hand)
-    open_choices = candidates(
-        options,
-        width if isinstance(width, int) else None,
-        most,
-        network,
-        input_shape,
-        precision,
-        batch_size,
-        by_hand,
-        None if trials is None else partial(trials.samples, SAMPLES),
-    )
+    open_choices = _open_choices(options, federation, input_shape, precision, by_hand, trials)
     settled = _settled(resumed, open_choices)
-    asked, known = "", None
+    question, answer = "", None
     if settled is None:
         fuses = sgd_of(optimizer_of([nn.Parameter(torch.zeros(1))])) is not None
         shapes = (input_shape, batch_size, schedule.local_epochs)
         arithmetic = (precision, options.matmul_precision, options.compile)
-        asked = remembered.question(network, open_choices, shapes, arithmetic, fuses, by_hand, blocks)
-        known = remembered.recall(asked, open_choices)
-        settled = None if known is None else known.choice
+        question = remembered.question(network, open_choices, shapes, arithmetic, fuses, by_hand, blocks)
+        answer = remembered.recall(question, open_choices)
+        settled = None if answer is None else answer.choice
     # Open choices depend on a process's math threads. If one process needs a trial, all must take part in it.
     of_all = distributed.gather(settled)
     if of_all[0] is not None and None not in of_all:
-        choice, measured = of_all[0], [] if known is None else [known]
+        choice, measured = of_all[0], [] if answer is None else [answer]
     elif trials is None:
         choice, measured = open_choices[0], []
     else:
-        choice, measured = _tried(open_choices, trials, asked, blocks)
+        choice, measured = _tried(open_choices, trials, question, blocks)
     schedule.settle_width(choice.width, choice.most_padding, choice.at_once)
     seconds = {str(one.choice): one.seconds_per_client_step for one in measured}
     federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": seconds}
     engine = build_engine(choice, network, input_shape, options, batch_size, by_hand=by_hand)
     return Chosen(engine, choice, measured)
+
+
+def _open_choices(
+    options: EngineOptions,
+    federation: Federation,
+    input_shape: tuple[int, int, int],
+    precision: str,
+    by_hand: bool,
+    trials: Trials | None,
+) -> Sequence[EngineChoice]:
+    """The choices that the settings leave open, at least one."""
+    width, most = federation.data.schedule.cohort_width, federation.data.rounds.most_clients
+    if not isinstance(width, int):
+        most = -(-most // distributed.count())  # approximate: processes share steps, not clients
+    return candidates(
+        options,
+        width if isinstance(width, int) else None,
+        most,
+        federation.network,
+        input_shape,
+        precision,
+        federation.data.schedule.batch_size,
+        by_hand,
+        None if trials is None else partial(trials.samples, SAMPLES),
+    )
 
 
 def _settled(resumed: dict[str, Any] | None, open_choices: Sequence[EngineChoice]) -> EngineChoice | None:
@@ -135,11 +147,11 @@ def _settled(resumed: dict[str, Any] | None, open_choices: Sequence[EngineChoice
 
 
 def _tried(
-    open_choices: Sequence[EngineChoice], trials: Trials, asked: str, blocks: bool
+    open_choices: Sequence[EngineChoice], trials: Trials, question: str, blocks: bool
 ) -> tuple[EngineChoice, list[Measured]]:
     """The fastest choice of the first process's trial, which is remembered, and what this process has measured."""
     in_one_go = trials.most_steps if blocks else 1
     measured = probe(open_choices, trials.of, trials.client_steps_of_run, steps_in_one_go=in_one_go)
     if distributed.rank() == 0:
-        remembered.remember(asked, measured[0])
+        remembered.remember(question, measured[0])
     return distributed.from_first(measured[0].choice), measured
