@@ -514,8 +514,14 @@ def test_a_method_that_moves_the_model_after_a_round_declares_it() -> None:
     class Said(Silent):
         moves_model_after_round = True
 
+    class SaidByProperty(Silent):
+        @property
+        def moves_model_after_round(self) -> bool:  # type: ignore[override]
+            return True
+
     data = tiny_data()
-    fit(tiny_client(data, methods={"mine": Said()}), data)
+    for kind in (Said, SaidByProperty):
+        fit(tiny_client(data, methods={"mine": kind()}), data)
     with pytest.raises(
         RuntimeError, match=r"methods\.mine\.end_round changes the global model, in head\.bias; its class"
     ):
