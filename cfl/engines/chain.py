@@ -19,7 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from cfl.engines.cross_entropy import mean_cross_entropy
 from cfl.engines.layers import Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, Pass, Relu
 from cfl.engines.products import Products
-from cfl.engines.right_factors import ClientFactor
+from cfl.engines.right_factors import RightFactor
 from cfl.engines.updates import Update
 from cfl.models.dropout import CountedDropout, CountedDropout2d
 
@@ -99,7 +99,7 @@ class Chain:
         masks: Mapping[str, Tensor],
         update: Update,
         head: Head | None = None,
-        factors: Mapping[str, ClientFactor] | None = None,
+        factors: Mapping[str, RightFactor] | None = None,
     ) -> Tensor:
         """Take one training step: compute the loss, and hand its gradients to ``update`` layer by layer.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cfl.engines.products import Products
-from cfl.engines.right_factors import ClientFactor
+from cfl.engines.right_factors import RightFactor
 from cfl.engines.updates import Update
 
 _aten = torch.ops.aten
@@ -36,7 +36,7 @@ class Pass:
         masks: Mapping[str, Tensor],
         update: Update,
         batch_dims: int,
-        factors: Mapping[str, ClientFactor] | None = None,
+        factors: Mapping[str, RightFactor] | None = None,
         products: Products | None = None,
     ) -> None:
         self.weights, self.masks, self.update, self.batch_dims = weights, masks, update, batch_dims

@@ -17,11 +17,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RightFactor:
-    """Factors by which the gradients of one layer's weight are multiplied, for some clients of a cohort.
+    """Factors by which the gradients of one layer's weight are multiplied, for one client or some clients of a cohort.
 
     Attributes:
         matrix: ``[m, d, d]``, the factors ``F`` as they are; or, where ``removes``, ``[m, d, r]`` orthonormal columns
-            ``M`` that stand for ``F = I - M M^T``. Columns of zeros are allowed: they remove nothing.
+            ``M`` that stand for ``F = I - M M^T``. Columns of zeros are allowed: they remove nothing. One client's
+            factor has no axis ``m``.
         removes: whether ``matrix`` holds ``M`` instead of ``F``.
         positions: ``[m]`` int64, the clients' places in the cohort; None for all of them. Other clients' factor is I.
     """
@@ -31,40 +32,22 @@ class RightFactor:
     positions: Tensor | None = None
 
     def times(self, rows: Tensor) -> Tensor:
-        """``rows [m, n, d]`` of the clients concerned times their factors; new memory."""
-        exact = rows.to(torch.promote_types(rows.dtype, self.matrix.dtype))
-        matrix = self.matrix.to(exact.dtype)
-        if not self.removes:
-            return (exact @ matrix).to(rows.dtype)
-        return torch.baddbmm(exact, exact @ matrix, matrix.mT, alpha=-1).to(rows.dtype)
-
-    def of_client(self, position: int) -> ClientFactor | None:
-        """The factor of the client at a place of the cohort; None where it is I."""
-        if self.positions is None:
-            return ClientFactor(self.matrix[position], self.removes)
-        found = (self.positions == position).nonzero().flatten().tolist()
-        return ClientFactor(self.matrix[found[0]], self.removes) if found else None
-
-
-@dataclass(frozen=True)
-class ClientFactor:
-    """Factor by which one client's gradient of one layer's weight is multiplied; see :class:`RightFactor`.
-
-    Attributes:
-        matrix: ``F`` ``[d, d]``, or ``M`` ``[d, r]``.
-        removes: whether ``matrix`` holds ``M`` instead of ``F``.
-    """
-
-    matrix: Tensor
-    removes: bool
-
-    def times(self, rows: Tensor) -> Tensor:
-        """``rows [n, d]`` times the factor; new memory."""
+        """``rows [m, n, d]`` of the clients concerned times their factors, or ``[n, d]`` of one; new memory."""
         matrix = self.matrix
         if matrix.dtype != rows.dtype:
             exact = torch.promote_types(rows.dtype, matrix.dtype)
-            return ClientFactor(matrix.to(exact), self.removes).times(rows.to(exact)).to(rows.dtype)
-        return torch.addmm(rows, rows @ matrix, matrix.mT, alpha=-1) if self.removes else rows @ matrix
+            return RightFactor(matrix.to(exact), self.removes).times(rows.to(exact)).to(rows.dtype)
+        if not self.removes:
+            return rows @ matrix
+        add = torch.baddbmm if matrix.ndim == 3 else torch.addmm
+        return add(rows, rows @ matrix, matrix.mT, alpha=-1)
+
+    def of_client(self, position: int) -> RightFactor | None:
+        """The factor of the client at a place of the cohort, without the leading axis; None where it is I."""
+        if self.positions is None:
+            return RightFactor(self.matrix[position], self.removes)
+        found = (self.positions == position).nonzero().flatten().tolist()
+        return RightFactor(self.matrix[found[0]], self.removes) if found else None
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from cfl.engines.joined import Joined
 from cfl.engines.products import Products
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.replica import Replica
-from cfl.engines.right_factors import ClientFactor, RightFactor
+from cfl.engines.right_factors import RightFactor
 from cfl.engines.row_views import RowViews
 from cfl.engines.threads import Threads
 from cfl.models.dropout import DropoutMasks
@@ -367,7 +367,7 @@ class WorkerEngine(Engine):
         return self.chain.step(x, y, mask, outputs, self._rows.weights.of(start, rows), dropped, update)
 
 
-def _of_client(factors: Mapping[str, RightFactor], row: int) -> dict[str, ClientFactor]:
+def _of_client(factors: Mapping[str, RightFactor], row: int) -> dict[str, RightFactor]:
     found = {name: factor.of_client(row) for name, factor in factors.items()}
     return {name: factor for name, factor in found.items() if factor is not None}
 
