@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,50 +13,36 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import PullSteps
 from cfl.engines.updates import FusedSgd, KeepGradients, Update
 
+Rows = TypeVar("Rows")
 
-class Views:
+
+class Views(Generic[Rows]):
     """Keeps views of the rows of clients and stacks, because making them again costs more than a small step.
 
     Args:
-        tensors: name -> ``[K, ...]``.
+        tensors: name -> a tensor or a tuple of tensors: ``[k, ...]`` of k clients, or ``[1, ...]`` or ``[]`` of all.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor] = MappingProxyType({})) -> None:
-        self.tensors = tensors
-        self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
+    def __init__(self, tensors: Mapping[str, Rows] | None = None) -> None:
+        self.tensors: Mapping[str, Rows] = {} if tensors is None else tensors
+        self._views: dict[tuple[int, int], dict[str, Rows]] = {}
 
-    def of(self, start: int, rows: int) -> dict[str, Tensor]:
-        """Name -> ``[...]`` of one client, or ``[rows, ...]`` of a stack of several from ``start`` on."""
+    def of(self, start: int, rows: int) -> dict[str, Rows]:
+        """Name -> ``[...]`` of one client, or ``[rows, ...]`` of a stack of several from ``start`` on.
+
+        What a stack's clients share stays ``[1, ...]`` or ``[]``.
+        """
         key = (start, rows)
         if key not in self._views:
-            tensors = self.tensors.items()
-            self._views[key] = {n: t[start] if rows == 1 else t[start : start + rows] for n, t in tensors}
+            self._views[key] = {name: _of_rows(values, start, rows) for name, values in self.tensors.items()}
         return self._views[key]
 
 
-class PullRows:
-    """The pulls on a cohort, client by client.
-
-    Args:
-        pulls: anchors ``[k, ...]`` or ``[1, ...]`` of all clients, and shares ``[]`` or of such a shape.
-    """
-
-    def __init__(self, pulls: PullSteps) -> None:
-        self.pulls = pulls
-        self._views: dict[tuple[int, int], PullSteps] = {}
-
-    def of(self, start: int, rows: int) -> PullSteps:
-        """The pulls on one client, without the leading axis, or on a stack of ``rows`` clients, with this axis."""
-        key = (start, rows)
-        if key not in self._views:
-            self._views[key] = {
-                name: (_of_rows(anchor, start, rows), _of_rows(share, start, rows) if share.ndim else share)
-                for name, (anchor, share) in self.pulls.items()
-            }
-        return self._views[key]
-
-
-def _of_rows(values: Tensor, start: int, rows: int) -> Tensor:
+def _of_rows(values: Any, start: int, rows: int) -> Any:
+    if isinstance(values, tuple):
+        return tuple(_of_rows(value, start, rows) for value in values)
+    if not values.ndim:
+        return values
     if len(values) == 1:
         return values if rows > 1 else values[0]
     return values[start : start + rows] if rows > 1 else values[start]
@@ -73,15 +59,15 @@ class RowViews:
     """
 
     def __init__(self) -> None:
-        self.weights, self.gradients, self.pulls, self.keeps = Views(), Views(), PullRows({}), False
+        self.weights, self.gradients, self._spare = Views[Tensor](), Views[Tensor](), Views[Tensor]()
+        self.pulls, self.keeps = Views[tuple[Tensor, Tensor]](), False
         self._cohort: Cohort | None = None
-        self._spare = Views()
 
     def use(self, cohort: Cohort, pulls: PullSteps, keeps: bool) -> None:
         """Prepare a step of a cohort. Views and gradients of an earlier, different cohort are dropped."""
         self._take(cohort)
-        if self.pulls.pulls is not pulls:
-            self.pulls = PullRows(pulls)
+        if self.pulls.tensors is not pulls:
+            self.pulls = Views(pulls)
         self.keeps = keeps
         if keeps and not self.gradients.tensors:
             self.gradients = Views({name: torch.zeros_like(room) for name, room in cohort.data.items()})
