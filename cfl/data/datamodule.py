@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol
@@ -185,9 +185,7 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
     @cached_property
     def rounds(self) -> BoundSchedule:
         """The schedule for this stream and these clients. Files are read only when clients are needed."""
-        if not self.participation.min_samples:
-            return self.schedule.bind(self.members, self.seed)
-        return self.schedule.bind(_Later(self.num_tasks, lambda: self.members), self.seed, self.eligible)
+        return self.schedule.bind(self.eligible, self.seed, lambda: self.members)
 
     @property
     def num_rounds(self) -> int:
@@ -327,16 +325,3 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
 
     def _in_round(self, round: int, batch: CohortBatch) -> CohortBatch:
         return self.with_samples(batch, (round, batch.step))
-
-
-class _Later(Sequence[np.ndarray]):
-    """Clients of every task, computed on first access."""
-
-    def __init__(self, count: int, find: Callable[[], list[np.ndarray]]) -> None:
-        self._count, self._find = count, find
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, task: Any) -> Any:
-        return self._find()[task]

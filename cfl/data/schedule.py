@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -184,22 +184,22 @@ class Schedule:
         return max(0, min(round(self.client_dropout * clients), clients - 1))
 
     def bind(
-        self, members: Sequence[np.ndarray], seed: int, eligible: Sequence[np.ndarray] | None = None
+        self, eligible: Sequence[np.ndarray], seed: int, members: Callable[[], Sequence[np.ndarray]] | None = None
     ) -> BoundSchedule:
         """The schedule of one experiment.
 
         Args:
-            members: per task, the ids of the clients that hold it, ascending.
+            eligible: per task, the ids of the clients that hold it, ascending; or that may hold it, with ``members``.
             seed: the run's seed.
-            eligible: the clients that may be among ``members``, if these are not known before the data are read; a
-                round then has fewer clients than ``clients_per_round`` if fewer hold the task.
+            members: function that returns the clients that hold each task, if they are not known before the data are
+                read; a round then has fewer clients than ``clients_per_round`` if fewer hold the task.
 
         Raises:
             ConfigError: a round needs more clients than hold the task, or may hold it; ``client_dropout`` is so small
                 that no client would drop out of any round; or clients have their own clocks, but do not all hold every
                 task, or would all spend the same number of rounds on every task.
         """
-        holders = [len(clients) for clients in (members if eligible is None else eligible)]
+        holders = [len(clients) for clients in eligible]
         fewest, task = min((count, task) for task, count in enumerate(holders))
         wanted = self.clients_per_round
         if isinstance(wanted, int) and wanted > fewest:
@@ -212,16 +212,16 @@ class Schedule:
             raise ConfigError("schedule.client_dropout", self.client_dropout, valid)
         clocks = None
         if self.clock_spread:
-            if any(not np.array_equal(own, members[0]) for own in members):
+            if any(not np.array_equal(own, eligible[0]) for own in eligible):
                 valid = "one in which every client holds every task, with schedule.clock_spread"
                 raise ConfigError("data.participation", "clients that hold some of the tasks", valid)
-            rounds = self.rounds(len(members))
+            rounds = self.rounds(len(eligible))
             if not can_differ(rounds, self.clock_spread):
                 least = f", or at least 1/{max(rounds)}: rounds are whole ones" if max(rounds) > 1 else ""
                 valid = f"0{least}, and with rounds_per_task = {self.rounds_per_task} every client would have as many"
                 raise ConfigError("schedule.clock_spread", self.clock_spread, valid)
-            clocks = rounds_of_clients(rounds, self.clock_spread, int(members[0][-1]) + 1, seed)
-        return BoundSchedule(self, members, seed, clocks)
+            clocks = rounds_of_clients(rounds, self.clock_spread, int(eligible[0][-1]) + 1, seed)
+        return BoundSchedule(self, eligible, seed, clocks, members)
 
 
 class BoundSchedule:
@@ -229,8 +229,7 @@ class BoundSchedule:
 
     Args:
         settings: the schedule.
-        members: per task, the ids of the clients that hold it, ascending.
-        seed: the run's seed.
+        eligible, seed, members: as for :meth:`Schedule.bind`.
         clocks: ``[C, T]`` rounds of each client's tasks, each at least 1; None if all change tasks together.
 
     Attributes:
@@ -238,19 +237,30 @@ class BoundSchedule:
     """
 
     def __init__(
-        self, settings: Schedule, members: Sequence[np.ndarray], seed: int, clocks: np.ndarray | None = None
+        self,
+        settings: Schedule,
+        eligible: Sequence[np.ndarray],
+        seed: int,
+        clocks: np.ndarray | None = None,
+        members: Callable[[], Sequence[np.ndarray]] | None = None,
     ) -> None:
-        self.settings, self.members, self.seed = settings, members, seed
+        self.settings, self.seed = settings, seed
+        self._eligible, self._find_members = eligible, members
         self._own_ends = None if clocks is None else np.cumsum(clocks, axis=1)
         if self._own_ends is None:
-            self._ends = np.cumsum(settings.rounds(len(members)))
+            self._ends = np.cumsum(settings.rounds(len(eligible)))
         else:
-            self._ends = self._own_ends[members[0]].max(0)
-        self.num_tasks = len(members)
+            self._ends = self._own_ends[eligible[0]].max(0)
+        self.num_tasks = len(eligible)
         self.num_rounds = int(self._ends[-1])
         self.ends_after: int | None = None
         self._last: RoundPlan | None = None
         self._dropouts: tuple[int, frozenset[int]] = (-1, frozenset())
+
+    @cached_property
+    def members(self) -> Sequence[np.ndarray]:
+        """Per task, the ids of the clients that hold it, ascending."""
+        return self._eligible if self._find_members is None else self._find_members()
 
     @property
     def client_clocks(self) -> bool:

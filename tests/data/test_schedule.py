@@ -186,6 +186,6 @@ def test_every_client_drops_out_as_often_as_others() -> None:
 def test_of_few_clients_everyone_joins_but_nobody_more_often() -> None:
     """Poisson sampling's rate is at most 1, if fewer clients hold a task than ``clients_per_round``."""
     members = [np.arange(10), np.array([1, 4])]
-    bound = Schedule(1, 3, sampling="poisson").bind(members, 0, [np.arange(10)] * 2)
+    bound = Schedule(1, 3, sampling="poisson").bind([np.arange(10)] * 2, 0, lambda: members)
     assert [bound.sampling_rate(round) for round in (0, 1)] == [0.3, 1.0]
     assert bound.expected_clients(1) == 2.0
