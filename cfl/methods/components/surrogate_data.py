@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from cfl.data.sources.base import Source
 from cfl.data.sources.loading import load_checked
+from cfl.data.streams.sequence import enlarge
 from cfl.data.types import PixelTransform
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
@@ -32,15 +32,12 @@ def read_surrogate(source: Source, root: Path, shape: tuple[int, int, int], key:
         ConfigError: if its images are larger, or their channels others, than wanted.
         DataFilesMissing: if files are absent.
     """
-    images = load_checked(source, root, key)[0].images
-    channels, height, width = images.shape[1:]
+    train, _ = load_checked(source, root, key)
+    channels, height, width = train.images.shape[1:]
     if channels not in (1, shape[0]) or height > shape[1] or width > shape[2]:
         valid = f"images that fit into {list(shape)}, the network's input: no larger, grey or of {shape[0]} channels"
         raise ConfigError(key, f"{source.name}, images of {[channels, height, width]}", valid)
-    down, right = shape[1] - height, shape[2] - width
-    if down or right:
-        images = pad(images, (right // 2, right - right // 2, down // 2, down - down // 2))
-    return images.expand(-1, shape[0], -1, -1)
+    return enlarge(train, shape).images
 
 
 def normalised_as(transform: PixelTransform, scale: float) -> PixelTransform:
