@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cfl.papers.cells import Cell
-from cfl.papers.definition import Table
+from cfl.papers.definition import Order, Table
 from cfl.reporting.compare.statistics import ranks
 
 
@@ -21,9 +21,7 @@ class OrderComparison:
         values: values of the axis with our mean and a published one, in the table's order.
         ours: our mean for each value.
         paper: the published mean for each value.
-        leader: the value that is the best in the paper's conclusions.
-        reference: the value with which the leader is compared.
-        lowest_leads: whether the lowest mean is the best.
+        order: the table's order, with leader and reference.
         seeds: number of seeds that all values have; our means are over these. None if there is no common seed; then
             each mean is over its own seeds.
     """
@@ -33,9 +31,7 @@ class OrderComparison:
     values: Sequence[str]
     ours: Mapping[str, float]
     paper: Mapping[str, float]
-    leader: str
-    reference: str
-    lowest_leads: bool = False
+    order: Order
     seeds: int | None = None
 
     @property
@@ -56,17 +52,19 @@ class OrderComparison:
         return self._leads(self.paper)
 
     def _leads(self, means: Mapping[str, float]) -> bool | None:
-        others = [means[v] for v in self.values if v != self.leader]
-        if self.leader not in means or not others:
+        leader = self.order.leader
+        others = [means[v] for v in self.values if v != leader]
+        if leader not in means or not others:
             return None
-        return means[self.leader] < min(others) if self.lowest_leads else means[self.leader] > max(others)
+        return means[leader] < min(others) if self.figure in self.order.lowest else means[leader] > max(others)
 
     @property
     def gap(self) -> tuple[float, float] | None:
         """Leader minus reference, (ours, the paper's); None if leader or reference has not been run."""
-        if not {self.leader, self.reference} <= set(self.ours):
+        leader, reference = self.order.leader, self.order.reference
+        if not {leader, reference} <= set(self.ours):
             return None
-        return self.ours[self.leader] - self.ours[self.reference], self.paper[self.leader] - self.paper[self.reference]
+        return self.ours[leader] - self.ours[reference], self.paper[leader] - self.paper[reference]
 
 
 def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]:
@@ -103,9 +101,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
                 values=list(group),
                 ours=ours,
                 paper={value: published for value, (_, published) in group.items()},
-                leader=order.leader,
-                reference=order.reference,
-                lowest_leads=figure in order.lowest,
+                order=order,
                 seeds=len(common) or None,
             )
         )

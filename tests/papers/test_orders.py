@@ -65,7 +65,8 @@ def test_order_and_gap() -> None:
 def test_a_leader_is_better_than_every_other(sign: int, lowest: bool) -> None:
     for ours, leads in ((3.0, True), (2.0, False), (1.5, False)):
         means = {"a": sign * ours, "b": sign * 1.0, "c": sign * 2.0}
-        assert OrderComparison({}, "ACC", list(means), means, means, "a", "b", lowest).leads is leads
+        order = Order("method", ["ACC"], "a", "b", ["ACC"] if lowest else [])
+        assert OrderComparison({}, "ACC", list(means), means, means, order).leads is leads
 
 
 def with_seeds(values: dict[str, dict[int, float]], without: dict[str, dict[int, str]] | None = None) -> list[Cell]:
