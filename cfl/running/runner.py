@@ -86,7 +86,8 @@ class Runner:
 
     Args:
         jobs: number of runs at a time.
-        missing: remembers missing data sets. A job is not started if it needs one that this runner has found missing.
+        missing: remembers missing data sets for later commands, if given. A job is not started if it needs one that
+            this runner has found missing.
         start: starts a process.
         console: shows progress: live bars on a terminal, otherwise a line per start and end.
         read: reads a finished run's folder; raises a :class:`RunFolderError` if the folder is damaged.
@@ -98,7 +99,7 @@ class Runner:
     def __init__(
         self,
         jobs: int,
-        missing: MissingData,
+        missing: MissingData | None,
         start: Start,
         console: Console | None = None,
         read: Callable[[Path], object] = read_finished,
@@ -195,13 +196,15 @@ class Runner:
         if status == 0 and (job.folder / SUMMARY).exists():
             if (damage := self._damage(job.folder)) is not None:
                 return Outcome(job, "failed", f"{damage}; without this folder the same command makes the run anew")
-            self.missing.remove(needs_of(job.experiment))
+            if self.missing is not None:
+                self.missing.remove(needs_of(job.experiment))
             return Outcome(job, "finished")
         if self.interrupted_by is not None and status in (128 + signal.SIGTERM, -signal.SIGTERM):
             return Outcome(job, "interrupted", "the same command continues it")
         if status == 2 and (absent := find_missing(job.experiment, job.config["data"].get("root"))):
             self._absent |= set(absent)
-            self.missing.add(absent)
+            if self.missing is not None:
+                self.missing.add(absent)
             return Outcome(job, "cannot run here", f"needs {', '.join(absent)}, see {job.folder / LOG}")
         said = f"exit status {status}, see {job.folder / LOG}\n{last_lines(job.folder / LOG)}"
         return Outcome(job, "failed", said, diverged_experiment(job.folder) is not None)

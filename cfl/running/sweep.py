@@ -23,7 +23,6 @@ from cfl.running.finished import Finished, not_recorded, read_finished, read_res
 from cfl.running.grid import Values, combinations, named, setting, values_in
 from cfl.running.jobs import Lacking, Wanted, lacking
 from cfl.running.launcher import Launcher
-from cfl.running.missing_data import MISSING, MissingData
 from cfl.running.resolving import Resolver
 from cfl.running.runner import Outcome, Runner
 from cfl.runtime.atomic_write import write_whole
@@ -67,7 +66,7 @@ def run(
     methods = wanted(words, ",".join(options.methods) if options.methods else None, _grid(options.set), out, resolver)
     tests = [one for settings in methods.values() for one in settings.values()]
     choice = Choice(options.choose, choosing, methods, out, resolver) if options.choose is not None else None
-    making = _Making(out, options.dry_run, resolver, Runner(options.jobs, MissingData(out / MISSING), launcher.start))
+    making = _Making(out, options.dry_run, resolver, Runner(options.jobs, None, launcher.start))
     without: list[str] = []
     notes: list[str] = []
     if choice is not None:
