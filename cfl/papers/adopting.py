@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from cfl.papers.cells import each_recipe, table_folder
-from cfl.papers.definition import Paper
+from cfl.papers.definition import Paper, Table
 from cfl.papers.results import read_result
 from cfl.reporting.csv_file import RunFolderError
 from cfl.running.jobs import run_name
@@ -37,18 +38,30 @@ def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> 
             folder of the copy.
     """
     result = read_result(folder)
+    filled = _filled(result.experiment, papers, resolver)
+    if filled is None:
+        told = "its experiment fills no table; seed apart, every setting must be that of a cell"
+        raise RunFolderError(f"{folder}: {told}")
+    scale, table, point = filled
+    target = runs / table_folder(table, point) / run_name(scale, result.experiment)
+    if target.resolve() != folder.resolve():
+        target.mkdir(parents=True, exist_ok=True)
+        with _alone_in(target):
+            _copy(folder, target)
+    return target
+
+
+def _filled(
+    experiment: Mapping[str, Any], papers: list[Paper], resolver: Resolver
+) -> tuple[str, Table, Mapping[str, str]] | None:
+    """The first scale, table and point that an experiment fills; None if it fills none."""
     for paper in papers:
         for scale in paper.scales:
             for table in paper.tables():
                 for point, recipe in each_recipe(table, scale):
-                    if same_experiment(resolver.experiment(recipe.arguments), result.experiment):
-                        target = runs / table_folder(table, point) / run_name(scale, result.experiment)
-                        if target.resolve() != folder.resolve():
-                            target.mkdir(parents=True, exist_ok=True)
-                            with _alone_in(target):
-                                _copy(folder, target)
-                        return target
-    raise RunFolderError(f"{folder}: its experiment fills no table; seed apart, every setting must be that of a cell")
+                    if same_experiment(resolver.experiment(recipe.arguments), experiment):
+                        return scale, table, point
+    return None
 
 
 @contextlib.contextmanager
