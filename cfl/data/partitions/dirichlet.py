@@ -45,8 +45,7 @@ class Dirichlet(Partition):
     def __init__(self, alpha: float = 0.3, min_samples: int = 10, max_retries: int = 100, balance: bool = True) -> None:
         check_numbers("data.partition", "(0, inf)", alpha=alpha)
         check_integers("data.partition", 0, min_samples=min_samples)
-        if not 1 <= max_retries <= _MOST_RETRIES:
-            raise ConfigError("data.partition.max_retries", max_retries, f"an integer from 1 to {_MOST_RETRIES}")
+        check_integers("data.partition", 1, at_most=_MOST_RETRIES, max_retries=max_retries)
         self.alpha, self.min_samples, self.max_retries, self.balance = alpha, min_samples, max_retries, balance
         self.name = f"dirichlet-{alpha:g}"
 
