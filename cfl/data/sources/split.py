@@ -113,8 +113,6 @@ def balanced_subset(labels: Tensor, size: int, purpose: str) -> Tensor:
     Returns:
         ``[min(size, N)]`` int64, ascending.
     """
-    if size >= len(labels):
-        return torch.arange(len(labels))
     order = numpy_generator(0, purpose).permutation(len(labels))
     shuffled = labels.numpy()[order]
     by_class = np.argsort(shuffled, kind="stable")
