@@ -41,7 +41,6 @@ def check_samples(
     each = (len(own), *part.y.shape[1:2]) if isinstance(part.y, Tensor) else (len(own),)
     classes = num_outputs is not None
     factor = [] if part.own_factor is None else [("own_factor", part.own_factor, _FLOATS, each[:1])]
-    extras = [(f"extras[{name!r}]", value, (), (*each, ...)) for name, value in part.extras.items()]
     expected: list[tuple[str, Any, tuple[torch.dtype, ...], tuple[Any, ...]]] = [
         ("y", part.y, (torch.int64,) if classes else (), each if classes else (*each, ...)),
         ("x", part.x, (torch.float32, dtype), (*each, *input_shape)),
@@ -49,7 +48,6 @@ def check_samples(
         ("mask", part.mask, (torch.bool,), each),
         ("weights", part.weights, _FLOATS, each),
         *factor,
-        *extras,
     ]
     for name, value, types, shape in expected:
         if not isinstance(value, Tensor):
@@ -61,7 +59,7 @@ def check_samples(
         if found != shape and (shape[-1] is not ... or found[: len(each)] != each):
             wanted = str(list(shape)).replace("Ellipsis", "...")
             raise ValueError(f"{who} with {name} of shape {list(found)}, not {wanted}: y has {list(part.y.shape)}")
-    _refuse_gradients(who, part.extras)
+    check_extras(f"{who} with", part.extras, part.mask)
     if own.device.type != "cpu" or not part.mask.numel():
         return
     if num_outputs is not None:
@@ -72,13 +70,13 @@ def check_samples(
         raise ValueError(f"{who} with NaN or infinity in x where mask is False: padding must be finite")
 
 
-def check_extras(who: str, extras: Mapping[str, Any], own: Tensor) -> None:
-    """Refuse extras of the step's own samples that do not go together with these samples.
+def check_extras(who: str, extras: Mapping[str, Any], mask: Tensor) -> None:
+    """Refuse extras that do not go together with their samples, or through which only some engines would differentiate.
 
     Args:
         who: who gives them, for messages.
         extras: name -> tensor.
-        own: ``[K, B]``, mask of the step's own samples.
+        mask: ``[K, B]``, mask of their samples.
 
     Raises:
         TypeError: an extra is no tensor, or on another device.
@@ -87,16 +85,10 @@ def check_extras(who: str, extras: Mapping[str, Any], own: Tensor) -> None:
     for name, value in extras.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{who} extras[{name!r}] as {type(value).__name__}, not as a tensor")
-        if value.device != own.device:
-            raise TypeError(f"{who} extras[{name!r}] on {value.device}, not on {own.device}")
-        if value.shape[:2] != own.shape:
-            wanted = f"[{len(own)}, {own.shape[1]}, ...], as of every client and sample"
+        if value.device != mask.device:
+            raise TypeError(f"{who} extras[{name!r}] on {value.device}, not on {mask.device}")
+        if value.shape[:2] != mask.shape:
+            wanted = f"[{len(mask)}, {mask.shape[1]}, ...], as of every client and sample"
             raise ValueError(f"{who} extras[{name!r}] of shape {list(value.shape)}, not {wanted}")
-    _refuse_gradients(who, extras)
-
-
-def _refuse_gradients(who: str, extras: Mapping[str, Tensor]) -> None:
-    """Refuse extras through which some engines would differentiate, and others not."""
-    for name, value in extras.items():
         if value.requires_grad:
             raise ValueError(f"{who} extras[{name!r}] with a gradient: extras are constants; use torch.no_grad")
