@@ -58,35 +58,13 @@ class Chain:
                 graph = _Tracer().trace(copy.deepcopy(network))
         except Exception:  # control flow that depends on data, and whatever else a forward pass may do
             return None
-        layers: list[Layer] = []
-        modules = dict(network.named_modules())
-        before: fx.Node | None = None
-        flat = False
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                if before is not None:
-                    return None
-            elif node.op == "output":
-                if node.args != (before,):
-                    return None
-            elif list(node.all_input_nodes) != [before]:
-                return None
-            else:
-                layer = _module_layer(node, modules) if node.op == "call_module" else _function_layer(node)
-                if layer is None:
-                    return None
-                if layer:
-                    if isinstance(layer, Linear) and not flat:
-                        return None  # this layer would be applied at every place of a map
-                    flat = flat or isinstance(layer, Flatten)
-                    layers.append(layer)
-            before = node
+        layers = _layers_of(graph, dict(network.named_modules()))
+        if layers is None:
+            return None
         weighted = [layer for layer in layers if isinstance(layer, Linear | Conv2d)]
         trained = {n for n, _ in network.named_parameters()}
         used = [n for layer in weighted for n in (layer.weight, layer.bias) if n is not None]
-        if set(used) != trained or len(used) != len(trained):
-            return None
-        return cls(layers, products)
+        return cls(layers, products) if set(used) == trained and len(used) == len(trained) else None
 
     @torch.no_grad()
     def step(
@@ -165,6 +143,31 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, CountedDropout | CountedDropout2d) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _layers_of(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> list[Layer] | None:
+    """The layers of a graph that is one chain of known ones; None for any other graph."""
+    layers: list[Layer] = []
+    before: fx.Node | None = None
+    flat = False
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if before is not None:
+                return None
+        elif node.op == "output":
+            if node.args != (before,):
+                return None
+        elif list(node.all_input_nodes) != [before]:
+            return None
+        else:
+            layer = _module_layer(node, modules) if node.op == "call_module" else _function_layer(node)
+            if layer is None or (isinstance(layer, Linear) and not flat):
+                return None  # a linear layer before Flatten would be applied at every place of a map
+            if layer:
+                flat = flat or isinstance(layer, Flatten)
+                layers.append(layer)
+        before = node
+    return layers
 
 
 _NOTHING: tuple[()] = ()
