@@ -52,6 +52,18 @@ class Figure:
     when: Mapping[str, Any] = field(default_factory=dict)
     any_scale: bool = False
 
+    @classmethod
+    def read(cls, entry: str | Mapping[str, Any], where: str) -> Figure:
+        """Read a data file's entry: the expression, or the attributes by name.
+
+        Raises:
+            ConfigError: a key is unknown, or the expression is invalid.
+        """
+        options = {"value": entry} if isinstance(entry, str) else entry
+        refuse_unknown(options, cls.__dataclass_fields__, where)
+        expression(options["value"], where)
+        return cls(**options)
+
     def points(self, point: Point) -> list[dict[str, str]]:
         """Return the points of the runs that are needed: the run that is read, and the one subtracted, if any."""
         return [{**point, **self.of}] + ([{**point, **self.less}] if self.less else [])
@@ -416,26 +428,9 @@ def read_table(paper: Paper, path: Path) -> Table:
     entry, where = load(path, "table"), str(path)
     refuse_unknown(entry, [key for key in Table.__dataclass_fields__ if key not in ("paper", "name")], where)
     axes = {axis: texts(values) for axis, values in entry["axes"].items()}
-    figures = {}
-    for name, given in entry["figures"].items():
-        options = {"value": given} if isinstance(given, str) else given
-        refuse_unknown(options, Figure.__dataclass_fields__, f"{where}, figures.{name}")
-        expression(options["value"], f"{where}, figures.{name}")
-        figures[name] = Figure(**options)
+    figures = {name: Figure.read(given, f"{where}, figures.{name}") for name, given in entry["figures"].items()}
     order = Order.read(entry["order"], axes, figures, where) if entry.get("order") else None
     lines = one_of(entry["lines"], axes, f"{where}, lines", "the axes ") if entry.get("lines") is not None else None
-    dotted = {axis: str(value) for axis, value in entry.get("dotted", {}).items()}
-    if dotted and not (lines and len(dotted) == 1):
-        raise ConfigError(f"{where}, dotted", dotted, "one axis and its value, where there are lines")
-    for axis, value in dotted.items():
-        if axis == lines or value not in axes.get(axis, ()):
-            valid = "an axis other than that of the lines, and its value"
-            raise ConfigError(f"{where}, dotted", f"{axis}: {value}", valid)
-    labels = _labels(entry)
-    for axis, names in labels.items():
-        for value in names:
-            if value not in axes.get(axis, ()):
-                raise ConfigError(f"{where}, labels", f"{axis}: {value}", "an axis of the table, and its value")
     over: Any = one_of(entry.get("over", "tasks"), get_args(Over), f"{where}, over")
     if "over" in entry and not lines:
         raise ConfigError(f"{where}, over", over, "unset where there are no lines: it says what curves run over")
@@ -455,9 +450,31 @@ def read_table(paper: Paper, path: Path) -> Table:
         over=over,
         seeds=count(entry.get("seeds", paper.seeds), f"{where}, seeds"),
         no_targets=[NoTarget.read(part, figures, where) for part in entry.get("no_targets", [])],
-        dotted=dotted,
-        labels=labels,
+        dotted=_dotted(entry, axes, lines, where),
+        labels=_labels_of(entry, axes, where),
     )
+
+
+def _dotted(
+    entry: Mapping[str, Any], axes: Mapping[str, Sequence[str]], lines: str | None, where: str
+) -> dict[str, str]:
+    dotted = {axis: str(value) for axis, value in entry.get("dotted", {}).items()}
+    if dotted and not (lines and len(dotted) == 1):
+        raise ConfigError(f"{where}, dotted", dotted, "one axis and its value, where there are lines")
+    for axis, value in dotted.items():
+        if axis == lines or value not in axes.get(axis, ()):
+            valid = "an axis other than that of the lines, and its value"
+            raise ConfigError(f"{where}, dotted", f"{axis}: {value}", valid)
+    return dotted
+
+
+def _labels_of(entry: Mapping[str, Any], axes: Mapping[str, Sequence[str]], where: str) -> dict[str, dict[str, str]]:
+    labels = _labels(entry)
+    for axis, names in labels.items():
+        for value in names:
+            if value not in axes.get(axis, ()):
+                raise ConfigError(f"{where}, labels", f"{axis}: {value}", "an axis of the table, and its value")
+    return labels
 
 
 def _labels(entry: Mapping[str, Any]) -> dict[str, dict[str, str]]:
