@@ -47,7 +47,9 @@ _BYTES_PER_CLIENT = 32
 class ClientDataAssignment:
     """The samples of a stream's tasks, dealt to clients. Files are read on first use.
 
-    :class:`cfl.data.datamodule.FederatedDataModule` explains the arguments.
+    It is the first of three parts of one class. :class:`cfl.data.client_inputs.ClientInputs` adds the samples as
+    network inputs; :class:`cfl.data.datamodule.FederatedDataModule` adds rounds and Lightning's hooks, and explains the
+    arguments.
 
     Raises:
         ConfigError: a value outside its range, or two that contradict each other.
