@@ -205,12 +205,12 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
 
     @cached_property
     def of_files(self) -> dict[str, dict[str, Any]]:
-        """:meth:`cfl.data.sources.base.Source.kept` of the stream's data sets."""
+        """:meth:`cfl.data.sources.base.Source.facts_for_checkpoint` of the stream's data sets."""
         found: dict[str, dict[str, Any]] = {}
         for task in range(self.stream.num_tasks):
             source: Any = self.stream.source_of(task)
             while isinstance(source, Source):
-                found |= source.kept(self.root)
+                found |= source.facts_for_checkpoint(self.root)
                 source = getattr(source, "source", None)
         return found
 

@@ -92,8 +92,8 @@ class NpzSource(StandardSource):
             raise nothing_at(file, self.path, "a file", () if self.layout.numbers else self.size_options)
         return file
 
-    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
-        """See :meth:`Source.kept`: sizes and names."""
+    def facts_for_checkpoint(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.facts_for_checkpoint`: sizes and names."""
         held = {"shape": list(self.shape), "num_classes": self.num_classes, "names": list(self.names(root))}
         return {self._key: held}
 

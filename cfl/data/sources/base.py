@@ -48,7 +48,7 @@ class Source(Named, ABC):
     superclasses: tuple[tuple[int, ...], ...] = ()
     class_names: tuple[str, ...] = ()
 
-    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+    def facts_for_checkpoint(self, root: Path) -> dict[str, dict[str, Any]]:
         """Data set -> facts that were read from files, such as sizes, for checkpoints; empty for most data sets."""
         return {}
 

@@ -121,10 +121,10 @@ class CsvTable(Features):
         finally:
             self._held = None
 
-    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
-        """See :meth:`Source.kept`: also the names of columns and tasks."""
+    def facts_for_checkpoint(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.facts_for_checkpoint`: also the names of columns and tasks."""
         names = {"columns": list(self.columns(root)), "tasks": list(self.task_names(root))}
-        return {key: {**held, **names} for key, held in super().kept(root).items()}
+        return {key: {**held, **names} for key, held in super().facts_for_checkpoint(root).items()}
 
     def columns(self, root: Path) -> tuple[str, ...]:
         """See :meth:`Source.columns`; those of the checkpoint's run, if there is one."""

@@ -121,9 +121,11 @@ class Features(NpzSource):
     def _key(self) -> str:
         return f"{super()._key} standardise={self.standardise}"
 
-    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
-        """See :meth:`Source.kept`: also the moments."""
-        return {key: {**held, "moments": self.moments(root)} for key, held in super().kept(root).items()}
+    def facts_for_checkpoint(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.facts_for_checkpoint`: also the moments."""
+        return {
+            key: {**held, "moments": self.moments(root)} for key, held in super().facts_for_checkpoint(root).items()
+        }
 
     @property
     def reads(self) -> str:

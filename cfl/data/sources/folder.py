@@ -175,8 +175,8 @@ class ImageFolder(StandardSource):
         train, test = (read_class_folders(folder / part, self.shape, resize=self.resize) for part in ("train", "test"))
         return train, test
 
-    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
-        """See :meth:`Source.kept`."""
+    def facts_for_checkpoint(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.facts_for_checkpoint`."""
         return {self._key: {"num_classes": self.num_classes, "names": list(self.names(root))}}
 
     @property

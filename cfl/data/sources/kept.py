@@ -16,7 +16,8 @@ def facts_of_run(kept: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
     """Within the context, give these sizes, names and moments to the data sets that are made, which keep them.
 
     Args:
-        kept: :meth:`cfl.data.sources.base.Source.kept` of the data sets of a checkpoint's run; empty for a new run.
+        kept: :meth:`cfl.data.sources.base.Source.facts_for_checkpoint` of the data sets of a checkpoint's run; empty
+            for a new run.
     """
     token = _known.set(kept)
     try:
