@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.kept_samples import kept_bytes, kept_samples
+from cfl.data.samples_of_other_tasks import bytes_of_other_tasks, samples_of_other_tasks
 from cfl.data.schedule import BoundSchedule, RoundPlan
 from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.federation.channel import UPDATE, Channel, payload_bytes
@@ -190,13 +190,13 @@ class Federation:
         tensors = self.model.state_tensors()
         own = payload_bytes({name: tensors[name] for name in self.model.personal})
         own += 0 if self.buffer is None else self.buffer.client_storage()
-        own += kept_bytes(self.data)
+        own += bytes_of_other_tasks(self.data)
         return own + self.methods.client_storage()
 
     @property
     def computes_more_locally(self) -> bool:
         """Whether local training costs more than that of federated averaging on the current task's samples."""
-        return kept_samples(self.data) > 0 or self.methods.computes_locally
+        return samples_of_other_tasks(self.data) > 0 or self.methods.computes_locally
 
     def model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
         """The model that a client uses for test samples of its ``task``-th task, or of an unknown task if None.

@@ -18,9 +18,9 @@ from torch import Tensor
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.exposure import stretches
-from cfl.data.kept_samples import kept_samples
 from cfl.data.participation import AllClients, Joining, Participation, RandomShare
 from cfl.data.partitions import IID, Natural
+from cfl.data.samples_of_other_tasks import samples_of_other_tasks
 from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Binarised, RecordedFrames, Synthetic
 from cfl.data.streams import ClassSplit, Mixture, Permuted, Sequence
@@ -138,7 +138,7 @@ def test_clients_train_on_what_they_meet_or_have_met(exposure: str) -> None:
             assert data.trained_in(data.rounds.round(round))[client].tolist() == expected
     most = max(len(data.trained_in(data.rounds.round(r))[c]) for r in range(data.num_rounds) for c in range(3))
     assert data.most_trained_on == most
-    assert kept_samples(data) == (0 if exposure == "streaming" else most)
+    assert samples_of_other_tasks(data) == (0 if exposure == "streaming" else most)
 
 
 @pytest.mark.parametrize("exposure", ["streaming", "streaming-cumulative"])

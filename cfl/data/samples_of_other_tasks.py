@@ -8,7 +8,7 @@ from cfl.data.client_inputs import ClientInputs
 from cfl.data.partitions.client_shares import share_sizes
 
 
-def kept_samples(data: ClientInputs) -> int:
+def samples_of_other_tasks(data: ClientInputs) -> int:
     """Largest number of samples of other tasks that a client trains on during a task, over clients and tasks.
 
     With ``data.exposure: cumulative`` they are those of its earlier tasks, with ``joint`` those of all its other tasks.
@@ -31,7 +31,7 @@ def kept_samples(data: ClientInputs) -> int:
     return most
 
 
-def kept_bytes(data: ClientInputs) -> int:
-    """Bytes of the :func:`kept_samples`: one byte for each pixel, label and task."""
+def bytes_of_other_tasks(data: ClientInputs) -> int:
+    """Bytes of the :func:`samples_of_other_tasks`: one byte for each pixel, label and task."""
     channels, height, width = data.input_shape
-    return kept_samples(data) * (channels * height * width + 2)
+    return samples_of_other_tasks(data) * (channels * height * width + 2)

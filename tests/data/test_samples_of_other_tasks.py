@@ -10,9 +10,9 @@ from support import tiny_cli
 from support.tiny import fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
 
 from cfl.data.exposure import Exposure
-from cfl.data.kept_samples import kept_samples
 from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
+from cfl.data.samples_of_other_tasks import samples_of_other_tasks
 from cfl.data.sequences import DisjointTasks
 from cfl.methods import FedCurv
 
@@ -34,12 +34,12 @@ def test_it_is_what_a_client_trains_on_but_for_the_current_tasks(exposure: Expos
         for client in data.trained_on(task):
             own = set(data.client_global_index(task, client).tolist())
             most = max(most, len(set(data.global_index_trained_on(task, client).tolist()) - own))
-    assert kept_samples(data) == most
+    assert samples_of_other_tasks(data) == most
     assert (most == 0) == (exposure == "sequential")
 
 
 def test_clients_that_meet_every_sample_once_keep_none() -> None:
-    assert kept_samples(tiny_data(exposure="asynchronous")) == 0
+    assert samples_of_other_tasks(tiny_data(exposure="asynchronous")) == 0
 
 
 def test_cumulative_training_of_a_single_task_keeps_nothing() -> None:
