@@ -75,7 +75,7 @@ class Samples(NamedTuple):
         """The samples of the clients ``start .. stop - 1``, ``[stop - start, N]``."""
         return self._each(lambda values: values[start:stop])
 
-    def kept(self) -> Samples:
+    def without_padding(self) -> Samples:
         """One client's samples without padding."""
         return self._each(lambda values: values[self.mask])
 

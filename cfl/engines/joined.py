@@ -51,7 +51,7 @@ class Joined:
         x, samples = self.x[row], self.samples.row(row)
         if self.counts[row] == len(x):
             return x, samples, dropped
-        return x[samples.mask], samples.kept(), {name: mask[samples.mask] for name, mask in dropped.items()}
+        return x[samples.mask], samples.without_padding(), {name: mask[samples.mask] for name, mask in dropped.items()}
 
     def of_stack(self, start: int, stop: int) -> Given:
         """Several clients' samples, with padding."""
@@ -59,19 +59,19 @@ class Joined:
         dropped = behind(own, {name: mask[start:stop] for name, mask in self.added_masks.items()}, 1)
         return self.x[start:stop], self.samples.between(start, stop), dropped
 
-    def spread(self, seen: Mapping[int, Tensor]) -> Tensor:
-        """Join ``seen``, first row -> ``[n, O]`` of a client's unpadded samples or ``[m, N, O]``, to ``[k, N, O]``."""
+    def padded_logits(self, by_first_row: Mapping[int, Tensor]) -> Tensor:
+        """Join logits, first row -> ``[n, O]`` of a client's unpadded samples or ``[m, N, O]``, to ``[k, N, O]``."""
         k, count = self.samples.mask.shape
-        some = next(iter(seen.values()))
-        spread = some.new_zeros((k, count, some.shape[-1]))
-        for start, values in seen.items():
+        some = next(iter(by_first_row.values()))
+        padded = some.new_zeros((k, count, some.shape[-1]))
+        for start, values in by_first_row.items():
             if values.ndim == 3:
-                spread[start : start + len(values)] = values
+                padded[start : start + len(values)] = values
             elif len(values) == count:
-                spread[start] = values
+                padded[start] = values
             else:
-                spread[start, self.samples.mask[start]] = values
-        return spread
+                padded[start, self.samples.mask[start]] = values
+        return padded
 
 
 def behind(masks: dict[str, Tensor], more: dict[str, Tensor], dim: int) -> dict[str, Tensor]:

@@ -143,7 +143,7 @@ class WorkerEngine(Engine):
             losses[start : start + rows] = found
 
         self._threads.run(body, starts)
-        self.logits = joined.spread(seen) if seen else None
+        self.logits = joined.padded_logits(seen) if seen else None
 
     def train(self, cohort: Cohort, block: CohortBlock, context: StepContext) -> Tensor:
         """As :meth:`Engine.train`. A thread takes all of a client's steps in turn, while the client's weights are in
