@@ -46,8 +46,8 @@ class CohortBatch:
             None means that all samples are of ``task``.
         handles: function that returns the handles for ``index``, which do not show the samples' tasks; set with
             ``gather``.
-        before: pairs of a tensor and its copy on the CPU, for :attr:`index` and :attr:`mask`, if the batch was moved to
-            a device.
+        cpu_copies: pairs of a tensor and its copy on the CPU, for :attr:`index` and :attr:`mask`, if the batch was
+            moved to a device.
         gather_from_cpu: the function that :attr:`gather` was at first, if it would have to read indices that are on an
             accelerator. It also takes them on the CPU, with the device of the samples as ``device``. Not used if
             :attr:`gather` has been replaced.
@@ -68,7 +68,7 @@ class CohortBatch:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     tasks_of_own: Callable[[Tensor], Tensor | TaskHandles] | None = None
     handles: Callable[[], Handles] | None = None
-    before: tuple[tuple[Tensor, Tensor], ...] = ()
+    cpu_copies: tuple[tuple[Tensor, Tensor], ...] = ()
     gather_from_cpu: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     def with_added(self, added: ExtraSamples) -> CohortBatch:
@@ -102,7 +102,7 @@ class CohortBatch:
             gather=fetch,
             tasks_of_own=None if hidden is None else _through(names.global_index, hidden),
             handles=None,
-            before=self.before if there is None else (*self.before, (index, names.of(there))),
+            cpu_copies=self.cpu_copies if there is None else (*self.cpu_copies, (index, names.of(there))),
             gather_from_cpu=fetch if gather is self.gather_from_cpu else None,
         )
 
@@ -195,7 +195,7 @@ class CohortBatch:
     def to(self, device: torch.device | str) -> CohortBatch:
         """The same batch with its index and mask on ``device``."""
         index, mask = moved(self.index, device), moved(self.mask, device)
-        return replace(self, index=index, mask=mask, before=((index, self.index_on_cpu), (mask, self.mask_on_cpu)))
+        return replace(self, index=index, mask=mask, cpu_copies=((index, self.index_on_cpu), (mask, self.mask_on_cpu)))
 
     @property
     def index_on_cpu(self) -> Tensor:
@@ -214,7 +214,7 @@ class CohortBatch:
 
     def _known_on_cpu(self, tensor: Tensor) -> Tensor | None:
         """The CPU tensor that ``tensor`` was moved from; None if it is unknown."""
-        return next((there for here, there in self.before if here is tensor), None)
+        return next((there for here, there in self.cpu_copies if here is tensor), None)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class CohortBlock:
         first: number of the first step, from 0.
         last_of_round: whether no block or batch follows in this round.
         complete: function that adds to a step the functions that fetch its samples; filled in on the device.
-        before: this block as it was on the CPU, if it was moved to a device.
+        on_cpu: this block as it was on the CPU, if it was moved to a device.
     """
 
     clients: tuple[int, ...]
@@ -247,7 +247,7 @@ class CohortBlock:
     first: int = 0
     last_of_round: bool = False
     complete: Callable[[CohortBatch], CohortBatch] | None = None
-    before: CohortBlock | None = None
+    on_cpu: CohortBlock | None = None
 
     def __len__(self) -> int:
         """S, the number of steps."""
@@ -261,8 +261,8 @@ class CohortBlock:
     @cached_property
     def counts(self) -> list[list[int]]:
         """``[K][S]``, samples of each client in each step."""
-        if self.before is not None:  # counted on the CPU, without waiting for an accelerator
-            return self.before.counts
+        if self.on_cpu is not None:  # counted on the CPU, without waiting for an accelerator
+            return self.on_cpu.counts
         counts: list[list[int]] = self.mask.sum(-1).tolist()
         return counts
 
@@ -286,21 +286,21 @@ class CohortBlock:
             widths=self.widths[start:stop],
             first=self.first + start,
             last_of_round=self.last_of_round and stop >= len(self),
-            before=None if self.before is None else self.before.part(start, stop),
+            on_cpu=None if self.on_cpu is None else self.on_cpu.part(start, stop),
         )
 
     def to(self, device: torch.device | str) -> CohortBlock:
         """The same block with its index and mask on ``device``."""
         index, mask = moved(self.index, device), moved(self.mask, device)
-        before = self if self.before is None else self.before
-        return self if index is self.index else replace(self, index=index, mask=mask, before=before)
+        on_cpu = self if self.on_cpu is None else self.on_cpu
+        return self if index is self.index else replace(self, index=index, mask=mask, on_cpu=on_cpu)
 
     def step(self, number: int) -> CohortBatch:
         """Return one of the S steps as a new batch, without cached samples."""
         width, step = self.widths[number], self.first + number
         index, mask = self.index[:, number, :width], self.mask[:, number, :width]
-        there = self.before
-        before = (
+        there = self.on_cpu
+        copies = (
             () if there is None else ((index, there.index[:, number, :width]), (mask, there.mask[:, number, :width]))
         )
         batch = CohortBatch(
@@ -314,7 +314,7 @@ class CohortBlock:
             step=step,
             closes=tuple(row for row, length in enumerate(self.lengths) if length == step + 1),
             last_of_round=self.last_of_round and number + 1 == len(self),
-            before=before,
+            cpu_copies=copies,
         )
         return batch if self.complete is None else self.complete(batch)
 
