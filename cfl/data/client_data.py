@@ -266,7 +266,7 @@ class ClientDataAssignment:
 
     def handles_in_steps(self, task: int) -> Handles:
         """:attr:`handles` of the sample indices that the local steps of a task use."""
-        return self.handles if self.by_global_index else self.handles.behind(int(self.global_index.starts[task]))
+        return self.handles if self.by_global_index else self.handles.offset_by(int(self.global_index.starts[task]))
 
     def _global_index_dealt(self, stream_task: int, client: int) -> np.ndarray:
         return self.global_index.of(stream_task, self.dealt[stream_task][client])

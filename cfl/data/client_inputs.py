@@ -121,26 +121,26 @@ class ClientInputs(ClientDataAssignment):
 
     def samples_at(
         self,
-        places: Tensor,
+        global_index: Tensor,
         moment: Moment | None = None,
         words: Tensor | None = None,
         device: torch.device | None = None,
     ) -> tuple[Tensor, Tensor, TaskHandles]:
         """Training samples with :attr:`global_index` ``[...]``: network input and output indices as returned by
         :meth:`cfl.data.inputs.Inputs.of_tasks`, and their tasks."""
-        tasks, index = self.global_index.split(places)
+        tasks, index = self.global_index.split(global_index)
         x, y = self.inputs.of_tasks(tasks, index, moment, words, device)
         return x, y, TaskHandles(moved(tasks, y.device))
 
-    def labels_at(self, places: Tensor) -> Tensor:
+    def labels_at(self, global_index: Tensor) -> Tensor:
         """``[n]`` int64 output index of training samples with :attr:`global_index` ``[n]``, without their images."""
-        return self.inputs.labels(*self.global_index.split(places))
+        return self.inputs.labels(*self.global_index.split(global_index))
 
     def _gather_global(
-        self, places: Tensor, moment: Moment | None = None, device: torch.device | None = None
+        self, global_index: Tensor, moment: Moment | None = None, device: torch.device | None = None
     ) -> tuple[Tensor, Tensor]:
         """As :meth:`gather`, for :attr:`global_index`; on ``device`` if it is given."""
-        return self.samples_at(places, moment, device=device)[:2]
+        return self.samples_at(global_index, moment, device=device)[:2]
 
     def outputs_in_loss(self, task: TaskRef, client: int) -> Tensor | None:
         """``[O]`` bool, the outputs in the training loss of a client's task, or None for all."""

@@ -47,14 +47,14 @@ class GlobalIndex:
         """Return the global indices of indices into a task's training set."""
         return index + self.starts[task]
 
-    def tasks(self, places: Tensor) -> Tensor:
+    def tasks(self, global_index: Tensor) -> Tensor:
         """Return the tasks that ``[...]`` int64 global indices belong to."""
-        return torch.searchsorted(self._starts(places.device)[1:], places.contiguous(), right=True)
+        return torch.searchsorted(self._starts(global_index.device)[1:], global_index.contiguous(), right=True)
 
-    def split(self, places: Tensor) -> tuple[Tensor, Tensor]:
+    def split(self, global_index: Tensor) -> tuple[Tensor, Tensor]:
         """Split ``[...]`` int64 global indices into tasks and indices into their training sets."""
-        tasks = self.tasks(places)
-        return tasks, places - self._starts(places.device)[tasks]
+        tasks = self.tasks(global_index)
+        return tasks, global_index - self._starts(global_index.device)[tasks]
 
     def _starts(self, device: torch.device) -> Tensor:
         """:attr:`starts` on ``device``; copied to an accelerator once."""
@@ -81,15 +81,15 @@ class Handles:
         self._shift = int(generator.integers(count))
         self._count, self._inverse = count, pow(self._factor, -1, count)
 
-    def behind(self, start: int) -> Handles:
+    def offset_by(self, start: int) -> Handles:
         """The same handles for numbers that count from sample ``start``, such as indices into a training set."""
         found = copy.copy(self)
         found._shift = (self._shift + start * self._factor) % self._count
         return found
 
-    def of(self, places: Numbers) -> Numbers:
+    def of(self, global_index: Numbers) -> Numbers:
         """Return the handles of global indices; both are int64."""
-        return (places * self._factor + self._shift) % self._count
+        return (global_index * self._factor + self._shift) % self._count
 
     def global_index(self, handles: Tensor) -> Tensor:
         """Return the global indices of handles; both are int64."""
@@ -206,9 +206,9 @@ def unreached(held: Sequence[Mapping[int, np.ndarray]], trained: Sequence[Mappin
         trained: per period or round, client -> global indices of the samples that it trains on (:func:`portions`,
             :func:`stretches`).
     """
-    used = np.unique(np.concatenate([places for own in trained for places in own.values()]))
+    used = np.unique(np.concatenate([samples for own in trained for samples in own.values()]))
     return [
         task
         for task, own in enumerate(held)
-        if not any(np.isin(places, used, assume_unique=True).any() for places in own.values())
+        if not any(np.isin(samples, used, assume_unique=True).any() for samples in own.values())
     ]

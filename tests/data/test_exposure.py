@@ -47,7 +47,7 @@ def test_handles_stand_for_places_and_do_not_rise_with_them(count: int) -> None:
 @pytest.mark.parametrize("start", [0, 7, 11])
 def test_indices_have_the_handles_of_their_places(start: int) -> None:
     handles, index = Handles(12, 0), torch.arange(12 - start).view(1, -1)
-    of_task = handles.behind(start)
+    of_task = handles.offset_by(start)
     found = of_task.of(index)
     assert torch.equal(found, handles.of(index + start))
     assert torch.equal(of_task.global_index(found), index)

@@ -525,14 +525,14 @@ class Shifted(Handles):
     def __init__(self, handles: Handles, by: int) -> None:
         self._handles, self._by = handles, by
 
-    def of(self, places: Any) -> Any:
-        return self._handles.of(places - self._by)
+    def of(self, global_index: Any) -> Any:
+        return self._handles.of(global_index - self._by)
 
     def global_index(self, handles: Tensor) -> Tensor:
         return self._handles.global_index(handles) + self._by
 
-    def behind(self, start: int) -> Handles:
-        return self._handles.behind(start - self._by)
+    def offset_by(self, start: int) -> Handles:
+        return self._handles.offset_by(start - self._by)
 
 
 def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: Any) -> Federation:
