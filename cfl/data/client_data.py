@@ -21,7 +21,7 @@ from cfl.data.exposure import (
     Handles,
     exposed,
     portions,
-    stretches,
+    samples_by_round,
     unreached,
 )
 from cfl.data.learned_tasks import dealt_to_learners, learners_of, one_by_one
@@ -375,7 +375,7 @@ class ClientDataAssignment:
             np.ones(len(task.train)) if task.train.seconds is None else task.train.seconds.numpy()
             for task in self.tasks
         ]
-        found = stretches(held, np.concatenate(lasting), self.num_rounds, self.portion)
+        found = samples_by_round(held, np.concatenate(lasting), self.num_rounds, self.portion)
         # With streaming-cumulative a client's samples grow from round to round: only the first round can have too few.
         check_every_client_trains(found if self.exposure == "streaming" else found[:1], self.schedule, "round")
         return found

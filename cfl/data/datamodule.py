@@ -78,8 +78,8 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
             the tasks at its own pace (:func:`cfl.data.exposure.portions`), so that there are no common task boundaries;
             the schedule's tasks are then periods. ``streaming``: each client goes through its samples in the order of
             the tasks and of the data set, and every round has the next seconds of them
-            (:func:`cfl.data.exposure.stretches`). A client that is not sampled misses the samples of that round. The
-            schedule's tasks then only say after which rounds a row of the accuracy matrix is complete.
+            (:func:`cfl.data.exposure.samples_by_round`). A client that is not sampled misses the samples of that round.
+            The schedule's tasks then only say after which rounds a row of the accuracy matrix is complete.
             ``streaming-cumulative``: the same, but a client trains on its samples of all rounds so far, missed ones
             included; an upper bound.
         portion: asynchronous: samples per client and period. streaming: seconds per client and round; a sample lasts as

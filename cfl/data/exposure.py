@@ -150,7 +150,7 @@ def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | No
     return found
 
 
-def stretches(
+def samples_by_round(
     held: Sequence[Mapping[int, np.ndarray]], seconds: np.ndarray, rounds: int, length: float | None
 ) -> list[dict[int, np.ndarray]]:
     """Per round, client -> ascending global indices of the samples that it meets in this round.
@@ -204,7 +204,7 @@ def unreached(held: Sequence[Mapping[int, np.ndarray]], trained: Sequence[Mappin
     Args:
         held: per task, client -> global indices of its samples.
         trained: per period or round, client -> global indices of the samples that it trains on (:func:`portions`,
-            :func:`stretches`).
+            :func:`samples_by_round`).
     """
     used = np.unique(np.concatenate([samples for own in trained for samples in own.values()]))
     return [

@@ -69,8 +69,8 @@ def _rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]], wi
                 yield [t, client, size, classes, *per_class, fingerprint]
 
 
-def stretches(indices: np.ndarray) -> list[tuple[int, int]]:
-    """First and last index of each stretch of neighbours among ascending indices ``[n]``."""
+def runs_of_neighbours(indices: np.ndarray) -> list[tuple[int, int]]:
+    """First and last index of each run of neighbours among ascending indices ``[n]``."""
     parts = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1) if len(indices) else []
     return [(int(part[0]), int(part[-1])) for part in parts]
 
@@ -202,7 +202,7 @@ def _draw_panel(ax: Axes, grid: np.ndarray, norm: Any, dot: float | None) -> Non
     """Draw ``grid`` as dots, the largest ``dot`` points wide, or as coloured cells if ``dot`` is None."""
     classes, num_clients = grid.shape
     absent = np.flatnonzero(np.isnan(grid).all(axis=0))
-    for first, last in stretches(absent):  # one patch for neighbours: thousands of them take seconds to draw
+    for first, last in runs_of_neighbours(absent):  # one patch for neighbours: thousands of them take seconds to draw
         ax.axvspan(first - 0.5, last + 0.5, facecolor="0.93", edgecolor="0.75", hatch="//////", linewidth=0)
     if dot is None:
         cells = np.where(grid > 0, grid, np.nan)

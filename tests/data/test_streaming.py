@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.exposure import stretches
+from cfl.data.exposure import samples_by_round
 from cfl.data.participation import AllClients, Joining, Participation, RandomShare
 from cfl.data.partitions import IID, Natural
 from cfl.data.samples_of_other_tasks import samples_of_other_tasks
@@ -52,7 +52,7 @@ def test_rounds_have_the_next_seconds_of_every_client(length: float | None) -> N
     held = [{client: np.flatnonzero(owner[:70] == client) for client in range(3)}]
     held.append({client: 70 + np.flatnonzero(owner[70:] == client) for client in (0, 2)})  # client 1 has no second task
     rounds = 6 if length is None else 3
-    found = stretches(held, seconds, rounds, length)
+    found = samples_by_round(held, seconds, rounds, length)
     for client in range(3):
         own = np.concatenate([of[client] for of in held if client in of]).tolist()
         each = length or seconds[own].sum() / rounds
@@ -93,13 +93,13 @@ def test_only_the_samples_of_a_rounds_own_clients_are_put_together(monkeypatch: 
 def test_rounds_that_cannot_be_filled_are_refused() -> None:
     held = [{0: np.arange(10), 1: np.arange(10, 16)}]
     with pytest.raises(ConfigError, match=r"data\.portion = 3\.0 .*at most 2: client 1 has 6 seconds in all for 3"):
-        stretches(held, np.ones(16), 3, 3.0)
+        samples_by_round(held, np.ones(16), 3, 3.0)
     with pytest.raises(ConfigError, match=r"^schedule\.rounds_per_task = '7 .*no sample of client 1 begins in round 6"):
-        stretches(held, np.ones(16), 7, None)
+        samples_by_round(held, np.ones(16), 7, None)
     with pytest.raises(
         ConfigError, match=r"^data\.portion = '0\.5 seconds, .*no sample of client 0 begins in round 1'"
     ):
-        stretches(held, np.ones(16), 7, 0.5)
+        samples_by_round(held, np.ones(16), 7, 0.5)
     with pytest.raises(ConfigError, match=r"data\.portion"):
         tiny_data(exposure="streaming", portion=0.0)
     with pytest.raises(ConfigError, match=r"data\.portion = 2\.5 .*whole number of samples"):

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from cfl.data.report import stretches
+from cfl.data.report import runs_of_neighbours
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.reporting.figures.base import COLUMN_WIDTH, NUMBERS_UP_TO, PAGE_WIDTH, PRINT, new_figure, require_square
 from cfl.reporting.rounding import rounded
@@ -155,7 +155,7 @@ def _draw_heatmap(
     axes.pcolormesh(np.arange(tasks + 1) - 0.5, np.arange(tasks + 1) - 0.5, shades, **line)
     unseen: list[Rectangle] = []
     for t, row in enumerate(evaluated & ~seen):
-        for first, last in stretches(np.flatnonzero(row)):
+        for first, last in runs_of_neighbours(np.flatnonzero(row)):
             unseen.append(Rectangle((first - 0.5, t - 0.5), last - first + 1, 1))
     if tasks <= NUMBERS_UP_TO:
         for t, i in zip(*np.nonzero(evaluated), strict=True):
