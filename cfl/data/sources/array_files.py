@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cfl.data.sources.labels import checked_labels, checked_numbers, first_absent, numbered
+from cfl.data.sources.labels import checked_labels, checked_numbers, codes_of, first_absent
 from cfl.data.sources.npz import Claim, NpzFile, opened_npz
 from cfl.data.sources.standard import KEY
 from cfl.data.types import ImageSet
@@ -170,12 +170,12 @@ def read_arrays(path: Path, layout: Layout, convert: Callable[[NDArray[Any]], Te
 
 
 def _client_numbers(stored: NDArray[Any], key: str, samples: int) -> tuple[Tensor, tuple[Any, ...]]:
-    """See :func:`numbered`; names in bytes are texts in UTF-8."""
+    """See :func:`codes_of`; names in bytes are texts in UTF-8."""
     if stored.shape != (samples,) or stored.dtype.kind not in "iuUS":
         found = f"{stored.dtype} {list(stored.shape)}"
         raise ValueError(f"{key} are {found}, not {samples} integers or names, one for each sample")
     try:
-        return numbered(np.char.decode(stored, "utf-8") if stored.dtype.kind == "S" else stored)
+        return codes_of(np.char.decode(stored, "utf-8") if stored.dtype.kind == "S" else stored)
     except UnicodeDecodeError as error:
         raise ValueError(f"{key} hold names that are no texts in UTF-8 ({error})") from error
 

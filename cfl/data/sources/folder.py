@@ -14,7 +14,7 @@ from torch import Tensor
 from cfl.data.sources.files import where_else
 from cfl.data.sources.images import MODES, class_images, class_names, pixels_of, read_image
 from cfl.data.sources.kept import known_of
-from cfl.data.sources.labels import numbered
+from cfl.data.sources.labels import codes_of
 from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape, nothing_at
 from cfl.data.types import ImageSet
@@ -90,7 +90,7 @@ def _clients(folder: Path, samples: list[tuple[Path, int]]) -> tuple[Tensor | No
     places = [path.relative_to(folder).parts for path, _ in samples]
     if any(len(place) < 3 for place in places):
         return None, ()
-    return numbered(np.array([place[1] for place in places]))
+    return codes_of(np.array([place[1] for place in places]))
 
 
 class ImageFolder(StandardSource):

@@ -62,7 +62,7 @@ def checked_numbers(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
     return found
 
 
-def numbered(names: NDArray[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+def codes_of(names: NDArray[Any]) -> tuple[Tensor, tuple[Any, ...]]:
     """``[N]`` int64 from 0 for ``[N]`` names or numbers, in their order; and the different names or numbers."""
     found, places = np.unique(names, return_inverse=True)
     return torch.from_numpy(places.astype(np.int64)), tuple(found.tolist())

@@ -9,7 +9,7 @@ from cfl.data.sources.loading import load_checked
 from cfl.data.sources.split import balanced_subset
 from cfl.data.streams.base import Stream, require_classes
 from cfl.data.streams.class_split import select_classes
-from cfl.data.streams.same_numbers import check_same_numbers, numbered
+from cfl.data.streams.same_numbers import check_same_numbers, number_of_each
 from cfl.data.streams.sequence import check_columns, common_shape, enlarge, repeat_channels
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
@@ -93,7 +93,7 @@ class Mixture(Stream):
         """See :meth:`Stream.check_numbers`; classes are numbered by the shuffles."""
         if shared_outputs:
             groups = [
-                (source, numbered(tuple(names[label] for label in group)))
+                (source, number_of_each(tuple(names[label] for label in group)))
                 for number, source in enumerate(self.sources)
                 for names in [source.names(root)]
                 for group in self._groups(number)

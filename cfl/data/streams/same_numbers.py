@@ -8,7 +8,7 @@ from cfl.data.sources.base import Source
 from cfl.runtime.errors import ConfigError
 
 
-def numbered(names: tuple[str, ...], first: int = 0) -> dict[str, int]:
+def number_of_each(names: tuple[str, ...], first: int = 0) -> dict[str, int]:
     """Name -> its number, counted from ``first``."""
     return {name: number for number, name in enumerate(names, first)}
 

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from cfl.data.sources.base import Source
 from cfl.data.sources.loading import check_announced, load_checked
 from cfl.data.streams.base import Stream
-from cfl.data.streams.same_numbers import check_same_numbers, numbered
+from cfl.data.streams.same_numbers import check_same_numbers, number_of_each
 from cfl.data.types import ImageSet, PixelTransform, Task
 from cfl.runtime.errors import ConfigError
 
@@ -54,7 +54,7 @@ class Sequence(Stream):
         """See :meth:`Stream.check_numbers`. Tables with some common columns are refused where tasks share outputs."""
         if shared_outputs:
             valid = "data sets that number them alike, or data.scenario: task, where tasks share no outputs"
-            classes = [numbered(source.names(root)) for source in self.sources]
+            classes = [number_of_each(source.names(root)) for source in self.sources]
             check_same_numbers("class", self.sources, classes, valid)
         check_columns(self.sources, self.shape[2], root, shared_outputs)
 
@@ -102,7 +102,7 @@ def check_columns(sources: list[Source], width: int, root: Path, shared_outputs:
         ConfigError: ``data.stream.sources``, naming the first column or number that differs.
     """
     columns = [source.columns(root) for source in sources]
-    places = [numbered(names, _before(width - len(names))) for names in columns]
+    places = [number_of_each(names, _before(width - len(names))) for names in columns]
     valid = "tables with the same columns in one order; zeros are put on both sides of shorter rows"
     check_same_numbers("column", sources, places, valid, all_common=not shared_outputs)
 
