@@ -74,7 +74,7 @@ def candidates(
     draws = draws_random_numbers(network, input_shape)  # refuses a network that cannot be trained, whatever the engine
     own = samples is not None and not _is_shipped(network)
     chain = Chain.of(network) if by_hand or own else None
-    is_open = _Open(options, width, most_clients, network, input_shape, batch_size, chain if by_hand else None)
+    open_choices = _Open(options, width, most_clients, network, input_shape, batch_size, chain if by_hand else None)
     compared = None
     if samples is not None and own and chain is None:
         x = samples()
@@ -90,10 +90,10 @@ def candidates(
             _log.warning("workers do not compute %s: %s", type(network).__name__, refused)
     if options.kind == "workers" and refused is not None:
         raise ConfigError("engine.kind", "workers", f"vmap or auto: {refused}")
-    found, slower = is_open.workers() if options.kind != "vmap" and refused is None else ([], [])
+    found, slower = open_choices.workers() if options.kind != "vmap" and refused is None else ([], [])
     small = num_parameters(network) <= SMALL
-    if options.kind == "vmap" or not found or (options.kind == "auto" and (small or is_open.chain is None)):
-        widths = is_open.widths("vmap", 16, 1, 4, 64, 256)
+    if options.kind == "vmap" or not found or (options.kind == "auto" and (small or open_choices.chain is None)):
+        widths = open_choices.widths("vmap", 16, 1, 4, 64, 256)
         if compared is not None and max(widths) > 1 and (reason := compared.under_vmap()) is not None:
             widths = _one_at_a_time(network, widths, reason, refused, others=bool(found))
         found = [*found, *(EngineChoice("vmap", k) for k in widths)]

@@ -74,7 +74,7 @@ def _as_rows(gradient: Tensor) -> Tensor:
     return gradient.reshape(*gradient.shape[:2], gradient.shape[2:].numel())
 
 
-def nothing(positions: Tensor, gradient: Tensor) -> RightFactor:
+def zero_factor(positions: Tensor, gradient: Tensor) -> RightFactor:
     """The factor 0 for some clients' gradients of a parameter.
 
     Args:
@@ -85,7 +85,7 @@ def nothing(positions: Tensor, gradient: Tensor) -> RightFactor:
     return RightFactor(gradient.new_zeros(()).expand(len(positions), d, d), positions=positions)
 
 
-def removing(columns: Tensor, outputs: int, steps: int, positions: Tensor | None = None) -> RightFactor:
+def projection_factor(columns: Tensor, outputs: int, steps: int, positions: Tensor | None = None) -> RightFactor:
     """``F = I - M M^T`` in the cheaper of its two forms.
 
     The columns cost ``4 o d r`` operations per step. The matrix costs ``2 o d^2`` per step, and ``2 d^2 r`` once to

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
-from cfl.engines.right_factors import RightFactor, removing
+from cfl.engines.right_factors import RightFactor, projection_factor
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import BoundaryFinder
@@ -293,7 +293,7 @@ class FOT(Method):
                 if self._with_bias[name]:  # without the bias's row, columns may depend on each other, or vanish
                     left, size, _ = torch.linalg.svd(columns, full_matrices=False)
                     columns = left[:, size > _RANK]
-                factor = removing(columns[None], len(weight), steps)
+                factor = projection_factor(columns[None], len(weight), steps)
             factors[f"{name}.weight"] = RightFactor(factor.matrix.expand(clients, -1, -1), factor.removes)
         if message:
             self.context.channel.downlink("fot bases", message, clients)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
-from cfl.engines.right_factors import RightFactor, nothing, removing
+from cfl.engines.right_factors import RightFactor, projection_factor, zero_factor
 from cfl.methods.base import Method, Report
 from cfl.methods.components.client_model import client_model, run_model, some_samples
 from cfl.methods.components.layer_inputs.after_task import figures_after_task
@@ -148,9 +148,11 @@ class GPM(Method):
         }
         steps = context.local_epochs * math.ceil(max(cohort.sizes) / context.batch_size)
         everyone = len(places) == len(cohort.clients)
-        frozen = {name: nothing(holders, cohort.parameters[name]) for name in self._frozen}
+        frozen = {name: zero_factor(holders, cohort.parameters[name]) for name in self._frozen}
         return frozen | {
-            f"{name}.weight": removing(rows.mT, len(self._protected[name].weight), steps, None if everyone else holders)
+            f"{name}.weight": projection_factor(
+                rows.mT, len(self._protected[name].weight), steps, None if everyone else holders
+            )
             for name, rows in memories.items()
         }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.engines.right_factors import RightFactor, multiply_gradients, removing
+from cfl.engines.right_factors import RightFactor, multiply_gradients, projection_factor
 from cfl.methods.components.layer_inputs.recursive_inverse import factor, inverse_with, normalised
 from cfl.methods.components.layer_inputs.residual import ResidualInputs
 from cfl.methods.components.subspace import choose_rank
@@ -65,7 +65,7 @@ def test_memory_formats_other_than_the_plain_one_are_written_in_place() -> None:
 def test_both_forms_of_a_projection_agree(r: int, steps: int) -> None:
     columns = orthonormal(2, 12, 12)[:, :, :r].clone()
     columns[1, :, r // 2 :] = 0.0  # a client with fewer directions
-    right = removing(columns, outputs=20, steps=steps)
+    right = projection_factor(columns, outputs=20, steps=steps)
     rows = torch.randn(2, 20, 12, dtype=torch.float64)
     torch.testing.assert_close(right.times(rows), rows - (rows @ columns) @ columns.mT)
     cost = {True: 4 * 20 * 12 * r * steps, False: 2 * 20 * 12 * 12 * steps + 2 * 12 * 12 * r}
