@@ -34,7 +34,7 @@ class Cell:
         figure: the column.
         published: the paper's number, or None.
         seeds: seed -> our value: a number, a list with one per task or round, or a grid.
-        otherwise: the status of a cell without a value of ours.
+        status_without_value: the status of a cell without a value of ours.
         notes: settings of its runs that were chosen by us.
         without: seed -> why its run has no value, e.g. a target that was never reached.
         unrecorded: those seeds of ``without`` whose runs do not record the figures from which the value is computed.
@@ -46,7 +46,7 @@ class Cell:
     figure: str
     published: Published | None
     seeds: Mapping[int, Any] = field(default_factory=dict)
-    otherwise: str = "not run"
+    status_without_value: str = "not run"
     notes: Sequence[str] = ()
     without: Mapping[int, str] = field(default_factory=dict)
     unrecorded: Collection[int] = ()
@@ -81,8 +81,8 @@ class Cell:
         return self.table.order_number(self.point, self.figure) is not None
 
     @property
-    def told(self) -> bool:
-        """Whether the runs tell the value, or that there is none."""
+    def is_settled(self) -> bool:
+        """Whether runs show the value, or show that there is none."""
         return bool(self.seeds) or bool(set(self.without) - set(self.unrecorded))
 
     @property
@@ -115,10 +115,10 @@ class Cell:
         as a failed reproduction.
         """
         if not self.ran:
-            return self.otherwise
+            return self.status_without_value
         scale = f"{self.point[SCALE]}: " if self.reduced else ""
         if not self.seeds:
-            return f"{scale}{self.otherwise}"
+            return f"{scale}{self.status_without_value}"
         if self.without:
             reasons = "; ".join(dict.fromkeys(self.without.values()))
             return f"{scale}value in {len(self.seeds)} of {len(self.seeds) + len(self.without)} seeds only ({reasons})"
@@ -201,16 +201,16 @@ class Experiments:
         """Return a cell with its values from the finished runs."""
         parts: list[_Found] = []
         notes: list[str] = []
-        otherwise = "not run"
+        status_without_value = "not run"
         for part in cell.definition.points(cell.point):
             try:
                 recipe = cell.table.recipe(part)
             except NotAvailable as reason:
-                return replace(cell, otherwise=f"cannot run here ({reason})")
+                return replace(cell, status_without_value=f"cannot run here ({reason})")
             notes += recipe.notes
             parts.append(self._runs(recipe.arguments))
             if parts[-1].absent:
-                otherwise = f"cannot run here ({parts[-1].absent})"
+                status_without_value = f"cannot run here ({parts[-1].absent})"
         values: dict[int, Any] = {}
         without: dict[int, str] = {}
         unrecorded: list[int] = []
@@ -221,7 +221,7 @@ class Experiments:
                 continue
             if any(seed in part.diverged for part in parts):
                 without[seed] = DIVERGED
-                otherwise = f"failed ({DIVERGED})"
+                status_without_value = f"failed ({DIVERGED})"
                 continue
             runs = [part.runs[seed] for part in parts]
             remarks += [line for run in runs for line in run.summary.get("data_unlike_published") or []]
@@ -238,7 +238,7 @@ class Experiments:
         return replace(
             cell,
             seeds=values,
-            otherwise=undefined or otherwise,
+            status_without_value=undefined or status_without_value,
             notes=tuple(dict.fromkeys(notes)),
             without=without,
             unrecorded=unrecorded,

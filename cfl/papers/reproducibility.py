@@ -74,7 +74,7 @@ def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
             if before is None:
                 if cell.ran or scale == published:
                     chosen[key] = cell
-            elif (cell.ran and not before.ran) or (cell.seeds and not before.told):
+            elif (cell.ran and not before.ran) or (cell.seeds and not before.is_settled):
                 chosen[key] = cell
     return list(chosen.values())
 

@@ -129,7 +129,7 @@ def test_what_has_no_value_at_a_reduced_scale_says_so() -> None:
     assert some.status == "short: value in 1 of 2 seeds only (never within 100 rounds)"
     assert counts([none, some]) == "short: no value 1, short: some seeds only 1"
     assert replace(none, point=point()).status == "no value (never within 100 rounds)"
-    assert Cell(table, point("short"), "ACC", None, otherwise="not run").status == "not run"
+    assert Cell(table, point("short"), "ACC", None, status_without_value="not run").status == "not run"
 
 
 def test_values_come_from_the_runs(tmp_path: Path) -> None:
