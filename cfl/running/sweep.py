@@ -77,15 +77,15 @@ def run(
         if not options.dry_run:
             write_whole(out / FILE, chosen.report)
     made = making.make(tests, seeds)
-    otherwise = making.made_otherwise(tests, seeds)
-    without += otherwise.values()
+    incomplete = making.lacking_records(tests, seeds)
+    without += incomplete.values()
     if options.dry_run:
         _say(without)
         return 0
     if (signal := making.runner.interrupted_by) is not None:
         _say(["interrupted; the same command goes on"])
         return 128 + signal
-    folders = [str(found.folder) for found in made.after.finished if found.folder not in otherwise]
+    folders = [str(found.folder) for found in made.after.finished if found.folder not in incomplete]
     drawn = ["--pictures", ",".join(options.pictures)] if options.pictures else []
     status = comparing.main([*folders, "--out", str(out), *drawn], notes) if folders else 1
     without += _without(made.outcomes, made.after)
@@ -134,7 +134,7 @@ class _Making:
         self.results = read_results(self.out, read_finished)
         return _Made(before, outcomes, lacking(experiments, seeds, self.resolver, self.results))
 
-    def made_otherwise(self, experiments: Sequence[Wanted], seeds: Sequence[int]) -> dict[Path, str]:
+    def lacking_records(self, experiments: Sequence[Wanted], seeds: Sequence[int]) -> dict[Path, str]:
         """Folder -> a line, for finished runs that do not record all that is wanted of them."""
         found: dict[Path, str] = {}
         for one in experiments:
