@@ -21,8 +21,8 @@ from cfl.runtime.signals import is_first_process
 from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
 _MOST_BYTES = 50_000
-_TOLD_BY = ("path", "folder", "set")
-"""Options that name the data set of a source which reads any of many (``Source.told_by``)."""
+_NAMING_OPTIONS = ("path", "folder", "set")
+"""Options that name the data set of a source which reads any of many (``Source.naming_option``)."""
 
 
 def first_line(methods: str, benchmark: str, clients: Any, per_round: Any) -> str:
@@ -130,5 +130,5 @@ def _lists_sources(given: Given) -> bool:
 
 
 def _data_set(given: Sequence[Given]) -> str:
-    told = [value_of(f"source.{option}", given).value for option in _TOLD_BY]
+    told = [value_of(f"source.{option}", given).value for option in _NAMING_OPTIONS]
     return data_set_name(class_name(value_of("source", given).value), next(filter(None, told), None))

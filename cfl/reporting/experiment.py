@@ -317,8 +317,8 @@ def benchmark_name(config: Mapping[str, Any]) -> str:
 
 
 def _data_set(source: Any) -> str:
-    told_by = getattr(class_of(source), "told_by", None) if isinstance(source, Mapping) else None
-    told = (source.get("init_args") or {}).get(told_by) if told_by else None
+    naming_option = getattr(class_of(source), "naming_option", None) if isinstance(source, Mapping) else None
+    told = (source.get("init_args") or {}).get(naming_option) if naming_option else None
     if isinstance(told, Mapping):
         return class_name(told)
     return data_set_name(class_name(source), told)

@@ -23,7 +23,7 @@ def needs_of(experiment: Mapping[str, Any]) -> list[str]:
     """Short names of the data sets that an experiment reads, and of its file of trained weights, each once.
 
     A data set has the name of its class. If the class can read many data sets, its name is the value of the option that
-    chooses one (``told_by``).
+    chooses one (``naming_option``).
     """
     sources = _sources([experiment["data"], experiment.get("methods", {})])
     weights = _weights(experiment)
@@ -39,7 +39,7 @@ def _weights(experiment: Mapping[str, Any]) -> Path | None:
 
 
 def _name(node: Mapping[str, Any], source: type[Source]) -> str:
-    told = (node.get("init_args") or {}).get(source.told_by) if source.told_by else None
+    told = (node.get("init_args") or {}).get(source.naming_option) if source.naming_option else None
     return told if isinstance(told, str) and told else source.__name__
 
 

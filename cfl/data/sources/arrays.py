@@ -45,7 +45,7 @@ class NpzSource(StandardSource):
         size_options: the options that tell shape and number of classes where there is no file yet, if it has both.
     """
 
-    told_by: ClassVar[str | None] = "path"
+    naming_option: ClassVar[str | None] = "path"
     size_options: ClassVar[tuple[str, ...]] = ()
     layout: Layout
 

@@ -30,12 +30,12 @@ class Source(Named, ABC):
         is_float: whether stored values are floating-point numbers instead of integers from 0 to ``scale``.
         superclasses: the data set's own groups of classes, each ascending; none for most data sets.
         class_names: names of all classes, in the order of their labels; empty if there are none, or only in files.
-        told_by: for classes that read many data sets, the option that names the data set.
+        naming_option: for classes that read many data sets, the option that names the data set.
         unlike_published: after loading, how the files differ from the published data set; empty if they do not, or if
             the published one is not known.
     """
 
-    told_by: ClassVar[str | None] = None
+    naming_option: ClassVar[str | None] = None
     unlike_published: str = ""
 
     shape: tuple[int, int, int]

@@ -79,7 +79,7 @@ class BinarySet(StandardSource):
         ConfigError: an unknown set without ``variables``, or a number that cannot work.
     """
 
-    told_by: ClassVar[str | None] = "set"
+    naming_option: ClassVar[str | None] = "set"
 
     num_classes = 1
     mean = (0.0,)

@@ -59,7 +59,7 @@ class DetectionSource(StandardSource):
     """
 
     targets = "boxes"
-    told_by: ClassVar[str | None] = "path"
+    naming_option: ClassVar[str | None] = "path"
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ class ImageFolder(StandardSource):
         ConfigError: a number that cannot work.
     """
 
-    told_by: ClassVar[str | None] = "path"
+    naming_option: ClassVar[str | None] = "path"
 
     def __init__(
         self,

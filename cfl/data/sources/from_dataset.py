@@ -48,7 +48,7 @@ class FromDataset(StandardSource):
         DataFilesMissing: a data set cannot be made, or its first sample cannot be used.
     """
 
-    told_by: ClassVar[str | None] = "train"
+    naming_option: ClassVar[str | None] = "train"
     sizes_known = False  # from the samples only
 
     def __init__(
