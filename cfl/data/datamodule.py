@@ -16,6 +16,7 @@ from cfl.data.augmentation import Augmentation
 from cfl.data.client_inputs import ClientInputs
 from cfl.data.cohort_dealing import deal_clients, local_steps
 from cfl.data.cohorts import CohortBatch, CohortBlock
+from cfl.data.data_warnings import data_warnings
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
 from cfl.data.exposure import OWN_PACE, STREAMING, Exposure
@@ -28,7 +29,6 @@ from cfl.data.sequences import TaskSequences
 from cfl.data.sources.base import Source
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
-from cfl.data.to_warn_of import to_warn_of
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
@@ -255,7 +255,7 @@ class FederatedDataModule(ClientInputs, LightningDataModule):
         require_memory("schedule.local_epochs", epochs, needed, "fewer")
         if not self._warned and not distributed.rank():
             self._warned = True
-            for sentence in to_warn_of(self):
+            for sentence in data_warnings(self):
                 warnings.warn(sentence, stacklevel=2)
 
     # Lightning's loaders.

@@ -11,7 +11,7 @@ _USUAL_CHANNELS = 4
 """Most channels that images usually have."""
 
 
-def to_warn_of(data: ClientDataAssignment) -> list[str]:
+def data_warnings(data: ClientDataAssignment) -> list[str]:
     """Return warnings about idle clients, unreached tasks, samples that pass by, owners of samples that are ignored or
     do not take part, and swapped axes of images.
 
