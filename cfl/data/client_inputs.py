@@ -203,4 +203,4 @@ class ClientInputs(ClientDataAssignment):
         for part in own.split(batch_size):
             # If all clients share the current task, its transformed images are cached.
             kept = self.order is None
-            yield self.inputs.of_task(stream_task, part) if kept else self.inputs.stored(stream_task, part)
+            yield self.inputs.of_task(stream_task, part) if kept else self.inputs.uncached(stream_task, part)

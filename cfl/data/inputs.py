@@ -67,7 +67,7 @@ class Inputs:
             x = self._tasks[task].transform.normalised(data.images.index_select(0, flat))
             y = data.labels.index_select(0, flat) + self._offsets[task]
         else:
-            x, y = self.stored(task, flat, augmentation_words(self._seed, *moment, task, flat))
+            x, y = self.uncached(task, flat, augmentation_words(self._seed, *moment, task, flat))
         return x.view((*index.shape, *x.shape[1:])), y.view((*index.shape, *y.shape[1:]))
 
     def of_tasks(
@@ -108,7 +108,7 @@ class Inputs:
             x[there], y[there] = self._stored_alike(first, of[rows], flat[rows], own, device)
         return x.view((*index.shape, *x.shape[1:])), y.view((*index.shape, *y.shape[1:]))
 
-    def stored(self, task: int, index: Tensor, words: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def uncached(self, task: int, index: Tensor, words: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As :meth:`of_task`, for ``[n]`` indices and random bits, without caching the task's transformed images."""
         images, y = self._augmented(task, index, words)
         return self._tasks[task].transform(images), y + self._offsets[task]
@@ -116,12 +116,12 @@ class Inputs:
     def _stored_alike(
         self, first: int, tasks: Tensor, index: Tensor, words: Tensor | None, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """As :meth:`stored`, on ``device``, for tasks that differ from ``first`` only in pixel maps and outputs."""
+        """As :meth:`uncached`, on ``device``, for tasks that differ from ``first`` only in pixel maps and outputs."""
         found, which = tasks.unique(return_inverse=True)
         own = found.tolist()
         index, words = moved(index, device), None if words is None else moved(words, device)
         if len(own) <= 1:
-            return self.stored(own[0] if own else first, index, words)
+            return self.uncached(own[0] if own else first, index, words)
         images, y = self._augmented(first, index, words)
         which, offsets = moved(which, device), moved(torch.tensor([self._offsets[task] for task in own]), device)
         images = mapped_apart(images, [self._tasks[task].transform for task in own], which)
