@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cfl.engines.hidden_state import masks_of_one
 from cfl.engines.products import Products
 from cfl.engines.replica import Replica
+from cfl.engines.trial_copies import masks_of_one
 from cfl.engines.updates import Update
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import dropout_masks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -10,7 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.engines.trial_copies import copied, masks_of_one
+from cfl.models.dropout import dropout_masks
 from cfl.runtime.errors import ConfigError
 
 _ROUNDING = 1e-3
@@ -86,19 +86,6 @@ def _check_buffers(network: nn.Module, trial: nn.Module, before: Mapping[str, Te
             raise _refused(network, f"which assigns the buffer {own} in forward", valid)
 
 
-def copied(network: nn.Module) -> nn.Module:
-    """A deep copy of a network.
-
-    Raises:
-        ConfigError: it has parts that cannot be copied.
-    """
-    try:
-        return copy.deepcopy(network)
-    except Exception as error:
-        valid = "one that copy.deepcopy can copy; weight_norm and spectral_norm of torch.nn.utils.parametrizations"
-        raise _refused(network, f"which cannot be copied ({error})", valid) from error
-
-
 def _pass(network: nn.Module, trial: nn.Module, masks: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor]]:
     """A pass of a copy of the network, forward and back, from the same random state at every call.
 
@@ -142,12 +129,6 @@ def _leaves(outputs: Tensor) -> list[Tensor]:
             found.append(cast(Any, node).variable)
         open_nodes += [before for before, _ in node.next_functions]
     return found
-
-
-def masks_of_one(network: nn.Module, x: Tensor, key: int = 0) -> dict[str, Tensor]:
-    """Dropout masks of one client's samples ``[B, C, H, W]``: layer name -> ``[B, ...]``."""
-    masks = DropoutMasks(network, x.shape[1:]).draw(torch.tensor([key], device=x.device), len(x), x.dtype)
-    return {name: mask[0] for name, mask in masks.items()}
 
 
 @contextmanager

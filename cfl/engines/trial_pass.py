@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cfl.engines.hidden_state import copied, masks_of_one
+from cfl.engines.trial_copies import copied, masks_of_one
 from cfl.models.dropout import dropout_masks
 from cfl.runtime.errors import ConfigError
 
