@@ -18,9 +18,10 @@ from cfl.papers.recipes import NotAvailable
 from cfl.papers.report import REPORTS, Report, write_report
 from cfl.papers.reproducibility import page
 from cfl.papers.results import read_result, read_results
-from cfl.papers.sweeps import SweepState, read_sweep
+from cfl.papers.sweeps import Sweep, SweepState, read_sweep
 from cfl.reporting.csv_file import RunFolderError
 from cfl.running.grid import seeds_in, values_in
+from cfl.running.jobs import Job
 from cfl.running.launcher import Launcher, environment_for
 from cfl.running.missing_data import MISSING, MissingData
 from cfl.running.resolving import Resolver
@@ -165,8 +166,24 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     """Run a sweep's missing candidates until it needs no more, and write the result."""
     sweep, resolver = read_sweep(options.file), Resolver()
     sweep.check(resolver)
-    launcher = Launcher(environment_for(options.jobs))
-    runner = _runner(options, launcher)
+    with closing(Launcher(environment_for(options.jobs))) as launcher:
+        state, jobs, status = _until_complete(options, sweep, resolver, _runner(options, launcher))
+    if options.dry_run:
+        for job in jobs:
+            console.print(job.shown)
+        return 0
+    path = options.runs / sweep.paper / REPORTS / f"sweep-{sweep.name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, state.markdown())
+    console.print(state.markdown())
+    console.print(str(path))
+    return status
+
+
+def _until_complete(
+    options: argparse.Namespace, sweep: Sweep, resolver: Resolver, runner: Runner
+) -> tuple[SweepState, list[Job], int]:
+    """Run candidates until a sweep needs no more or a run fails; return its state, its missing runs and exit status."""
     broken: list[str] = []
     made: set[Path] = set()
     status = 0
@@ -177,7 +194,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         lost = [job for job in jobs if job.folder in made]
         broken.extend(f"{job.name}: {job.folder / CONFIG} is not of the experiment that was asked for" for job in lost)
         if options.dry_run or broken or not jobs:
-            break
+            return state, jobs, status or (1 if broken else 0)
         require_folder("--runs", options.runs)
         # Only the first runs: they show whether runs record the value that is compared.
         outcomes = runner.run(jobs if state.compared else jobs[: options.jobs])
@@ -186,18 +203,6 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         # Other failures than divergence do not decide on a candidate. The sweep ends unfinished; a rerun continues it.
         broken = [outcome.job.name for outcome in failed if outcome.state != "finished"]
         made |= {outcome.job.folder for outcome in outcomes if outcome.state == "finished"}
-    launcher.close()
-    if options.dry_run:
-        for job in jobs:
-            console.print(job.shown)
-        return 0
-    status = status or (1 if broken else 0)
-    path = options.runs / sweep.paper / REPORTS / f"sweep-{sweep.name}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, state.markdown())
-    console.print(state.markdown())
-    console.print(str(path))
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:
