@@ -123,6 +123,13 @@ def test_a_methods_file_is_laid_below_the_options(tmp_path: Path, capsys: pytest
     assert printed(capsys)[0][2] == "--config=configs/default.yaml"
 
 
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_tables_list_of_missing_data_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "missing-data.json").write_text("damaged")
+    assert swept(tmp_path, *TINY, "--seeds", "1", "--dry-run") == 0
+
+
 BAD: list[tuple[list[str], list[str]]] = [
     (["--schedule.batch_sizes", "4"], []),
     (["--schedule.batch_size", "0"], []),
