@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
@@ -51,6 +53,35 @@ _BREAKING: dict[type[Callback], str] = {
     ModelCheckpoint: "checkpoint.enabled and its options: a round's end is what a run can be resumed from",
 }
 
+Accepted = tuple[tuple[Any, ...], str]
+"""The values that a setting of a built Trainer may have, and their description for an error message."""
+
+FIXED_IN_TESTS: dict[str, Accepted] = {
+    "barebones": ((False,), "false: it would leave out checkpoints, loggers and evaluations"),
+    "enable_autolog_hparams": ((True,), "true: loggers get the configuration of a run"),
+    "overfit_batches": ((0.0,), "0.0: max_train of the source instead"),  # it sets the limits
+    "limit_val_batches": ((1.0,), "1.0: max_test of the source instead"),
+    "limit_test_batches": ((1.0,), "1.0: max_test of the source instead"),
+    "limit_predict_batches": ((1.0,), "1.0: no command calls the Trainer's predict"),
+}
+"""Settings of which one value works in tests and in training."""
+FIXED_IN_TRAINING: dict[str, Accepted] = {
+    "max_steps": ((-1,), "-1: unset: schedule says how long a run is"),
+    "min_epochs": ((None, 0), "0: unset: schedule and targets say how long a run is"),
+    "min_steps": ((None, 0), "0: unset: schedule and targets say how long a run is"),
+    "accumulate_grad_batches": ((1,), "1: a larger schedule.batch_size instead"),
+    "limit_train_batches": ((1.0,), "1.0: a shorter schedule or max_train of the source"),
+    "val_check_interval": ((1.0,), "1.0: schedule.evaluate_every instead"),
+    "check_val_every_n_epoch": ((1, NEVER), "1; schedule.evaluate_every instead"),  # NEVER if it has trained before
+    "reload_dataloaders_every_n_epochs": ((1,), "1: a loader per round"),
+}
+"""Settings of which one value works in training."""
+_AMONG: dict[str, Accepted] = {
+    "num_sanity_val_steps": ((0, math.inf), "-1, or 0 to do without FWT"),
+    "precision": (("32-true", "bf16-mixed"), "32-true or bf16-mixed"),
+}
+"""Settings of which several values work in training."""
+
 
 def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
     """Refuse Trainer settings and callbacks with which rounds and epochs would differ, or that would have no effect.
@@ -60,21 +91,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
     """
     settings: Any = trainer  # some are set by Lightning's connectors, unseen by type checkers
     callbacks: list[Callback] = settings.callbacks
-    every = trainer.check_val_every_n_epoch  # NEVER if it has trained before
     check_evaluation(trainer)
-    wanted: list[tuple[str, Any, Any, str]] = [
-        ("max_epochs", trainer.max_epochs, data.num_rounds, "the number of rounds, which follows from schedule"),
-        ("max_steps", trainer.max_steps, -1, "unset: schedule says how long a run is"),
-        ("min_epochs", trainer.min_epochs or 0, 0, "unset: schedule and targets say how long a run is"),
-        ("min_steps", trainer.min_steps or 0, 0, "unset: schedule and targets say how long a run is"),
-        ("accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "a larger schedule.batch_size instead"),
-        ("limit_train_batches", trainer.limit_train_batches, 1.0, "a shorter schedule or max_train of the source"),
-        ("val_check_interval", getattr(trainer, "val_check_interval", 1.0), 1.0, "schedule.evaluate_every instead"),
-        ("check_val_every_n_epoch", every in (1, NEVER), True, "1; schedule.evaluate_every instead"),
-        ("reload_dataloaders_every_n_epochs", settings.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
-        ("num_sanity_val_steps", trainer.num_sanity_val_steps in (0, float("inf")), True, "-1, or 0 to do without FWT"),
-        ("precision", trainer.precision in ("32-true", "bf16-mixed"), True, "32-true or bf16-mixed"),
-    ]
     check_numbers("trainer", "[0, inf]", or_null=True, gradient_clip_val=trainer.gradient_clip_val)
     check_integers("trainer", 0, log_every_n_steps=settings.log_every_n_steps)
     if settings.gradient_clip_algorithm is not None and settings.gradient_clip_val is None:
@@ -97,7 +114,10 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
     if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
         valid = "plugins that have written a checkpoint when they return, as it then takes the old one's place"
         raise ConfigError("trainer.plugins", type(trainer.strategy.checkpoint_io).__name__, valid)
-    _check_settings(trainer, wanted)
+    if trainer.max_epochs != data.num_rounds:
+        valid = f"{data.num_rounds}: the number of rounds, which follows from schedule"
+        raise ConfigError("trainer.max_epochs", trainer.max_epochs, valid)
+    _check_values(trainer, {**FIXED_IN_TRAINING, **_AMONG})
 
 
 def check_anomalies(trainer: Trainer, engine: str) -> None:
@@ -135,21 +155,7 @@ def check_evaluation(trainer: Trainer) -> None:
     if callbacks_of(trainer, ProgressBar) and any(line.enabled for line in callbacks_of(trainer, RoundProgress)):
         valid = "false, or progress.enabled=false beside it: two lines of progress would write over each other"
         raise ConfigError("trainer.enable_progress_bar", True, valid)
-    tests = "max_test of the source instead"
-    wanted = [
-        ("barebones", trainer.barebones, False, "false: it would leave out checkpoints, loggers and evaluations"),
-        (
-            "enable_autolog_hparams",
-            settings.enable_autolog_hparams,
-            True,
-            "true: loggers get the configuration of a run",
-        ),
-        ("overfit_batches", settings.overfit_batches, 0.0, "max_train of the source instead"),  # it sets the others
-        ("limit_val_batches", trainer.limit_val_batches, 1.0, tests),
-        ("limit_test_batches", settings.limit_test_batches, 1.0, tests),
-        ("limit_predict_batches", settings.limit_predict_batches, 1.0, "no command calls the Trainer's predict"),
-    ]
-    _check_settings(trainer, wanted)
+    _check_values(trainer, FIXED_IN_TESTS)
 
 
 def _may_log(callback: Callback) -> bool:
@@ -157,10 +163,9 @@ def _may_log(callback: Callback) -> bool:
     return not (is_own(type(callback)) or isinstance(callback, ModelSummary | ProgressBar))
 
 
-def _check_settings(trainer: Trainer, wanted: list[tuple[str, Any, Any, str]]) -> None:
-    for key, value, expected, why in wanted:
+def _check_values(trainer: Trainer, accepted: Mapping[str, Accepted]) -> None:
+    for key, (values, valid) in accepted.items():
+        value = getattr(trainer, key, values[0])
         # An integer 1 is one batch to Lightning, 1.0 all of them.
-        if value != expected or (isinstance(expected, float) and not isinstance(value, float)):
-            shown = getattr(trainer, key) if isinstance(expected, bool) else value
-            valid = why if isinstance(expected, bool) else f"{expected}: {why}"
-            raise ConfigError(f"trainer.{key}", shown, valid)
+        if value not in values or (isinstance(values[0], float) and not isinstance(value, float)):
+            raise ConfigError(f"trainer.{key}", value, valid)

@@ -10,35 +10,21 @@ from typing import Any
 
 import torch
 
+from cfl.callbacks.trainer_checks import FIXED_IN_TESTS, FIXED_IN_TRAINING, Accepted
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
 
 _MOST_PROCESSES = 4096
-_LEFT_ALONE = {
-    "barebones": (False, "false: it would leave out checkpoints, loggers and evaluations"),
-    "default_root_dir": (None, "unset: what a run writes is in its folder, run.dir"),
-    "enable_checkpointing": (True, "true; checkpoint.enabled=false writes no checkpoints"),
-    "max_time": (None, "unset; a signal ends a run after a round: timeout -s TERM 8h cfl fit ..."),
+_LEFT_ALONE: dict[str, Accepted] = {
+    "barebones": FIXED_IN_TESTS["barebones"],
+    "default_root_dir": ((), "unset: what a run writes is in its folder, run.dir"),
+    "enable_checkpointing": ((True,), "true; checkpoint.enabled=false writes no checkpoints"),
+    "max_time": ((), "unset; a signal ends a run after a round: timeout -s TERM 8h cfl fit ..."),
 }
-"""Setting -> the only value besides null that is accepted, and a description of valid values."""
-WITHOUT_CHOICE = frozenset(_LEFT_ALONE) | {
-    "accumulate_grad_batches",
-    "check_val_every_n_epoch",
-    "enable_autolog_hparams",
-    "fast_dev_run",
-    "limit_predict_batches",
-    "limit_test_batches",
-    "limit_train_batches",
-    "limit_val_batches",
-    "max_epochs",
-    "max_steps",
-    "min_epochs",
-    "min_steps",
-    "model_registry",
-    "overfit_batches",
-    "reload_dataloaders_every_n_epochs",
-    "val_check_interval",
-}
+"""Setting -> the values besides null that are accepted, and a description of valid values."""
+WITHOUT_CHOICE = frozenset(
+    {*_LEFT_ALONE, *FIXED_IN_TESTS, *FIXED_IN_TRAINING, "fast_dev_run", "max_epochs", "model_registry"}
+)
 """Settings of which one value works. The help leaves them out; any other value is refused."""
 _NAMED = re.compile(r"`(?:Trainer\()?(\w+)[`=]")
 """A setting or its value in a message of Lightning's Trainer, such as `devices`, `accelerator='gpuu'` or `fsdp`."""
@@ -72,7 +58,7 @@ def check_settings(settings: Any, rounds: int) -> None:
         ConfigError: a setting is refused. The error names it.
     """
     for key, (usual, valid) in _LEFT_ALONE.items():
-        if settings[key] not in (None, usual):
+        if settings[key] not in (None, *usual):
             raise ConfigError(f"trainer.{key}", settings[key], valid)
     if settings.logger is True:  # Lightning's own would write beside the run folder
         valid = "false, or loggers by class_path, e.g. --config configs/loggers/tensorboard.yaml"
