@@ -273,13 +273,13 @@ class FederatedCLI(LightningCLI):
         record.experiment, record.config_hash = self.settled.experiment, self.settled.config_hash
         record.config_yaml, record.wandb_id = self.settled.config_yaml, self.settled.wandb_id
         check_settings(self._settings.trainer, data.num_rounds)
+        kwargs["accelerator"] = accelerator_for(self._settings.trainer.accelerator)
         if self.subcommand == "fit":
             self._get(self.config_init, "targets").check(data.schedule, data.num_tasks)
         checkpoint = self._settings.ckpt_path
         if self.subcommand == "fit" and (self._rounds_done or 0) >= data.num_rounds and signals.is_first_process():
             print(f"{checkpoint} is of a finished run: nothing is left to train", flush=True)
         try:
-            kwargs["accelerator"] = accelerator_for(self._settings.trainer.accelerator)
             # Files that have no other place, such as a profiler's, go to the run folder.
             trainer = super().instantiate_trainer(
                 max_epochs=data.num_rounds, default_root_dir=self._settings.run.dir, **kwargs

@@ -67,7 +67,6 @@ def check_settings(settings: Any, rounds: int) -> None:
         count = settings[key]
         if str(count).isdecimal() and int(count) > _MOST_PROCESSES:
             raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
-    accelerator_for(settings.accelerator)
     if str(settings.precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
         raise ConfigError("trainer.precision", settings.precision, "32-true or bf16-mixed")
     if settings.max_epochs not in (None, rounds):
