@@ -18,13 +18,7 @@ class AccuracyMatrix(TaskMatrix):
     has ``acc_std_clients`` (standard deviation of ACC over this population of clients, in points) and
     ``acc_worst_client`` (the lowest ACC, in percent).
 
-    Args:
-        num_tasks: number of tasks T of the stream, at least 1.
-        num_clients: number of clients C when each is evaluated on a model of its own, at least 1; None for one
-            global model.
-
-    Raises:
-        cfl.runtime.errors.ConfigError: a number below 1.
+    Arguments and errors as for :class:`TaskMatrix`.
     """
 
     higher_is_better = True
@@ -45,14 +39,9 @@ class AccuracyMatrix(TaskMatrix):
     def add_by_owner(
         self, row: int, task: int, outputs: Tensor, y: Tensor, allowed: Tensor | None, owners: Tensor
     ) -> None:
-        """As :meth:`add`, each sample to the matrix of the client that owns it.
+        """As :meth:`add`, each sample to the matrix of the client that owns it. Other arguments as for :meth:`add`.
 
         Args:
-            row: as for :meth:`add`, and so are ``task``, ``outputs``, ``y`` and ``allowed``.
-            task: the task of the test samples.
-            outputs: ``[B, O]``.
-            y: ``[B]``.
-            allowed: ``[O]`` bool, or None for all.
             owners: ``[B]`` int64; samples of others than the clients 0 .. C-1 are not counted.
         """
         _, line, _ = self._place(row, task, 0)
@@ -64,18 +53,14 @@ class AccuracyMatrix(TaskMatrix):
         self.counts[:, line, task].index_add_(0, own, counted.long())
 
     def update(self, row: int, task: int, correct: Tensor | int, total: int, client: int | None = None) -> None:
-        """Add the answers of one batch or one whole test set.
+        """Add the answers of one batch or one whole test set. Other arguments and errors as for :meth:`add`.
 
         Args:
-            row: the task just learned, 0 .. T-1, or -1 for the model before any training.
-            task: the task of the test samples, 0 .. T-1.
             correct: how many answers were right; an integer or an integer tensor of one element on any device.
             total: number of answers.
-            client: whose model answered, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, ``client`` given for one global model or missing otherwise, or
-                impossible counts.
+            ValueError: impossible counts.
             TypeError: ``correct`` is a floating point tensor.
         """
         place = self._place(row, task, client)

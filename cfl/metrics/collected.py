@@ -17,12 +17,7 @@ Place = tuple[int, ...]
 class CollectedMatrix(TaskMatrix):
     """A matrix that collects what an evaluation finds, and computes the values from all of it in :meth:`add_up`.
 
-    Args:
-        num_tasks: number of tasks T, at least 1.
-        num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
-
-    Raises:
-        cfl.runtime.errors.ConfigError: a number below 1.
+    Arguments and errors as for :class:`TaskMatrix`.
     """
 
     def __init__(self, num_tasks: int, num_clients: int | None = None) -> None:

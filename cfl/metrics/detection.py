@@ -27,12 +27,7 @@ class DetectionMatrix(CollectedMatrix):
         at_half: ``[..., T + 1, T]``, the average precisions at an overlap of 0.5, from 0 to 1.
         spread: ``[..., T + 1, T]``, their standard deviations over resampled test images.
 
-    Args:
-        num_tasks: number of tasks T, at least 1.
-        num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
-
-    Raises:
-        cfl.runtime.errors.ConfigError: a number below 1.
+    Arguments and errors as for :class:`TaskMatrix`.
     """
 
     higher_is_better = True
@@ -48,15 +43,13 @@ class DetectionMatrix(CollectedMatrix):
     def update(self, row: int, task: int, found: Tensor, true: Tensor, client: int | None = None) -> None:
         """Keep the boxes of one batch or one whole test set; :meth:`add_up` computes the row.
 
+        Other arguments and errors as for :meth:`TaskMatrix.add`.
+
         Args:
-            row: the task just learned, 0 .. T-1, or -1 for the model before any training.
-            task: the task of the test samples, 0 .. T-1.
             found: ``[B, n, 6]``, as :func:`cfl.metrics.boxes.detections` returns them.
             true: ``[B, M, 5]``: class (-1 for none), left, top, right and bottom.
-            client: the client whose model was tested, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, or ``client`` given for one global model or missing otherwise.
             BadUpdate: a detection is not finite.
         """
         place = self._place(row, task, client)

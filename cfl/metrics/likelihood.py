@@ -60,12 +60,7 @@ class NLLMatrix(TaskMatrix):
 
     Sums are float64, so the result is the same, up to that precision, for any order and number of processes.
 
-    Args:
-        num_tasks: number of tasks T, at least 1.
-        num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
-
-    Raises:
-        cfl.runtime.errors.ConfigError: a number below 1.
+    Arguments and errors as for :class:`TaskMatrix`.
     """
 
     higher_is_better = False
@@ -80,18 +75,14 @@ class NLLMatrix(TaskMatrix):
         self.update(row, task, -outputs.cpu().double().sum(), len(outputs), client)
 
     def update(self, row: int, task: int, total: Tensor | float, count: int, client: int | None = None) -> None:
-        """Add one batch or one whole test set.
+        """Add one batch or one whole test set. Other arguments and errors as for :meth:`TaskMatrix.add`.
 
         Args:
-            row: the task just learned, 0 .. T-1, or -1 for the model before any training.
-            task: the task of the test samples, 0 .. T-1.
             total: sum of the samples' negative log-likelihoods in nats.
             count: number of samples.
-            client: the client whose model was tested, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, ``client`` given for one global model or missing otherwise, or a count
-                below 0.
+            ValueError: a count below 0.
             BadUpdate: the sum is not finite.
         """
         place = self._place(row, task, client)

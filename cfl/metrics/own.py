@@ -32,12 +32,12 @@ class OwnMatrix(CollectedMatrix):
         better: which values are better, ``higher`` or ``lower``.
         definition: class of the metric and its simple attributes, to recognise the same metric in a checkpoint.
 
+    Other arguments and errors as for :class:`cfl.metrics.task_matrix.TaskMatrix`.
+
     Args:
         name: name of the measure.
         metric: the metric, which is not changed.
         of_classes: whether the run classifies; otherwise it predicts numbers.
-        num_tasks: number of tasks T, at least 1.
-        num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
 
     Raises:
         ConfigError: it is no metric, or does not say whether higher values are better.

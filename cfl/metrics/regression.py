@@ -31,13 +31,10 @@ class ErrorMatrix(TaskMatrix):
     Attributes:
         moments: ``[..., T + 1, T, 3, D]``, of each number the sums of squared errors, targets and squared targets.
 
-    Args:
-        num_tasks: number of tasks T, at least 1.
-        num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
-        num_outputs: D, how many numbers are predicted for a sample.
+    Other arguments and errors as for :class:`TaskMatrix`.
 
-    Raises:
-        cfl.runtime.errors.ConfigError: a number below 1.
+    Args:
+        num_outputs: D, how many numbers are predicted for a sample.
     """
 
     higher_is_better = False
@@ -49,17 +46,13 @@ class ErrorMatrix(TaskMatrix):
         self.add_state("moments", zeros, dist_reduce_fx="sum", persistent=True)
 
     def update(self, row: int, task: int, predicted: Tensor, true: Tensor, client: int | None = None) -> None:
-        """Add one batch or one whole test set.
+        """Add one batch or one whole test set. Other arguments and errors as for :meth:`TaskMatrix.add`.
 
         Args:
-            row: the task just learned, 0 .. T-1, or -1 for the model before any training.
-            task: the task of the test samples, 0 .. T-1.
             predicted: the network's outputs, ``[B, D]``.
             true: the targets, ``[B, D]``.
-            client: the client whose model was tested, 0 .. C-1; None exactly when there is one global model.
 
         Raises:
-            ValueError: an index out of range, or ``client`` given for one global model or missing otherwise.
             BadUpdate: an error is not finite.
         """
         place = self._place(row, task, client)
