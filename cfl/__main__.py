@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         name_output()
     try:
-        status = signals.ended_by_signals(lambda: _run(arguments))
+        given = sys.argv[1:] if arguments is None else arguments
+        status = signals.ended_by_signals(lambda: _run(given))
         sys.stdout.flush()
         return status
     except NotWritten as error:
@@ -34,8 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _run(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
+def _run(given: Sequence[str]) -> int:
     first = given[0] if given else ""
     if first == "--version":
         print(f"cfl {__version__}")

@@ -70,11 +70,11 @@ def _names() -> list[str]:
     return [str(path) for path in sorted(path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command line.
 
     Args:
-        arguments: the command line without the program's name and ``configs``; None takes that of the process.
+        arguments: the command line without the program's name and ``configs``.
 
     Returns:
         Exit status: 0, or 2 after one line on standard error.
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=given_path,
         help="a file, e.g. methods/fot.yaml, or a folder, e.g. papers",
     )
-    name = parser.parse_args(sys.argv[2:] if arguments is None else arguments).name
+    name = parser.parse_args(arguments).name
     place = CONFIGS if name is None else _installed(name)
     if isfile(place) and CONFIGS in place.parents:
         print(place.read_text(encoding="utf-8"), end="")

@@ -148,15 +148,15 @@ def build(
         )
 
 
-def main(arguments: Sequence[str] | None = None, announced: str = "") -> int:
+def main(arguments: Sequence[str], announced: str = "") -> int:
     """Run one command; return the exit status.
 
     Args:
-        arguments: the command line without the program's name; None takes the process's own.
+        arguments: the command line without the program's name.
         announced: the header's first line where it has been printed (:func:`cfl.cli.header.announce`).
     """
     try:
-        line = read_command_line(sys.argv[1:] if arguments is None else arguments)
+        line = read_command_line(arguments)
         build(FederatedCLI, line, announced=announced)
     except Exception as error:
         elsewhere = cause_elsewhere(error)

@@ -49,16 +49,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command line.
 
     Args:
-        arguments: without the program's name and ``export``; None takes ``sys.argv``'s after these.
+        arguments: without the program's name and ``export``.
 
     Returns:
         Exit status: 0 if the file was written, else 2 after one line on standard error.
     """
-    options, others = _parser().parse_known_args(sys.argv[2:] if arguments is None else arguments)
+    options, others = _parser().parse_known_args(arguments)
     try:
         check_format(options.out)
         client, config, checkpoint = restored([*others, "--ckpt_path", options.ckpt_path])

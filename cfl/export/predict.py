@@ -82,18 +82,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command line.
 
     Args:
-        arguments: without the program's name and ``predict``; None takes ``sys.argv``'s after these.
+        arguments: without the program's name and ``predict``.
 
     Returns:
         Exit status: 0, or 2 after one line on standard error.
     """
     parser = _parser()
-    words = list(sys.argv[2:] if arguments is None else arguments)
-    own, others = _divided(words, parser)
+    own, others = _divided(arguments, parser)
     options, unknown = parser.parse_known_intermixed_args(own)
     try:
         _check(options)

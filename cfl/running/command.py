@@ -63,18 +63,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command line.
 
     Args:
-        arguments: the command line without the program's name and ``sweep``; None takes that of the process.
+        arguments: the command line without the program's name and ``sweep``.
 
     Returns:
         Exit status: 0 if every run is finished, 1 if not, 2 if the command is refused, 128 plus the signal that ended
         the command.
     """
     parser = _parser()
-    options, words = parser.parse_known_args(sys.argv[2:] if arguments is None else arguments)
+    options, words = parser.parse_known_args(arguments)
     if not (options.methods or options.set or words or options.seeds is not None):
         parser.error("one of the following is required: --methods, --seeds, --set, or an option of cfl fit")
     try:

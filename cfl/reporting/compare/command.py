@@ -157,17 +157,17 @@ def _columns(text: str) -> list[str]:
     return columns
 
 
-def main(arguments: Sequence[str] | None = None, notes: Sequence[str] = ()) -> int:
+def main(arguments: Sequence[str], notes: Sequence[str] = ()) -> int:
     """Run the command line.
 
     Args:
-        arguments: without the program's name and ``compare``; None takes ``sys.argv``'s after these.
+        arguments: without the program's name and ``compare``.
         notes: lines that every table has as notes.
 
     Returns:
         Exit status: 0 if anything was compared, else 2. What was left out is named on standard error.
     """
-    options = _parser().parse_args(sys.argv[2:] if arguments is None else arguments)
+    options = _parser().parse_args(arguments)
     keys = None if options.group_by is None else _listed(options.group_by)
     try:
         for name in ("pictures", "columns"):

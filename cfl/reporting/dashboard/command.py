@@ -44,16 +44,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command line.
 
     Args:
-        arguments: without the program's name and ``dashboard``; None takes ``sys.argv``'s after these.
+        arguments: without the program's name and ``dashboard``.
 
     Returns:
         Exit status: 0, or 2 after one line on standard error.
     """
-    options = _parser().parse_args(sys.argv[2:] if arguments is None else arguments)
+    options = _parser().parse_args(arguments)
     try:
         _run(options)
     except (ConfigError, OSError) as error:
