@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cfl.cli.main import restored
-from cfl.export.answer import Answer, Choice
+from cfl.export.answer import Answer, Choice, answer_of
 from cfl.export.prediction import ANSWERED, SampleScorer, first_without_answer
 from cfl.metrics.measure import Measure, called
 from cfl.reporting.csv_file import RunFolderError
@@ -143,7 +143,7 @@ class Run:
         Raises:
             RunFolderError, ConfigError: as for :attr:`model`.
         """
-        return self._scorer.model_for(Choice(client, task))
+        return self._models(Choice(client, task))
 
     def predict(self, images: Any, client: int | None = None, task: int | None = None) -> Tensor:
         """Predict ``[N]`` int64, the output with the highest score for each image; ``[N, D]`` in regression runs.
@@ -164,7 +164,7 @@ class Run:
             ConfigError: images have another shape or type, the outputs for one are not finite, the task is missing or
                 does not exist, the run estimates a density or finds boxes, or as for :attr:`model`.
         """
-        scorer, choice = self._scorer, Choice(client, task)
+        scorer = SampleScorer(self._client, Choice(client, task), self._models)
         data = scorer.federation.data
         try:
             images = torch.as_tensor(images, device="cpu")
@@ -173,30 +173,31 @@ class Run:
             raise ConfigError("images", type(images).__name__, f"{valid} ({error})") from error
         if images.ndim == 2 and data.input_shape[:2] == (1, 1):
             try:
-                images = scorer.source(choice).images_of_array(images.detach().numpy(), data.root)
+                images = scorer.source().images_of_array(images.detach().numpy(), data.root)
             except ValueError as error:
                 raise ConfigError("images", list(images.shape), f"rows as in the run's data set ({error})") from error
-        stores_floats, floats = scorer.stores_floats(choice), images.is_floating_point()
+        stores_floats, floats = scorer.stores_floats(), images.is_floating_point()
         if not floats and (stores_floats or images.dtype != torch.uint8):
             in_bytes = "torch.uint8 as stored, or floating-point network input"
             valid = "floating-point images as the data set stores them" if stores_floats else in_bytes
             raise ConfigError("images", str(images.dtype), valid)
         stored = stores_floats or not floats
         images = images.float() if floats else images
-        shapes = {tuple(data.input_shape)} | (scorer.stored_shapes(choice) if stored else set())
+        shapes = {tuple(data.input_shape)} | (scorer.stored_shapes() if stored else set())
         if images.ndim != 4 or tuple(images.shape[1:]) not in shapes:
             valid = " or ".join(f"[N, {', '.join(map(str, shape))}]" for shape in sorted(shapes))
             raise ConfigError("images", list(images.shape), f"shape {valid}")
         if stored:
-            images = scorer.network_input(images, choice)
-        scores = scorer.scores(images, choice)
+            images = scorer.network_input(images)
+        scores = scorer.scores(images)
         if (row := first_without_answer(scores)) is not None:
             raise ConfigError(f"images[{row}]", images[row].flatten().tolist(), ANSWERED)
         return scores.argmax(1) if self._measure.targets == "classes" else scores
 
     @cached_property
-    def _scorer(self) -> SampleScorer:
-        return SampleScorer(self._client)
+    def _models(self) -> Callable[[Choice], Answer]:
+        """The model of a choice, which is copied from the checkpoint's once."""
+        return cache(partial(answer_of, self._client))
 
     @cached_property
     def _client(self) -> Client:

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from cfl.data.sources.base import Source
-from cfl.export.answer import Choice
 from cfl.export.prediction import SampleScorer
 from cfl.export.reading import read_images
 from cfl.runtime.errors import ConfigError
@@ -33,27 +31,23 @@ class Box(NamedTuple):
 
 
 @torch.no_grad()
-def boxes_found(
-    scorer: SampleScorer, places: Sequence[Path], source: Source, choice: Choice, top: int | None
-) -> Iterator[Box]:
+def boxes_found(scorer: SampleScorer, places: Sequence[Path], top: int | None) -> Iterator[Box]:
     """The boxes in images, best first, a file at a time.
 
     Args:
         scorer: the model of the run.
         places: as for :func:`cfl.export.reading.read_images`.
-        source: the data set as whose images the files are read.
-        choice: the client whose model is used, and the task of the images.
         top: how many boxes of an image, whatever their score; None for those with a score of at least 0.3.
 
     Raises:
-        ConfigError: client or task do not exist or are missing, or the detector's outputs for an image are not finite.
+        ConfigError: the client does not exist, it or the task is missing, or the detector's outputs for an image are
+            not finite.
         cfl.runtime.errors.DataFilesMissing: names a file that cannot be used.
     """
-    root = scorer.federation.data.root
-    scorer.check_task(choice)
-    model, names = scorer.model_for(Choice(choice.client)), source.names(root)
+    root, source = scorer.federation.data.root, scorer.source()
+    model, names = scorer.model_of_client(), source.names(root)
     for files, stored in read_images(places, source, root):
-        answers = model(scorer.network_input(stored, choice)).cpu()
+        answers = model(scorer.network_input(stored)).cpu()
         for file, found in zip(files, answers, strict=True):
             if not bool(found.isfinite().all()):
                 raise ConfigError(

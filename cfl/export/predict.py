@@ -97,16 +97,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         _check(options)
         client, _, _ = restored([*others, *unknown, "--ckpt_path", options.ckpt_path])
-        scorer, choice = SampleScorer(client), Choice(options.client, options.task)
+        scorer = SampleScorer(client, Choice(options.client, options.task))
         if scorer.federation.measure.predicts == "boxes":
-            source = scorer.source(choice)
-            table, text = _of_boxes(list(boxes_found(scorer, options.files, source, choice, options.top)))
+            table, text = _of_boxes(list(boxes_found(scorer, options.files, options.top)))
         elif scorer.federation.measure.targets == "numbers":
             if options.top is not None:
                 raise ConfigError("--top", options.top, "unset: this run predicts numbers")
-            table, text = _of_numbers(scorer, options.files, choice)
+            table, text = _of_numbers(scorer, options.files)
         else:
-            table, text = _of_classes(scorer, options.files, choice, options.top or 1)
+            table, text = _of_classes(scorer, options.files, options.top or 1)
         if options.out is not None:
             write_whole(options.out, printable(text))
     except Exception as error:
@@ -118,45 +117,44 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def predictions(scorer: SampleScorer, places: Sequence[Path], choice: Choice, top: int) -> Iterator[Prediction]:
+def predictions(scorer: SampleScorer, places: Sequence[Path], top: int) -> Iterator[Prediction]:
     """Classify images or rows of numbers, a file at a time.
 
     Args:
         scorer: the model of the run.
         places: as for :func:`cfl.export.reading.read_images`.
-        choice: the client whose model is used, and the task of the samples.
         top: number of best classes to return; fewer if there are fewer to choose among.
 
     Raises:
-        ConfigError: client or task do not exist, or are missing.
+        ConfigError: the client does not exist, or it or the task is missing.
         cfl.runtime.errors.DataFilesMissing: names a file that cannot be used.
     """
-    scorer.prepared(choice)  # refuses an unknown task or client before names are read
-    names = output_names(scorer.federation, choice)
-    for files, scores in _scores(scorer, places, choice):
+    scorer.prepared()  # refuses an unknown client before names are read
+    names = output_names(scorer.federation, scorer.choice)
+    for files, scores in _scores(scorer, places):
         values = scores.softmax(1) if scorer.gives_probabilities else scores
         best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
         for file, of_image, row, allowed in zip(files, best.tolist(), values, scores.isfinite(), strict=True):
             yield Prediction(file, [(names[k], float(row[k])) for k in of_image if allowed[k]])
 
 
-def _scores(scorer: SampleScorer, places: Sequence[Path], choice: Choice) -> Iterator[tuple[list[str], Tensor]]:
+def _scores(scorer: SampleScorer, places: Sequence[Path]) -> Iterator[tuple[list[str], Tensor]]:
     """Yield names of samples and their scores ``[n, O]``, float64, in batches; -inf for outputs that are not allowed.
 
     Raises:
         ConfigError: the network's scores of a sample are not finite.
     """
-    scorer.prepared(choice)  # raises its errors before files are read
-    source = scorer.source(choice)
+    scorer.prepared()  # raises its errors before files are read
+    source = scorer.source()
     for files, stored in _batches(read_images(places, source, scorer.federation.data.root)):
-        scores = scorer.scores(scorer.network_input(stored, choice), choice).double()
+        scores = scorer.scores(scorer.network_input(stored)).double()
         if (row := first_without_answer(scores)) is not None:
             raise ConfigError("FILE", files[row], ANSWERED)
         yield files, scores
 
 
-def _sample(scorer: SampleScorer, choice: Choice) -> str:
-    return "row" if scorer.source(choice).holds_rows else "image"
+def _sample(scorer: SampleScorer) -> str:
+    return "row" if scorer.source().holds_rows else "image"
 
 
 def _batches(read: Iterator[tuple[list[str], Tensor]]) -> Iterator[tuple[list[str], Tensor]]:
@@ -202,8 +200,8 @@ def _divided(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[lis
     return own, others
 
 
-def _of_classes(scorer: SampleScorer, places: Sequence[Path], choice: Choice, top: int) -> tuple[TextTable, str]:
-    found = list(predictions(scorer, places, choice, top))
+def _of_classes(scorer: SampleScorer, places: Sequence[Path], top: int) -> tuple[TextTable, str]:
+    found = list(predictions(scorer, places, top))
     what = "probability" if scorer.gives_probabilities else "score"
     shown, header = ["class", what], ["class", what]
     for number in range(2, max(len(one.best) for one in found) + 1):
@@ -211,19 +209,19 @@ def _of_classes(scorer: SampleScorer, places: Sequence[Path], choice: Choice, to
         header += [f"class_{number}", f"{what}_{number}"]
     rows = [[one.place, *(text for name, value in one.best for text in (name, f"{value:.4f}"))] for one in found]
     exact = [[one.place, *(part for pair in one.best for part in pair)] for one in found]
-    sample = _sample(scorer, choice)
+    sample = _sample(scorer)
     table = TextTable([sample, *shown], rows, "l" + "lr" * (len(shown) // 2))
     return table, csv_text([sample, *header], exact)
 
 
-def _of_numbers(scorer: SampleScorer, places: Sequence[Path], choice: Choice) -> tuple[TextTable, str]:
+def _of_numbers(scorer: SampleScorer, places: Sequence[Path]) -> tuple[TextTable, str]:
     found = [
         (file, row)
-        for files, scores in _scores(scorer, places, choice)
+        for files, scores in _scores(scorer, places)
         for file, row in zip(files, scores.tolist(), strict=True)
     ]
-    names = scorer.source(choice).names(scorer.federation.data.root)
-    headings = [_sample(scorer, choice), *names]
+    names = scorer.source().names(scorer.federation.data.root)
+    headings = [_sample(scorer), *names]
     rows = [[file, *(f"{number:.6g}" for number in row)] for file, row in found]
     return TextTable(headings, rows, "l" + "r" * len(names)), csv_text(headings, [[file, *row] for file, row in found])
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
+
 import torch
 from torch import Tensor
 
@@ -24,148 +27,137 @@ class SampleScorer:
 
     Args:
         client: the module with its federation, restored from a checkpoint.
+        choice: the client whose model is used, and the task of the samples.
+        models: gives the model of a choice (:func:`cfl.export.answer.answer_of`). Scorers of a run that share it copy
+            each model once. Unless given, a scorer has one of its own.
 
     Attributes:
         federation: the federation of the run.
+        choice: the given choice.
         gives_probabilities: whether scores are logits, so that their softmax are probabilities; False if a method
             computes the scores.
+
+    Raises:
+        ConfigError: there is no such task.
     """
 
-    def __init__(self, client: Client) -> None:
-        self.federation = client.require_federation()
+    def __init__(self, client: Client, choice: Choice, models: Callable[[Choice], Answer] | None = None) -> None:
+        self.federation, self.choice = client.require_federation(), choice
         self.gives_probabilities = not self.federation.methods.with_capability(Predictor)
-        self._client = client
-        self._answers: dict[Choice, Answer] = {}
+        self._models = models or cache(partial(answer_of, client))
+        if choice.task is not None and choice.task not in choice.tasks(self.federation.data):
+            raise ConfigError("task", choice.task, self._valid_task())
 
-    def model_for(self, choice: Choice) -> Answer:
-        """The chosen model (:func:`cfl.export.answer.answer_of`)."""
-        if choice not in self._answers:
-            self._answers[choice] = answer_of(self._client, choice)
-        return self._answers[choice]
+    def model_of_client(self) -> Answer:
+        """The model of the client, or the global one, whatever the task.
+
+        Raises:
+            ConfigError: as for :func:`cfl.export.answer.answer_of`.
+        """
+        return self._models(Choice(self.choice.client))
 
     @torch.no_grad()
-    def scores(self, x: Tensor, choice: Choice) -> Tensor:
+    def scores(self, x: Tensor) -> Tensor:
         """Return the model's outputs ``[N, O]``, with minus infinity for outputs that tests do not choose among.
 
         Args:
             x: ``[N, C, H, W]`` float32 network input.
-            choice: the client whose model is used, and the task of the images.
 
         Raises:
-            ConfigError: the task is missing or does not exist, the run neither classifies nor predicts numbers, or as
-                for :meth:`model_for`.
+            ConfigError: the task is missing, the run neither classifies nor predicts numbers, or as for
+                :func:`cfl.export.answer.answer_of`.
         """
-        model, allowed = self.prepared(choice)
+        model, allowed = self.prepared()
         scores = torch.cat([model(part) for part in x.split(self.federation.data.eval_batch_size)])
         return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
-    def prepared(self, choice: Choice) -> tuple[Answer, Tensor | None]:
+    def prepared(self) -> tuple[Answer, Tensor | None]:
         """Return the model that :meth:`scores` uses, and ``[O]`` bool, the outputs to choose among, or None for all.
 
         Raises:
             ConfigError: as for :meth:`scores`.
         """
-        data = self.federation.data
-        measure = self.federation.measure
+        data, measure, choice = self.federation.data, self.federation.measure, self.choice
         if measure.targets not in ("classes", "numbers"):
             valid = f"a run that classifies or predicts numbers; this one measures {measure.words}"
             raise ConfigError("predict", data.stream.name, valid)
-        self.check_task(choice)
         allowed = data.outputs.test_after(last_task(self.federation))
         if allowed is not None and choice.task is None and not allowed.eq(allowed[0]).all():
-            raise ConfigError("task", None, f"{self._valid_task(choice)}, the task of the samples")
-        model = self.model_for(choice if self._differs_by_task(choice.client) else Choice(choice.client))
+            raise ConfigError("task", None, f"{self._valid_task()}, the task of the samples")
+        model = self._models(choice) if self._differs_by_task() else self.model_of_client()
         return model, None if allowed is None else allowed[choice.stream_task(data)]
 
-    def network_input(self, stored: Tensor, choice: Choice) -> Tensor:
+    def network_input(self, stored: Tensor) -> Tensor:
         """Return network input ``[N, C, H, W]`` float32: stored images, enlarged and normalised as in the task's tests.
 
         Changes that tasks make to images, such as a permutation, are not made.
 
         Args:
             stored: ``[N, c, h, w]`` as the data set's ``load`` gives them, or enlarged already.
-            choice: with the task of the images; it is needed if the data sets of tasks are normalised differently.
 
         Raises:
-            ConfigError: the task is needed and missing, or does not exist, or the stream has tasks without a data set.
+            ConfigError: the task is missing and the data sets of tasks are normalised differently, or the stream has
+                tasks without a data set.
         """
         data = self.federation.data
-        self.check_task(choice)
         sources = [data.stream.source_of(number) for number in range(data.stream.num_tasks)]
         transforms = [source.transform() for source in sources if source is not None]
         if len(transforms) < len(sources):
             raise ConfigError("images", str(stored.dtype), "floating-point network input: the stream tells no data set")
-        if choice.task is None and len({transform.normalisation for transform in transforms}) > 1:
-            valid = f"{self._valid_task(choice)}, as this run's data sets are normalised differently"
+        if self.choice.task is None and len({transform.normalisation for transform in transforms}) > 1:
+            valid = f"{self._valid_task()}, as this run's data sets are normalised differently"
             raise ConfigError("task", None, valid)
-        transform = repeat_channels(transforms[choice.stream_task(data)], data.input_shape[0])
+        transform = repeat_channels(transforms[self.choice.stream_task(data)], data.input_shape[0])
         images = ImageSet(stored, torch.zeros(len(stored), dtype=torch.int64))
         return transform.normalised(enlarge(images, data.input_shape).images)
 
-    def stored_shapes(self, choice: Choice) -> set[tuple[int, int, int]]:
-        """``(c, h, w)`` of the images of a task's data set, or of all tasks' data sets; see :meth:`network_input`.
+    def stored_shapes(self) -> set[tuple[int, int, int]]:
+        """``(c, h, w)`` of the images of the task's data set, or of all tasks' data sets; see :meth:`network_input`."""
+        return {source.shape for source in self._sources()}
+
+    def stores_floats(self) -> bool:
+        """Whether the task's data set, or all tasks' data sets, hold floating-point images; False if none is known.
 
         Raises:
-            ConfigError: there is no such task.
+            ConfigError: the task is missing, and only some tasks' data sets hold such images.
         """
-        return {source.shape for source in self._sources(choice)}
-
-    def stores_floats(self, choice: Choice) -> bool:
-        """Whether a task's data set, or all tasks' data sets, hold floating-point images; False if none is known.
-
-        Raises:
-            ConfigError: there is no such task, or it is needed because only some tasks' data sets hold such images.
-        """
-        kinds = {source.is_float for source in self._sources(choice)}
+        kinds = {source.is_float for source in self._sources()}
         if len(kinds) > 1:
-            valid = f"{self._valid_task(choice)}: some tasks' data sets hold bytes, others floating-point numbers"
+            valid = f"{self._valid_task()}: some tasks' data sets hold bytes, others floating-point numbers"
             raise ConfigError("task", None, valid)
         return kinds == {True}
 
-    def _sources(self, choice: Choice) -> list[Source]:
-        """The data sets of a task, or of all tasks, as far as the stream tells them."""
-        data = self.federation.data
-        self.check_task(choice)
+    def _sources(self) -> list[Source]:
+        """The data sets of the task, or of all tasks, as far as the stream tells them."""
+        data, choice = self.federation.data, self.choice
         tasks = range(data.stream.num_tasks) if choice.task is None else [choice.stream_task(data)]
         return [source for number in tasks if (source := data.stream.source_of(number)) is not None]
 
-    def source(self, choice: Choice) -> Source:
+    def source(self) -> Source:
         """The data set as whose samples files and rows of numbers are read.
 
-        Args:
-            choice: with the task of the samples; it is needed if the data sets of tasks differ.
-
         Raises:
-            ConfigError: the stream does not name the data set, or the task is needed and missing.
+            ConfigError: the stream does not name the data set, or the task is missing and the data sets of tasks
+                differ.
         """
-        data = self.federation.data
-        self.check_task(choice)
+        data, choice = self.federation.data, self.choice
         source = data.stream.source_of(choice.stream_task(data))
         if source is None:
             raise ConfigError("data.stream", data.stream.name, "a stream that tells the data set of each task")
         others = (data.stream.source_of(task) for task in range(data.stream.num_tasks))
         if choice.task is None and any(other is not source for other in others):
-            valid = f"{self._valid_task(choice)}: samples are read as the data set of their task"
+            valid = f"{self._valid_task()}: samples are read as the data set of their task"
             raise ConfigError("task", None, valid)
         return source
 
-    def check_task(self, choice: Choice) -> None:
-        """Refuse a task that does not exist.
+    def _valid_task(self) -> str:
+        return f"an integer between 0 and {self.choice.tasks(self.federation.data)[-1]}"
 
-        Raises:
-            ConfigError: names the valid tasks.
-        """
-        if choice.task is not None and choice.task not in choice.tasks(self.federation.data):
-            raise ConfigError("task", choice.task, self._valid_task(choice))
-
-    def _valid_task(self, choice: Choice) -> str:
-        return f"an integer between 0 and {choice.tasks(self.federation.data)[-1]}"
-
-    def _differs_by_task(self, client: int | None) -> bool:
-        if client is not None and self.federation.methods.tells_tasks_apart:
+    def _differs_by_task(self) -> bool:
+        if self.choice.client is not None and self.federation.methods.tells_tasks_apart:
             return True
         try:
-            self.model_for(Choice(client))
+            self.model_of_client()
         except ConfigError as error:
             if error.key != "task":
                 raise

@@ -513,7 +513,7 @@ def test_the_code_of_a_card_runs_as_printed(
     exec(code.replace(line, "images = given"), held)
     x = federation.data.stream.source.transform()(test.images)  # type: ignore[attr-defined]
     torch.testing.assert_close(torch.from_numpy(held["outputs"]), answer(x), rtol=0, atol=1e-5)
-    expected = SampleScorer(client).scores(x, Choice(task=0)).argmax(1)
+    expected = SampleScorer(client, Choice(task=0)).scores(x).argmax(1)
     assert capsys.readouterr().out == f"{[str(label) for label in expected.tolist()]}\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,7 @@ def test_a_task_or_client_that_there_is_none_of_is_refused_with_one_set_of_outpu
     client = tiny_client(module)
     fit_tiny(client, module)
     with pytest.raises(ConfigError, match=said):
-        next(predictions(SampleScorer(client), [Path("none.npy")], choice, 1))
+        next(predictions(SampleScorer(client, choice), [Path("none.npy")], 1))
 
 
 class Names(Synthetic):
@@ -278,12 +279,12 @@ def test_a_missing_task_is_one_of_the_stream_unless_a_client_is_named() -> None:
     data = tiny_data(Sequence(sources), num_clients=2, scenario="task", sequences=tasks)
     client = tiny_client(data)
     fit_tiny(client, data)
-    scorer, stored = SampleScorer(client), data.stream.source_of(0).load(Path())[1].images  # type: ignore[union-attr]
+    stored = data.stream.source_of(0).load(Path())[1].images  # type: ignore[union-attr]
     for named, last in ((None, 4), (1, 1)):
-        choice = Choice(named)
-        for ask in (scorer.prepared, scorer.source, lambda choice: scorer.network_input(stored, choice)):
+        scorer = SampleScorer(client, Choice(named))
+        for ask in (scorer.prepared, scorer.source, partial(scorer.network_input, stored)):
             with pytest.raises(ConfigError, match=f"task = None .* an integer between 0 and {last}(,|:|$)"):
-                ask(choice)
+                ask()
 
 
 def test_a_run_that_its_budget_stopped_answers_among_the_classes_that_its_tests_chose_from(tmp_path: Path) -> None:
@@ -297,7 +298,7 @@ def test_a_run_that_its_budget_stopped_answers_among_the_classes_that_its_tests_
     assert federation.stopped
     assert federation.round == 2
     test = data.tasks[0].test
-    scores = SampleScorer(client).scores(data.tasks[0].transform(test.images), Choice())
+    scores = SampleScorer(client, Choice()).scores(data.tasks[0].transform(test.images))
     assert scores.isfinite().tolist() == [[True, True, False, False]] * len(test.labels)
     right = 100 * scores.argmax(1).eq(test.labels).double().mean()
     assert float(right) == pytest.approx(float(federation.accuracy.compute()[0, 0]))
@@ -321,7 +322,7 @@ def test_a_client_with_a_model_for_each_task_answers_by_that_of_the_task() -> No
         model = federation.model_of(1, task)
         with torch.no_grad():
             expected = torch.func.functional_call(client.network, model, (x,))
-        found = SampleScorer(client).scores(x, Choice(1, task))
+        found = SampleScorer(client, Choice(1, task)).scores(x)
         own = slice(2 * task, 2 * task + 2)
         torch.testing.assert_close(found[:, own], expected[:, own], rtol=0, atol=1e-6)
         assert found.isinf().sum() == 10
