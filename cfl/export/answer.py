@@ -50,13 +50,6 @@ class Choice:
         return [Choice(self.client, task).stream_task(data) for task in self.tasks(data)]
 
 
-def as_option(error: BaseException) -> BaseException:
-    """Turn an error about a choice's client or task into one about the command's option; return others unchanged."""
-    if isinstance(error, ConfigError) and error.key in ("client", "task"):
-        return ConfigError(f"--{error.key}", error.value, error.valid)
-    return error
-
-
 class Answer(nn.Module):
     """Maps ``[N, C, H, W]`` to the scores of tests: logits ``[N, O]``, a method's scores, or log-likelihoods ``[N]``.
 

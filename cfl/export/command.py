@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from cfl.cli.main import restored
-from cfl.cli.reasons import told
-from cfl.export.answer import Choice, answer_of, as_option
+from cfl.export.answer import Choice, answer_of
+from cfl.export.arguments import model_parser, print_error
 from cfl.export.card import write_card
 from cfl.export.formats import PACKAGES, check_format, write
 from cfl.reporting.experiment import method_name
-from cfl.runtime.command_line import ABOUT_ALLOW
 from cfl.runtime.command_paths import given_path
-from cfl.runtime.printable import printable
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cfl export",
-        description="Write a run's model as a file for use outside, and beside it FILE.md, which says what the model "
-        "takes and gives. The model expects network input, that is, normalised images.",
-        epilog="Any other option is one of the configuration, as for cfl validate: --data.root, --config. "
-        + ABOUT_ALLOW,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--ckpt_path",
-        required=True,
-        metavar="FILE",
-        help="a checkpoint, e.g. RUN/last.ckpt, or its run folder; last, with --run.dir RUN",
+    parser = model_parser(
+        "cfl export",
+        "Write a run's model as a file for use outside, and beside it FILE.md, which says what the model takes and "
+        "gives. The model expects network input, that is, normalised images.",
+        "the model for this task (from 0; with --client, of the client's own), where the model depends on it",
     )
     parser.add_argument(
         "--out",
@@ -38,13 +27,6 @@ def _parser() -> argparse.ArgumentParser:
         type=given_path,
         metavar="FILE",
         help=f"{', '.join(f'*{suffix}' for suffix in PACKAGES)}: torch.export, the network's tensors, ONNX",
-    )
-    parser.add_argument("--client", type=int, metavar="C", help="this client's model, where clients have their own")
-    parser.add_argument(
-        "--task",
-        type=int,
-        metavar="T",
-        help="the model for this task (from 0; with --client, of the client's own), where the model depends on it",
     )
     return parser
 
@@ -70,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         card = options.out.with_name(f"{options.out.name}.md")
         write_card(card, options.out, answer, choice, federation, config, checkpoint.parent)
     except Exception as error:
-        print(printable(f"error: {as_option(told(error))}"), file=sys.stderr)
+        print_error(error)
         return 2
     print(f"{options.out}: answers differ from the network's by at most {difference:.1e}\n{card}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,15 +11,14 @@ import torch
 from torch import Tensor
 
 from cfl.cli.main import restored
-from cfl.cli.reasons import told
-from cfl.export.answer import Choice, as_option
+from cfl.export.answer import Choice
+from cfl.export.arguments import model_parser, print_error
 from cfl.export.box_prediction import Box, boxes_found
 from cfl.export.prediction import ANSWERED, SampleScorer, first_without_answer, output_names
 from cfl.export.reading import read_images
 from cfl.reporting.csv_file import csv_text
 from cfl.reporting.text_table import TextTable, print_table
 from cfl.runtime.atomic_write import write_whole
-from cfl.runtime.command_line import ABOUT_ALLOW
 from cfl.runtime.command_paths import given_path, require_file
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import printable
@@ -41,14 +39,12 @@ class Prediction(NamedTuple):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cfl predict",
-        description="Classify images or rows of numbers by a run's model, predict numbers of them, or find boxes in "
-        "images, as the run was trained to. They are read as its data set reads its own: size, channels, "
-        "normalisation.",
-        epilog="Any other option is one of the configuration, as for cfl validate: --data.root, --config. "
-        + ABOUT_ALLOW,
-        allow_abbrev=False,
+    parser = model_parser(
+        "cfl predict",
+        "Classify images or rows of numbers by a run's model, predict numbers of them, or find boxes in images, as the "
+        "run was trained to. They are read as its data set reads its own: size, channels, normalisation.",
+        "the task of what is classified (from 0; with --client, of the client's own), where the model, its outputs or "
+        "the reading of files depend on it; a task's permutation or rotation of pixels is not applied",
     )
     parser.add_argument(
         "files",
@@ -59,26 +55,12 @@ def _parser() -> argparse.ArgumentParser:
         "with the columns of a table",
     )
     parser.add_argument(
-        "--ckpt_path",
-        required=True,
-        metavar="FILE",
-        help="a checkpoint, e.g. RUN/last.ckpt, or the run folder; last, with --run.dir RUN",
-    )
-    parser.add_argument(
         "--top",
         type=int,
         metavar="K",
         help="show the K best classes (1), or the K best boxes of a detector (those with a score of at least 0.3)",
     )
     parser.add_argument("--out", type=given_path, metavar="FILE", help="write the table as CSV, too")
-    parser.add_argument("--client", type=int, metavar="C", help="this client's model, where clients have their own")
-    parser.add_argument(
-        "--task",
-        type=int,
-        metavar="T",
-        help="the task of what is classified (from 0; with --client, of the client's own), where the model, its "
-        "outputs or the reading of files depend on it; a task's permutation or rotation of pixels is not applied",
-    )
     return parser
 
 
@@ -109,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.out is not None:
             write_whole(options.out, printable(text))
     except Exception as error:
-        print(printable(f"error: {as_option(told(error))}"), file=sys.stderr)
+        print_error(error)
         return 2
     print_table(table.terminal())
     if options.out is not None:
