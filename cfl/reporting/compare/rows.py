@@ -165,17 +165,12 @@ def own_measures(comparisons: Iterable[Comparison]) -> dict[str, Better]:
 def figure_of(reading: Reading, key: str) -> float | None:
     """Return a run's figure by its key in ``summary.json``, None if undefined.
 
-    For a measure other than accuracy, a mean, FGT, BWT or FWT that the summary lacks is computed from the matrix. A run
-    that stopped before its last task has no figures over all tasks.
+    For a measure other than accuracy, an FGT, BWT or FWT that the summary lacks is computed from the matrix. A run that
+    stopped before its last task has no figures over all tasks.
     """
     if (key in _OVER_TASKS or key.startswith(own_key(""))) and lacks_tasks(reading.run):
         return None
-    value = getattr(reading.run, key, None) if key not in reading.run.others else reading.run.others[key]
-    of = next((measure.name for measure in MEASURES if measure.figure == key and not measure.is_accuracy), None)
-    if key not in reading.run.others and of is not None and of in reading.matrices:
-        last = seen_mean(reading.matrices[of])
-        last = last[np.isfinite(last)]
-        return float(last[-1]) if len(last) else None
+    value = reading.run.others.get(key, getattr(reading.run, key, None))
     if value is None and (found := _transfers(reading.run).get(key)) is not None:
         return found
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

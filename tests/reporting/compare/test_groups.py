@@ -337,12 +337,6 @@ def test_the_mean_over_tasks_seen_is_acc(tmp_path: Path) -> None:
     np.testing.assert_allclose(seen_mean(reading.run.matrix.numpy()), expected)
 
 
-def test_nll_is_read_off_its_matrix_where_the_summary_has_none(tmp_path: Path) -> None:
-    with_matrix, without = readings(tmp_path, {"nll": True}, {"method": "er"})
-    assert figure_of(with_matrix, "nll") == pytest.approx(((100 - with_matrix.run.matrix[-1]) / 40).mean().item())
-    assert figure_of(without, "nll") is None
-
-
 def test_transfers_of_nll_are_good_where_it_falls(tmp_path: Path) -> None:
     """Worked by hand: tasks 0 and 1 rise by 10 and 15; tasks 1 and 2 fall by 8 before they are learned."""
     reading = read(make_density_run(tmp_path / "run"), [])
