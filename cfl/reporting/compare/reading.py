@@ -177,9 +177,9 @@ def read(folder: Path, warnings: list[str]) -> Reading:
         space |= {f"{name}.{layer}": used for layer, used in found.items()}
     of_clients = partial(_client_means, measure=run.measure)
     clients = part(folder / CLIENTS, of_clients, "its clients are not compared") or []
-    table = part(folder / PARTITION, _bytes, "its partition is not compared") or b""
+    table = part(folder / PARTITION, _bytes, "its partition is not compared", optional=True) or b""
     partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
-    samples = part(folder / SAMPLES, _bytes, "its samples are not shown") or b""
+    samples = part(folder / SAMPLES, _bytes, "its samples are not shown", optional=True) or b""
     return Reading(run, settings, matrices, space, clients, partition, samples)
 
 
@@ -220,8 +220,6 @@ def _read_matrix(path: Path) -> np.ndarray:
 
 
 def _bytes(path: Path) -> bytes:
-    if not path.exists():
-        return b""
     open_file(path).close()  # refuses a path that is not a file
     return path.read_bytes()
 
