@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from cfl.runtime.errors import NotWritten
 
 _REASONS = {
@@ -95,14 +97,7 @@ def _space(place: Path, needed: int | None) -> str:
         disk = os.statvfs(place)
     except OSError:
         return "how much is free is not known"
-    free = f"{_size(disk.f_bavail * disk.f_frsize)} free"
+    free = f"{decimal(disk.f_bavail * disk.f_frsize)} free"
     if disk.f_files and not disk.f_favail:
         free = f"no file more can be made, {free}"
-    return f"{free}, {_size(needed)} needed" if needed else free
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"
+    return f"{free}, {decimal(needed)} needed" if needed else free

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 from torch.overrides import TorchFunctionMode
 
 from cfl.runtime.errors import ConfigError
@@ -103,4 +104,4 @@ class WithinMemory(TorchFunctionMode):
 
 
 def _size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if math.isfinite(count) else "more memory than there is anywhere"
+    return decimal(int(count)) if math.isfinite(count) else "more memory than there is anywhere"
