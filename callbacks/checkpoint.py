@@ -22,7 +22,7 @@ from cfl.runtime import distributed, signals
 from cfl.runtime.atomic_write import replacing
 from cfl.runtime.option_checks import check_numbers
 from cfl.runtime.run_files import CHECKPOINT
-from cfl.training.access import callbacks_of, federation_of
+from cfl.training.access import callback_of, federation_of
 
 
 class RoundCheckpoint(Checkpoint):
@@ -155,7 +155,7 @@ def record_of(trainer: Trainer) -> RunRecord:
     Raises:
         RuntimeError: if it has none.
     """
-    records = callbacks_of(trainer, RunRecord)
-    if not records:
+    record = callback_of(trainer, RunRecord)
+    if record is None:
         raise RuntimeError("RoundCheckpoint writes into the run folder: add cfl.callbacks.RunRecord to the Trainer")
-    return records[0]
+    return record

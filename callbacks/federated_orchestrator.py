@@ -31,7 +31,7 @@ from cfl.reporting.files_of_run import check_measure_names
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_numbers
 from cfl.secure_sums.settings import Aggregation
-from cfl.training.access import callbacks_of, client_of, data_of, federation_of
+from cfl.training.access import callback_of, client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.local_work import LocalWork
 
@@ -205,7 +205,7 @@ class FederatedOrchestrator(Callback):
         client.require_work().finish = partial(self._finish, trainer, client)
 
     def _finish(self, trainer: Trainer, client: Client, positions: tuple[int, ...]) -> None:
-        for local in callbacks_of(trainer, LocalModels):
+        if (local := callback_of(trainer, LocalModels)) is not None:
             local.score(client, positions)  # collecting overwrites these models
         client.require_work().collect(positions)
 
@@ -242,7 +242,7 @@ class FederatedOrchestrator(Callback):
             work.finish(batch.closes)
         if batch.last_of_round:
             work.close_round()
-            for budget in callbacks_of(trainer, PrivacyBudget):
+            if (budget := callback_of(trainer, PrivacyBudget)) is not None:
                 budget.look_ahead(work.federation)
             evaluates = work.federation.schedule.evaluates_after(work.require_plan())
             trainer.check_val_every_n_epoch = 1 if evaluates else NEVER  # the round may have become the run's last
@@ -268,8 +268,9 @@ class FederatedOrchestrator(Callback):
         figures |= matrix_rows.own_figures(federation, plan.task) if evaluated and federation.own_measures else {}
         self._tell(trainer, work.mean_loss, figures)
         federation.seconds += time.perf_counter() - self._started
-        met = any(targets.end_the_run(federation.curve) for targets in callbacks_of(trainer, AccuracyTargets))
-        if met or any(budget.end_the_run(federation) for budget in callbacks_of(trainer, PrivacyBudget)):
+        targets, budget = callback_of(trainer, AccuracyTargets), callback_of(trainer, PrivacyBudget)
+        met = targets is not None and targets.end_the_run(federation.curve)
+        if met or (budget is not None and budget.end_the_run(federation)):
             federation.stopped = not federation.finished
 
     @staticmethod
@@ -343,7 +344,7 @@ def built_federation(trainer: Trainer, module: LightningModule, stage: str) -> F
     Raises:
         RuntimeError: the Trainer has no FederatedOrchestrator.
     """
-    if client_of(module).federation is None:
-        for orchestrator in callbacks_of(trainer, FederatedOrchestrator):
-            orchestrator.setup(trainer, module, stage)
+    orchestrator = callback_of(trainer, FederatedOrchestrator)
+    if client_of(module).federation is None and orchestrator is not None:
+        orchestrator.setup(trainer, module, stage)
     return federation_of(module)

@@ -61,7 +61,7 @@ from cfl.runtime.run_files import (
     matrix_file,
 )
 from cfl.runtime.source_digest import source_digest
-from cfl.training.access import callbacks_of, client_of, data_of, federation_of
+from cfl.training.access import callback_of, client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.evaluation import over_clients
 
@@ -175,9 +175,9 @@ class RunRecord(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the other callbacks whose figures are recorded, and prepare the folder."""
-        self.targets = next(iter(callbacks_of(trainer, AccuracyTargets)), AccuracyTargets())
-        self.privacy = next(iter(callbacks_of(trainer, PrivacyBudget)), PrivacyBudget())
-        self.local_models = next(iter(callbacks_of(trainer, LocalModels)), LocalModels())
+        self.targets = callback_of(trainer, AccuracyTargets) or AccuracyTargets()
+        self.privacy = callback_of(trainer, PrivacyBudget) or PrivacyBudget()
+        self.local_models = callback_of(trainer, LocalModels) or LocalModels()
         self._begun = False
         self.prepare_once(trainer, stage)
 

@@ -50,3 +50,8 @@ def callbacks_of(trainer: Trainer, kind: type[T]) -> list[T]:
     """The Trainer's callbacks of a kind, in their order."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in callbacks if isinstance(callback, kind)]
+
+
+def callback_of(trainer: Trainer, kind: type[T]) -> T | None:
+    """The Trainer's first callback of a kind, or None."""
+    return next(iter(callbacks_of(trainer, kind)), None)
