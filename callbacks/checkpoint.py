@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from cfl.callbacks.federated_orchestrator import built_federation
 from cfl.callbacks.run_record import RunRecord
 from cfl.callbacks.streamed_checkpoints import StreamedCheckpoints
+from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.reporting.experiment import config_hash
 from cfl.runtime import distributed, signals
@@ -146,7 +147,7 @@ class _Write(NamedTuple):
 
 def _size(federation: Federation) -> int:
     """Bytes of the model and of all that clients keep: nearly all of a checkpoint's file."""
-    return federation.clients.bytes() + sum(p.numel() * p.element_size() for p in federation.network.parameters())
+    return federation.clients.bytes() + payload_bytes(dict(federation.network.named_parameters()))
 
 
 def record_of(trainer: Trainer) -> RunRecord:
