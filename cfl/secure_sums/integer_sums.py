@@ -174,17 +174,11 @@ class IntegerSums:
 
     def _mask(self, running: RunningSum, rows: Tensor, clients: Sequence[int]) -> None:
         """Send the clients' integers ``[k, d + 1]`` as masked messages of the protocol."""
-        settings, modulus = self.settings, running.codec.modulus or 64
+        modulus = running.codec.modulus or 64
         if running.protocol is None:
+            generator = self._generator(running.round)
             running.protocol = ProtocolSum(
-                running.asked,
-                running.gone,
-                settings.stage,
-                settings.neighbours,
-                self._generator(running.round),
-                settings.threshold,
-                rows.shape[1],
-                modulus,
+                running.asked, running.gone, self.settings, generator, rows.shape[1], modulus
             )
         for client, row in zip(clients, rows.cpu().numpy().view(np.uint64), strict=True):
             running.protocol.add(client, row.astype(f"<u{modulus // 8}"))

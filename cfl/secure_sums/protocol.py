@@ -13,6 +13,7 @@ from cfl.secure_sums.dropouts import STAGES
 from cfl.secure_sums.graph import neighbours_of
 from cfl.secure_sums.keys import Identity
 from cfl.secure_sums.server import SumServer
+from cfl.secure_sums.settings import SumSettings
 from cfl.secure_sums.traffic import SESSION
 
 
@@ -22,10 +23,8 @@ class ProtocolSum:
     Args:
         asked: clients of which the server wants a message.
         gone: clients among ``asked`` that drop out.
-        stage: stage before which they drop out.
-        degree: number of neighbours of each client; None for all others.
+        settings: with the stage before which they drop out, the number of neighbours, and the threshold.
         generator: draws the neighbours.
-        threshold: as for :func:`cfl.secure_sums.graph.shares_needed`.
         count: number of integers in a message.
         modulus: bits of an integer.
 
@@ -38,24 +37,22 @@ class ProtocolSum:
         self,
         asked: Sequence[int],
         gone: Collection[int],
-        stage: str,
-        degree: int | None,
+        settings: SumSettings,
         generator: np.random.Generator,
-        threshold: float,
         count: int,
         modulus: int,
     ) -> None:
         session, identities = secrets.token_bytes(SESSION), {client: Identity() for client in sorted(asked)}
-        self._gone, self._stage = frozenset(gone), STAGES.index(stage)
+        self._gone, self._stage = frozenset(gone), STAGES.index(settings.stage)
         self.server = SumServer(
             session,
             {client: identity.public for client, identity in identities.items()},
-            lambda clients: neighbours_of(clients, degree, generator),
-            threshold,
+            lambda clients: neighbours_of(clients, settings.neighbours, generator),
+            settings.threshold,
             count,
             modulus,
         )
-        self.clients = {c: SumClient(c, own, session, threshold, modulus) for c, own in identities.items()}
+        self.clients = {c: SumClient(c, own, session, settings.threshold, modulus) for c, own in identities.items()}
         for client in self._left("keys", self.clients):
             self.server.receive_keys(self.clients[client].keys())
         keys = self.server.keys()

@@ -18,6 +18,7 @@ import numpy as np
 
 from cfl.secure_sums.client import SumClient
 from cfl.secure_sums.protocol import ProtocolSum
+from cfl.secure_sums.settings import SumSettings
 
 NEIGHBOURS = {10: 4, 64: 16, 500: 50}
 NUMBERS = (10**4, 10**5, 10**6)
@@ -54,7 +55,8 @@ def summed(clients: int, degree: int | None, numbers: int) -> tuple[float, float
     timed = {name: clock.of(getattr(SumClient, name)) for name in _OF_CLIENTS}
     started = time.process_time()
     with mock.patch.multiple(SumClient, **timed):
-        run = ProtocolSum(range(clients), gone, "message", degree, np.random.default_rng(0), 0.5, numbers, MODULUS)
+        settings = SumSettings(secure=True, seed=0, neighbours=degree)
+        run = ProtocolSum(range(clients), gone, settings, np.random.default_rng(0), numbers, MODULUS)
         for client in range(len(gone), clients):
             run.add(client, vector)
         total = run.total("the sum")

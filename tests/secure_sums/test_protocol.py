@@ -18,6 +18,7 @@ from cfl.secure_sums.graph import neighbours_of
 from cfl.secure_sums.keys import Identity, as_bytes, tag
 from cfl.secure_sums.masks import add_mask
 from cfl.secure_sums.protocol import ProtocolSum
+from cfl.secure_sums.settings import SumSettings
 from cfl.secure_sums.traffic import HEADER, SIGNATURE, traffic
 from cfl.secure_sums.wire import framed, listed
 
@@ -34,7 +35,8 @@ def protocol(
     count: int = COUNT,
 ) -> ProtocolSum:
     generator = numpy_generator(0, "test")
-    return ProtocolSum(CLIENTS, gone, stage, degree, generator, threshold, count, modulus)
+    settings = SumSettings(secure=True, seed=0, neighbours=degree, threshold=threshold, stage=stage)
+    return ProtocolSum(CLIENTS, gone, settings, generator, count, modulus)
 
 
 def vectors(modulus: int = 32, count: int = COUNT) -> dict[int, np.ndarray]:
