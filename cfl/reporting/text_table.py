@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
 
 from rich.console import Console
 from rich.table import Table
@@ -65,14 +64,9 @@ class TextTable:
         return shown
 
 
-def print_table(table: Table, file: IO[str] | None = None) -> None:
-    """Print a table in full: at least :data:`TABLE_WIDTH` characters wide and never cut off, also into a pipe.
-
-    Args:
-        table: any table.
-        file: the output; None is standard output.
-    """
-    console = Console(file=file)
-    needed = Console(file=file, width=10_000).measure(table).maximum
+def print_table(table: Table) -> None:
+    """Print a table in full: at least :data:`TABLE_WIDTH` characters wide and never cut off, also into a pipe."""
+    console = Console()
+    needed = Console(width=10_000).measure(table).maximum
     console.width = max(TABLE_WIDTH, needed)
     console.print(table)

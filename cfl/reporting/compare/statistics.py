@@ -66,18 +66,16 @@ class Difference:
     count: int
 
 
-def paired_difference(
-    ours: Mapping[int, float], theirs: Mapping[int, float], level: float = LEVEL
-) -> Difference | None:
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
     """Mean of ``d_s = ours_s - theirs_s`` over the seeds s that both have, with Student's t interval.
 
-    The interval ``d +- t_{(1 + level) / 2, n - 1} std(d) / sqrt(n)`` assumes normal differences. Runs of one seed share
-    data, partition and sampled clients, so the interval is usually narrower than for unpaired runs.
+    The interval of :data:`LEVEL`, ``d +- t_{(1 + level) / 2, n - 1} std(d) / sqrt(n)``, assumes normal differences.
+    Runs of one seed share data, partition and sampled clients, so the interval is usually narrower than for unpaired
+    runs.
 
     Args:
         ours: seed -> value.
         theirs: seed -> value.
-        level: level of the interval, between 0 and 1.
 
     Returns:
         None if there is no common seed.
@@ -90,7 +88,7 @@ def paired_difference(
         return Difference(spread.mean, None, None, 1)
     from scipy.special import stdtrit  # takes a second to import; single runs do not need it
 
-    half = float(stdtrit(spread.count - 1, (1 + level) / 2)) * spread.std / math.sqrt(spread.count)
+    half = float(stdtrit(spread.count - 1, (1 + LEVEL) / 2)) * spread.std / math.sqrt(spread.count)
     return Difference(spread.mean, spread.mean - half, spread.mean + half, spread.count)
 
 

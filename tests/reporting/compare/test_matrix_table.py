@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ NAN = math.nan
 
 
 def printed(table: Any) -> list[str]:
-    file = io.StringIO()
-    print_table(table, file)
+    with redirect_stdout(io.StringIO()) as file:
+        print_table(table)
     return file.getvalue().splitlines()
 
 

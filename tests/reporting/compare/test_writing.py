@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -157,13 +156,14 @@ def test_the_report_names_what_is_not_compared(table: Comparison) -> None:
 
 
 @pytest.mark.parametrize("length", [5, 60, 300])
-def test_a_piped_table_is_wide_enough_for_any_name(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+def test_a_piped_table_is_wide_enough_for_any_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], length: int
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     name = "[b]" + "m" * length
-    file = io.StringIO()
     table = TextTable(["method", "[i]ACC"], [[name, "1.0"]], title="title", notes=["a note"])
-    print_table(table.terminal("why"), file)
-    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    print_table(table.terminal("why"))
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["title", "NOTE: a note"]
     assert sum(name in line for line in lines) == sum("[i]ACC" in line for line in lines) == 1
     assert lines[-1] == "why"
