@@ -7,10 +7,8 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from cfl.cli.given import OPTIONS_OF_A_CLASS
+from cfl.runtime.class_paths import KEYS_OF_A_CLASS, OPTIONS_OF_A_CLASS
 from cfl.runtime.errors import ConfigError
-
-_OF_A_CLASS = ("class_path", *OPTIONS_OF_A_CLASS)
 
 
 def class_entries(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -48,7 +46,7 @@ def check_entries(content: Mapping[str, Any]) -> None:
     for key, entry in class_entries(content):
         path = entry["class_path"]
         for name, value in entry.items():
-            if name not in _OF_A_CLASS:
+            if name not in KEYS_OF_A_CLASS:
                 raise ConfigError(f"{key}.{name}", value, f"{name} below init_args, as an option of {path}")
         for name in OPTIONS_OF_A_CLASS:
             if name in entry and not isinstance(entry[name], Mapping):

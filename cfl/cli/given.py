@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cfl.runtime.class_paths import OPTIONS_OF_A_CLASS
 from cfl.runtime.command_line import words_with_values
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.yaml_file import BadYAML, BrokenYAML, parse_yaml, read_yaml
 
-OPTIONS_OF_A_CLASS = ("init_args", "dict_kwargs")
-"""Keys of a class's entry below which its options are."""
 _KEY = re.compile(r"(?!__)[\w.-]+")
 _MOST = 1000
 _FILES = (".yaml", ".yml", ".json")

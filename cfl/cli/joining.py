@@ -7,7 +7,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from cfl.cli.given import OPTIONS_OF_A_CLASS
+from cfl.runtime.class_paths import OPTIONS_OF_A_CLASS
 
 
 def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from cfl.cli.given import OPTIONS_OF_A_CLASS, Given
+from cfl.cli.given import Given
 from cfl.reporting.names import LONGEST
+from cfl.runtime.class_paths import OPTIONS_OF_A_CLASS
 from cfl.runtime.errors import ConfigError, shown
 from cfl.runtime.option_checks import check_magnitude
 from cfl.runtime.yaml_file import ambiguous

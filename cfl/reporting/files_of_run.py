@@ -10,6 +10,7 @@ from typing import Any
 from cfl.metrics.base import own_key
 from cfl.metrics.measure import MEASURES
 from cfl.reporting.names import is_method_name, table_names
+from cfl.runtime.class_paths import KEYS_OF_A_CLASS
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import (
     CHECKPOINT,
@@ -44,10 +45,6 @@ _FILES_OF_LOGGERS = {
 """Class of a logger -> patterns of the files in its folder of a run."""
 
 
-_OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
-"""Keys of a class's entry in a configuration. As a name, one would make the entries of all names one class's."""
-
-
 def check_method_names(names: Iterable[str]) -> None:
     """Refuse names of methods that cannot be names of their tables.
 
@@ -74,7 +71,7 @@ def check_measure_names(names: Iterable[str]) -> None:
 def _check_name(section: str, name: str) -> None:
     if not is_method_name(name):
         raise ConfigError(f"{section}.{name}", name, "a name of at most 100 letters, digits, _ and -")
-    if name in _OF_A_CLASS:
+    if name in KEYS_OF_A_CLASS:  # it would make the entries of all names one class's
         raise ConfigError(f"{section}.{name}", name, f"another name: in configurations {name} belongs to a class")
 
 

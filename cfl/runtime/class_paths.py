@@ -9,6 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
+OPTIONS_OF_A_CLASS = ("init_args", "dict_kwargs")
+"""Keys of a class's entry in a configuration below which its options are."""
+KEYS_OF_A_CLASS = ("class_path", *OPTIONS_OF_A_CLASS)
+"""Keys of a class's entry in a configuration."""
 
 
 def named_class(path: str) -> type | None:
