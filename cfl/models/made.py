@@ -108,35 +108,10 @@ class MADE(DrawsEachStep, DensityNetwork):
     ) -> None:
         super().__init__(input_shape, num_outputs)
         self.hidden = [500] if hidden is None else list(hidden)
-        for width in self.hidden:
-            check_integers("model.network", 1, at_most=MOST_AT_ONCE, hidden=width)
-        check_integers("model.network", 1, num_masks=num_masks, eval_orders=eval_orders)
-        if mask_seed is not None and (type(mask_seed) is not int or mask_seed < 0):  # a drawn one is above 2^32
-            raise ConfigError("model.network.mask_seed", mask_seed, "an integer of at least 0, or null")
-        key = "model.network"
-        check_choices(key, ("random", "natural"), order=order)
-        if synchronised not in (True, False, "start"):
-            raise ConfigError(f"{key}.synchronised", synchronised, "true, false or start")
-        if synchronised == "start" and not order_agnostic and num_masks == 1:
-            valid = "true or false where all steps have the first masks: without order_agnostic and num_masks above 1"
-            raise ConfigError(f"{key}.synchronised", synchronised, valid)
-        if not self.hidden and direct:
-            raise ConfigError(f"{key}.direct", direct, "false without hidden layers: all connections are direct")
-        if not self.hidden and num_masks > 1:
-            raise ConfigError(f"{key}.num_masks", num_masks, "1 without hidden layers")
-        if eval_orders > 1 and not order_agnostic and num_masks == 1:
-            raise ConfigError(
-                f"{key}.eval_orders", eval_orders, "1 where training knows one order and one connectivity"
-            )
-        if eval_orders > num_masks and not order_agnostic:
-            raise ConfigError(f"{key}.eval_orders", eval_orders, f"at most {num_masks}, as many as num_masks")
-        if stale_output_mask and (not order_agnostic or num_masks > 1):
-            raise ConfigError(
-                f"{key}.stale_output_mask", True, "false without order_agnostic, or with num_masks above 1"
-            )
         self.direct, self.conditioning = direct, conditioning
         self.order, self.order_agnostic, self.num_masks = order, order_agnostic, num_masks
         self.synchronised, self.eval_orders, self.stale_output_mask = synchronised, eval_orders, stale_output_mask
+        self._check_options(mask_seed)
         # Always drawn, so that initial weights do not depend on ``mask_seed``.
         drawn = int(torch.randint(2**62, ()))
         self.mask_seed = drawn if mask_seed is None else mask_seed
@@ -149,6 +124,33 @@ class MADE(DrawsEachStep, DensityNetwork):
         self.conditions = nn.ModuleList(MaskedLinear(i, o, bias=False) for i, o in pairs)
         self._first_orders: dict[int, Tensor] = {}
         self._hidden_degrees: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+
+    def _check_options(self, mask_seed: int | None) -> None:
+        key = "model.network"
+        for width in self.hidden:
+            check_integers(key, 1, at_most=MOST_AT_ONCE, hidden=width)
+        check_integers(key, 1, num_masks=self.num_masks, eval_orders=self.eval_orders)
+        if mask_seed is not None and (type(mask_seed) is not int or mask_seed < 0):  # a drawn one is above 2^32
+            raise ConfigError(f"{key}.mask_seed", mask_seed, "an integer of at least 0, or null")
+        check_choices(key, ("random", "natural"), order=self.order)
+        if self.synchronised not in (True, False, "start"):
+            raise ConfigError(f"{key}.synchronised", self.synchronised, "true, false or start")
+        if self.synchronised == "start" and not self.order_agnostic and self.num_masks == 1:
+            valid = "true or false where all steps have the first masks: without order_agnostic and num_masks above 1"
+            raise ConfigError(f"{key}.synchronised", self.synchronised, valid)
+        if not self.hidden and self.direct:
+            raise ConfigError(f"{key}.direct", self.direct, "false without hidden layers: all connections are direct")
+        if not self.hidden and self.num_masks > 1:
+            raise ConfigError(f"{key}.num_masks", self.num_masks, "1 without hidden layers")
+        if self.eval_orders > 1 and not self.order_agnostic and self.num_masks == 1:
+            valid = "1 where training knows one order and one connectivity"
+            raise ConfigError(f"{key}.eval_orders", self.eval_orders, valid)
+        if self.eval_orders > self.num_masks and not self.order_agnostic:
+            valid = f"at most {self.num_masks}, as many as num_masks"
+            raise ConfigError(f"{key}.eval_orders", self.eval_orders, valid)
+        if self.stale_output_mask and (not self.order_agnostic or self.num_masks > 1):
+            valid = "false without order_agnostic, or with num_masks above 1"
+            raise ConfigError(f"{key}.stale_output_mask", True, valid)
 
     # Degrees: of a local step, of an evaluation.
 
