@@ -71,6 +71,7 @@ def run_figures(
         device: the device of training. The network has been moved back to the CPU by now.
     """
     data, channel = federation.data, federation.channel
+    after = matrix_rows.last_complete(federation)
     figures: dict[str, Any] = {
         "method": method_name(federation.methods),
         "benchmark": benchmark,
@@ -79,7 +80,7 @@ def run_figures(
         "scenario": data.scenario,
         "seed": data.seed,
         **matrix_rows.figures(federation, federation.measured),
-        **({} if (after := matrix_rows.last_complete(federation)) is None else federation.measured.details(after)),
+        **({} if after is None else federation.measured.details(after)),
         "uplink_bytes": channel.total_uplink_bytes,
         "downlink_bytes": channel.total_downlink_bytes,
         "uplink_bytes_by_topic": dict(channel.uplink_bytes),
