@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -42,12 +43,10 @@ def naming_what_fails(trainer: Any) -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(reason_for_user(error), MisconfigurationException | None) and disk_error(error) is None:
-            found = list(_classes(trainer))
-            for cause in reversed(list(causes(error))):
-                for key, one in found:
-                    if reason := _reason(cause, one):
-                        valid = f"{_what_is_needed(cause)} ({on_one_line(reason)})"
-                        raise ConfigError(key, one.__name__, valid) from error
+            for cause, (key, one) in product(reversed(list(causes(error))), _classes(trainer)):
+                if reason := _reason(cause, one):
+                    valid = f"{_what_is_needed(cause)} ({on_one_line(reason)})"
+                    raise ConfigError(key, one.__name__, valid) from error
         raise
 
 
