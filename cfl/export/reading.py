@@ -41,24 +41,27 @@ def read_images(places: Sequence[Path], source: Source, root: Path) -> Iterator[
         DataFilesMissing: names a file that cannot be read.
     """
     for place in places:
-        if place.suffix in _TABLES and not os.path.exists(place):
-            raise DataFilesMissing(f"{place}: there is no such file")
-        if os.path.isdir(place):
-            for file in image_files(place):
-                yield [str(file)], source.image_of_file(file, root)[None]
-        elif place.suffix in (".npy", ".npz"):
-            try:
-                images = source.images_of_array(_array(place), root)
-                if not len(images):
-                    raise ValueError(f"it holds no {'row' if source.holds_rows else 'image'}")
-            except ValueError as error:
-                raise DataFilesMissing(f"{place} cannot be used: {error}") from error
+        if place.suffix in _TABLES and not os.path.isdir(place):
+            images = _of_table(place, source, root)
             yield [f"{place}[{row}]" for row in range(len(images))], images
-        elif place.suffix == ".csv":
-            rows = source.images_of_table(place, root)
-            yield [f"{place}[{row}]" for row in range(len(rows))], rows
         else:
-            yield [str(place)], source.image_of_file(place, root)[None]
+            for file in image_files(place) if os.path.isdir(place) else [place]:
+                yield [str(file)], source.image_of_file(file, root)[None]
+
+
+def _of_table(file: Path, source: Source, root: Path) -> Tensor:
+    """The images ``[n, C, H, W]`` of a file that holds several."""
+    if not os.path.exists(file):
+        raise DataFilesMissing(f"{file}: there is no such file")
+    if file.suffix == ".csv":
+        return source.images_of_table(file, root)
+    try:
+        images = source.images_of_array(_array(file), root)
+        if not len(images):
+            raise ValueError(f"it holds no {'row' if source.holds_rows else 'image'}")
+    except ValueError as error:
+        raise DataFilesMissing(f"{file} cannot be used: {error}") from error
+    return images
 
 
 def _array(file: Path) -> NDArray[Any]:
