@@ -9,7 +9,7 @@ from cfl.callbacks.privacy_budget import UNITS, PrivacyBudget
 from cfl.callbacks.run_figures import figures_by_owner, known_tasks
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
-from cfl.reporting.compare.matrix_table import matrix_table
+from cfl.reporting.matrix_table import matrix_table
 from cfl.reporting.measures import ON_VALIDATION, figures_of_own
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import print_table

@@ -15,8 +15,8 @@ from support.made_up import matrix
 
 from cfl.metrics.measure import called
 from cfl.metrics.transfer import average_accuracy
-from cfl.reporting.compare.matrix_table import matrix_table
 from cfl.reporting.figures import cell_colours
+from cfl.reporting.matrix_table import matrix_table
 from cfl.reporting.text_table import TABLE_WIDTH, print_table
 
 NAN = math.nan
