@@ -27,7 +27,7 @@ from cfl.cli.linked_defaults import FOLLOWING, NAMED, check_given
 from cfl.cli.plugins import import_named_in
 from cfl.cli.reasons import debugging, reason_for_user
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
-from cfl.reporting.experiment import REMOVED, RENAMED, with_moved_classes, with_renamed_options
+from cfl.reporting.former_names import REMOVED, RENAMED, with_moved_classes, with_renamed_options
 from cfl.runtime.command_line import words_with_values
 from cfl.runtime.errors import ConfigError, NotUnderstood
 from cfl.runtime.printable import printable

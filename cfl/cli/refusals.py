@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from cfl.cli.given import Given, value_of
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, NAMED
 from cfl.cli.plugins import offered
-from cfl.reporting.experiment import REMOVED
+from cfl.reporting.former_names import REMOVED
 from cfl.runtime.class_paths import PACKAGE, named_subclasses
 from cfl.runtime.command_line import ALLOW
 from cfl.runtime.errors import shown

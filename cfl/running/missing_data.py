@@ -10,7 +10,8 @@ from typing import Any
 
 from cfl.data.sources import Source
 from cfl.data.sources.root import data_root, data_root_given
-from cfl.reporting.experiment import class_of, with_renamed_options
+from cfl.reporting.experiment import class_of
+from cfl.reporting.former_names import with_renamed_options
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.runtime.file_lock import lock

@@ -16,7 +16,6 @@ from cfl.papers.definition import papers
 from cfl.papers.kept import RESULTS
 from cfl.reporting.compare.settings import settings_of
 from cfl.reporting.experiment import (
-    MOVED,
     benchmark_name,
     class_of,
     completed,
@@ -24,8 +23,8 @@ from cfl.reporting.experiment import (
     differences,
     differences_on_resuming,
     experiment_of,
-    with_renamed_options,
 )
+from cfl.reporting.former_names import MOVED, with_renamed_options
 
 
 def config(*methods: str) -> dict[str, Any]:
