@@ -25,7 +25,7 @@ def reason_for_user(error: BaseException | None) -> BaseException | None:
     return next((one for one in meant if one), None)
 
 
-def told(error: Exception) -> BaseException:
+def error_to_print(error: Exception) -> BaseException:
     """The error whose message a command prints instead of a trace.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cfl.cli.reasons import told
+from cfl.cli.reasons import error_to_print
 from cfl.runtime.command_line import ABOUT_ALLOW
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import printable
@@ -38,7 +38,7 @@ def print_error(error: Exception) -> None:
     Raises:
         Exception: the given error, if it is not meant for the user.
     """
-    reason = told(error)
+    reason = error_to_print(error)
     if isinstance(reason, ConfigError) and reason.key in ("client", "task"):
         reason = ConfigError(f"--{reason.key}", reason.value, reason.valid)
     print(printable(f"error: {reason}"), file=sys.stderr)

@@ -13,7 +13,7 @@ from cfl.metrics.base import Better, own_key
 from cfl.metrics.collected import CollectedMatrix, Place
 from cfl.metrics.transfer import average_accuracy, transfers
 from cfl.runtime.error_context import ErrorContext
-from cfl.runtime.errors import ConfigError, told_of
+from cfl.runtime.errors import ConfigError, with_line_of_class
 
 _TRIED = (41, 26)  # samples in two batches; without a common divisor, as shares of both would often be equal
 _SIMPLE = (bool, int, float, str, type(None))
@@ -96,7 +96,7 @@ class OwnMatrix(CollectedMatrix):
             at_once, merged = value_of([whole]), value_of(parts)
         except Exception as error:
             gets = "log-probabilities [B, O] and classes [B]" if self._of_classes else "predictions and targets [B, D]"
-            valid = f"a metric that computes one number of {gets}; {told_of(error, type(self._template[0]))}"
+            valid = f"a metric that computes one number of {gets}; {with_line_of_class(error, type(self._template[0]))}"
             raise ConfigError(self.key, self._path, valid) from error
         if not (math.isclose(at_once, merged, rel_tol=1e-4, abs_tol=1e-6) or math.isnan(at_once + merged)):
             found = f"{at_once:g} of all samples at once, {merged:g} of the same samples in two batches"

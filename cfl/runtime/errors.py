@@ -39,7 +39,7 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def told_of(error: BaseException, kind: type) -> str:
+def with_line_of_class(error: BaseException, kind: type) -> str:
     """An error in a user's code, and the line of the class's file that led to it, as one phrase.
 
     Args:

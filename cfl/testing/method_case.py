@@ -237,7 +237,7 @@ class MethodCase:
                 precision = "float64" if in_double else "float32"
                 dealt = {"equal": "", "unequal": ", unequal clients", "missing": ", tasks missing at clients"}[shares]
                 where = f"{tasks} tasks, {width} clients side by side, {engine}, {accelerator}, {precision}{dealt}"
-                raise AssertionError(f"training: {self._of(which)} fails ({where}): {told(error)}") from error
+                raise AssertionError(f"training: {self._of(which)} fails ({where}): {error_text(error)}") from error
             self._runs[key] = Run(watch.models, federation, methods.get(NAME))
         return self._runs[key]
 
@@ -249,7 +249,7 @@ class MethodCase:
         }[which]
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Text of an error within a sentence: its class, unless that is ConfigError, and its message."""
     kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return f"{kind}{error}"

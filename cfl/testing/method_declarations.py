@@ -23,7 +23,7 @@ from cfl.metrics.measure import measure_of
 from cfl.models import MADE, TinyYOLO
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import difference, kind_of
-from cfl.testing.method_case import NAME, MethodCase, told
+from cfl.testing.method_case import NAME, MethodCase, error_text
 from cfl.testing.tiny_data import black_and_white, brightness, permuted, source, split, squares
 from cfl.testing.tiny_networks import NetworkFactory, double
 from cfl.testing.tiny_runs import Rounds, figures_of_every_run
@@ -130,7 +130,7 @@ def server_sees_sums_only(case: MethodCase) -> None:
         cause = _cause(error)
         if isinstance(cause, PermissionError):
             raise AssertionError(f"sums: {case.who} does not declare individual_uplinks, but {cause}") from error
-        raise AssertionError(f"sums: {case.who} fails: {told(error)}") from error
+        raise AssertionError(f"sums: {case.who} fails: {error_text(error)}") from error
     if spy.single:
         topic, round, senders, of = spy.single[0]
         raise AssertionError(
@@ -225,7 +225,7 @@ def shapes_are_right(case: MethodCase) -> None:
     except Exception as error:
         if isinstance(found := _cause(error), _WrongShape):
             raise AssertionError(f"shapes: {found}") from error
-        raise AssertionError(f"shapes: {case.who} fails: {told(error)}") from error
+        raise AssertionError(f"shapes: {case.who} fails: {error_text(error)}") from error
 
 
 class _WrongShape(Exception):
@@ -320,7 +320,7 @@ def _require_run(
     except Exception as error:
         if or_refusal and isinstance(error, ConfigError):
             return
-        raise AssertionError(f"{what}: {case.who} {declared}, but fails there: {told(error)}") from error
+        raise AssertionError(f"{what}: {case.who} {declared}, but fails there: {error_text(error)}") from error
     if not finished:
         raise AssertionError(f"{what}: {case.who} {declared}, but the run ends before its last round")
 
@@ -344,7 +344,9 @@ def _require_refusal(
             raise AssertionError(f"{what}: {case.who} refuses {given} without naming {wanted}: {error}") from error
         return
     except Exception as error:
-        raise AssertionError(f"{what}: {case.who} answers {given} by no ConfigError but by {told(error)}") from error
+        raise AssertionError(
+            f"{what}: {case.who} answers {given} by no ConfigError but by {error_text(error)}"
+        ) from error
     raise AssertionError(f"{what}: {case.who} does not refuse {given}")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cfl.federation.federation import Federation
 from cfl.testing.comparing import difference, distance
-from cfl.testing.method_case import MethodCase, Run, told
+from cfl.testing.method_case import MethodCase, Run, error_text
 from cfl.testing.tiny_networks import mlp, norm_net
 from cfl.testing.tiny_runs import SaveRounds, everything
 
@@ -55,17 +55,18 @@ def resumed_equals_straight(case: MethodCase) -> None:
         try:
             straight = _resumable(case, [SaveRounds(stops, Path(folder))])
         except Exception as error:
-            raise AssertionError(f"resuming: {case.who} fails in a run of three tasks: {told(error)}") from error
+            raise AssertionError(f"resuming: {case.who} fails in a run of three tasks: {error_text(error)}") from error
         for stop in sorted(set(stops)):
             where = f"after {stop} of {3 * case.rounds} rounds"
             try:
                 resumed = _resumable(case, [], Path(folder) / f"{stop}.ckpt")
             except pickle.UnpicklingError as error:
                 raise AssertionError(
-                    f"resuming: the state_dict of {case.who} must hold tensors and plain values alone: {told(error)}"
+                    f"resuming: the state_dict of {case.who} must hold tensors and plain values alone: "
+                    f"{error_text(error)}"
                 ) from error
             except Exception as error:
-                raise AssertionError(f"resuming: {case.who} fails when resumed {where}: {told(error)}") from error
+                raise AssertionError(f"resuming: {case.who} fails when resumed {where}: {error_text(error)}") from error
             differs = difference(everything(resumed), everything(straight))
             if differs:
                 raise AssertionError(

@@ -24,7 +24,7 @@ from cfl.models.batchnorm import batch_mask, convert_batchnorm, unmaskable_layer
 from cfl.models.dropout import convert_dropout
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import difference
-from cfl.testing.method_case import told
+from cfl.testing.method_case import error_text
 from cfl.testing.tiny_networks import NetworkFactory, double
 from cfl.testing.tiny_runs import fit, tiny_client, weights
 from cfl.training.global_network import frozen_parameters
@@ -65,7 +65,7 @@ def check_network(make: NetworkFactory, input_shape: tuple[int, int, int] = (1, 
     try:
         require_one_name_each(network)
     except ConfigError as error:
-        raise AssertionError(f"names: {told(error)}") from error
+        raise AssertionError(f"names: {error_text(error)}") from error
     _check_samples(who, network, x)
     _check_normalisation(who, make, network, x)
     _check_against_autograd(who, _made(make, input_shape, num_outputs), x)
@@ -89,7 +89,7 @@ def _check_head(who: str, network: Network, x: Tensor) -> None:
     try:
         require_head(network)
     except ConfigError as error:
-        raise AssertionError(f"head: {told(error)}") from error
+        raise AssertionError(f"head: {error_text(error)}") from error
     if network.predicts != "vector":
         return
     network.eval()
@@ -98,7 +98,7 @@ def _check_head(who: str, network: Network, x: Tensor) -> None:
             features, logits = network.features(x), network(x)
         except Exception as error:
             given = f"{list(x.shape)} of normally distributed numbers, as the checks use them"
-            raise AssertionError(f"head: {who} fails on images {given}: {told(error)}") from error
+            raise AssertionError(f"head: {who} fails on images {given}: {error_text(error)}") from error
         if features.shape != (len(x), network.head.in_features):
             wanted = [len(x), network.head.in_features]
             raise AssertionError(f"head: features of {who} gives {list(features.shape)}; what enters head is {wanted}")
@@ -152,7 +152,7 @@ def _naming(property: str, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise AssertionError(f"{property}: {what} fails: {told(error)}") from error
+        raise AssertionError(f"{property}: {what} fails: {error_text(error)}") from error
 
 
 def _still(network: nn.Module) -> None:
@@ -168,7 +168,7 @@ def _check_against_autograd(who: str, network: Network, x: Tensor) -> None:
         frozen_parameters(network)  # refuses a network without others
         check_hidden_state(network, x)
     except ConfigError as error:
-        raise AssertionError(f"state: {told(error)}") from error
+        raise AssertionError(f"state: {error_text(error)}") from error
     with _naming("stacked", f"{who} in training mode"):
         if draws_random_numbers(network, network.input_shape):
             return
@@ -193,7 +193,7 @@ def _check_engines(who: str, make: NetworkFactory, input_shape: tuple[int, int, 
             trained = weights(fit(client, data))
         except Exception as error:
             where = f"engine.kind {engine}, {width} clients side by side"
-            raise AssertionError(f"engines: training {who} fails ({where}): {told(error)}") from error
+            raise AssertionError(f"engines: training {who} fails ({where}): {error_text(error)}") from error
         still = [n for n, p in client.network.named_parameters() if torch.equal(trained[n], start[n])]
         if len(still) == len(dict(client.network.named_parameters())):
             raise AssertionError(f"engines: training moves no parameter of {who}")

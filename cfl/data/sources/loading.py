@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cfl.data.sources.base import Source
 from cfl.data.types import ImageSet, PixelTransform
-from cfl.runtime.errors import FOR_USERS, ConfigError, DataFilesMissing, told_of
+from cfl.runtime.errors import FOR_USERS, ConfigError, DataFilesMissing, with_line_of_class
 from cfl.runtime.memory import lack_of_memory
 
 _LABELS = {"classes": "int64 [N]", "numbers": "float32 [N, D]", "boxes": "float32 [N, M, 5]"}
@@ -83,7 +83,7 @@ def failure(error: Exception, of: object) -> str:
     """
     if isinstance(error, (*FOR_USERS, OSError, MemoryError)) or lack_of_memory(error):
         raise error
-    return told_of(error, type(of))
+    return with_line_of_class(error, type(of))
 
 
 def check_announced(source: Source, key: str) -> None:
