@@ -17,7 +17,7 @@ from cfl.cli.reasons import reason_for_user
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.federation.replay_buffer import ReplayBuffer
-from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming
+from cfl.reporting.experiment import MAY_CHANGE, differences_on_resuming, with_defaults
 from cfl.runtime.checkpoint_file import read_checkpoint, refusing_what_cfl_does_not_write
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import CONFIG
@@ -69,7 +69,7 @@ def _rounds_of(
         valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
         raise ConfigError("ckpt_path", str(path), valid)
     # If an option did not exist when the checkpoint was written, the run had its present default.
-    found = differences_on_resuming(experiment, completed(held, experiment, SECTIONS))
+    found = differences_on_resuming(experiment, with_defaults(held, experiment, SECTIONS))
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         valid = "a checkpoint of this configuration"

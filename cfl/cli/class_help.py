@@ -72,7 +72,7 @@ def _options(parser: ArgumentParser, kind: type, key: str) -> dict[str, Any]:
     return parser._option_string_actions
 
 
-def completed(text: str, description: str | None) -> str:
+def with_list_of_classes(text: str, description: str | None) -> str:
     """Return the help of a class with its methods' options as typed, and with the classes derived from it.
 
     Args:

@@ -16,7 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from cfl.cli.broken_modules import naming_broken_modules
 from cfl.cli.class_entries import check_entries
-from cfl.cli.class_help import completed, show_help_asked_for
+from cfl.cli.class_help import show_help_asked_for, with_list_of_classes
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
 from cfl.cli.import_policy import require_classes
@@ -184,7 +184,7 @@ class Parser(LightningArgumentParser):
             action.help = _without_roles(action.help)
         for group in self._action_groups:
             group.title, group.description = _without_roles(group.title), _without_roles(group.description)
-        text: str = completed(super().format_help(*args, **kwargs), self.description)
+        text: str = with_list_of_classes(super().format_help(*args, **kwargs), self.description)
         return text.replace("usage: cfl [options] ", "usage: cfl ", 1)  # options stand behind a command's name
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

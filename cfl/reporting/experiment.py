@@ -128,7 +128,7 @@ def setting_hash(experiment: Mapping[str, Any]) -> str:
     return config_hash({key: value for key, value in experiment.items() if key != "seed_everything"})
 
 
-def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type | None = None) -> Any:
+def with_defaults(older: Any, newer: Any, classes: Mapping[str, type], owner: type | None = None) -> Any:
     """Add to an experiment the options that only a newer one has, at the defaults of their classes' signatures.
 
     A run from before an option existed is thus recognised as a run with the option at its default.
@@ -143,7 +143,7 @@ def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type |
         A copy. An option without a default, or of an unknown class, stays absent.
     """
     if isinstance(older, list) and isinstance(newer, list) and len(older) == len(newer):
-        return [completed(left, right, {}) for left, right in zip(older, newer, strict=True)]
+        return [with_defaults(left, right, {}) for left, right in zip(older, newer, strict=True)]
     if not isinstance(older, Mapping) or not isinstance(newer, Mapping):
         return older
     named = class_of(newer) if older.get("class_path") == newer.get("class_path") else None
@@ -151,7 +151,7 @@ def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type |
     for key, value in newer.items():
         if key in older or (key == "init_args" and named is not None):
             inner = named if key == "init_args" else classes.get(key)
-            result[key] = completed(older.get(key, {}), value, {}, inner)
+            result[key] = with_defaults(older.get(key, {}), value, {}, inner)
         elif owner is not None:
             result |= _default(owner, key)
     return result

@@ -19,7 +19,7 @@ from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
 from cfl.methods import Method
 from cfl.methods.composition import Composition
-from cfl.reporting.experiment import completed, experiment_of
+from cfl.reporting.experiment import experiment_of, with_defaults
 from cfl.reporting.files_of_run import check_method_names
 from cfl.runtime.command_line import read_command_line
 
@@ -125,7 +125,7 @@ def same_experiment(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool
     if set(wanted["methods"]) != set(found["methods"]):  # a quick test that settles most cases
         return False
     ours, theirs = ({**experiment, "seed_everything": None} for experiment in (wanted, found))
-    return ours == theirs or ours == completed(theirs, ours, SECTIONS)
+    return ours == theirs or ours == with_defaults(theirs, ours, SECTIONS)
 
 
 def num_rounds(config: Mapping[str, Any]) -> int | None:

@@ -73,7 +73,7 @@ def is_incomplete(package: str) -> bool:
     return package in _INCOMPLETE and sys.modules[package].__loader__ is _INCOMPLETE[package]
 
 
-def completed(package: str) -> ModuleType:
+def fully_imported(package: str) -> ModuleType:
     """Import a package, run its own code if it has not run yet, and return the package."""
     module = importlib.import_module(package)
     if package in _INCOMPLETE:
@@ -108,7 +108,7 @@ class _Finder(MetaPathFinder):
             return spec
         if name.startswith(f"{self._package}.") and not self._submodules:
             sys.meta_path.remove(self)
-            completed(self._package)
+            fully_imported(self._package)
             if name in sys.modules:
                 return spec_from_loader(name, _Loaded(sys.modules[name]))
         return None

@@ -42,7 +42,7 @@ def _disable(function: Callable[..., Any] | None = None, *arguments: Any, **opti
     if function is None:
         return functools.partial(_disable, *arguments, **options)
     if not inspect.isroutine(function):  # a module or a class, which must stay one
-        return incomplete_package.completed(_PACKAGE).disable(function, *arguments, **options)
+        return incomplete_package.fully_imported(_PACKAGE).disable(function, *arguments, **options)
     disabled: list[Callable[..., Any]] = []
 
     @functools.wraps(function)
@@ -50,7 +50,7 @@ def _disable(function: Callable[..., Any] | None = None, *arguments: Any, **opti
         if not disabled:
             if incomplete_package.is_incomplete(_PACKAGE):
                 return function(*given, **named)
-            disabled.append(incomplete_package.completed(_PACKAGE).disable(function, *arguments, **options))
+            disabled.append(incomplete_package.fully_imported(_PACKAGE).disable(function, *arguments, **options))
         return disabled[0](*given, **named)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # so that it is not traced either

@@ -29,7 +29,7 @@ def _served(name: str) -> Any:
 
 def _plot(*arguments: Any, **options: Any) -> Any:
     """Stand-in for ``plot_single_or_multi_val`` that completes its module and calls it."""
-    return incomplete_package.completed(_PLOT).plot_single_or_multi_val(*arguments, **options)
+    return incomplete_package.fully_imported(_PLOT).plot_single_or_multi_val(*arguments, **options)
 
 
 def serve_when_imported() -> None:

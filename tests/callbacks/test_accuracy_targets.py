@@ -18,7 +18,7 @@ from cfl.callbacks.accuracy_targets import name_of
 from cfl.cli.checkpoints import SECTIONS
 from cfl.data.schedule import Schedule
 from cfl.data.sources import Synthetic
-from cfl.reporting.experiment import completed, config_hash, differences, experiment_of
+from cfl.reporting.experiment import config_hash, differences, experiment_of, with_defaults
 from cfl.reporting.rounds_file import read_rounds
 from cfl.runtime.errors import ConfigError
 from cfl.testing.processes import Crew
@@ -291,8 +291,8 @@ def test_targets_that_lack_a_later_option_are_recognised() -> None:
     on = experiment(accuracies=[85])
     older = copy.deepcopy(on)
     del older["targets"]["stop"]  # as if the option had come later
-    assert completed(older, on, SECTIONS) == on
-    assert completed(experiment(), on, SECTIONS) != on, "a run to its last round is another one"
+    assert with_defaults(older, on, SECTIONS) == on
+    assert with_defaults(experiment(), on, SECTIONS) != on, "a run to its last round is another one"
 
 
 def test_a_checkpoint_is_not_resumed_with_other_targets(

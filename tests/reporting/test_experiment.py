@@ -18,11 +18,11 @@ from cfl.reporting.compare.settings import settings_of
 from cfl.reporting.experiment import (
     benchmark_name,
     class_of,
-    completed,
     config_hash,
     differences,
     differences_on_resuming,
     experiment_of,
+    with_defaults,
 )
 from cfl.reporting.former_names import MOVED, with_renamed_options
 
@@ -150,7 +150,7 @@ def test_kept_results_have_the_hashes_of_their_experiments() -> None:
     for path in (file for paper in papers() for file in (paper.folder / RESULTS).glob("*-seed*.json")):
         kept = json.loads(path.read_text())
         assert config_hash(kept["experiment"]) == kept["config_hash"], path
-        assert completed(kept["experiment"], kept["experiment"], {}) == kept["experiment"]
+        assert with_defaults(kept["experiment"], kept["experiment"], {}) == kept["experiment"]
         moved += FORMER in json.dumps(kept["experiment"])
         assert not any(now in json.dumps(kept["experiment"]) for now in MOVED.values())
     assert moved == 2

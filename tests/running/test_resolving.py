@@ -12,7 +12,7 @@ from support.paper_tables import fot, point, resolver, tables_of, write_run
 
 from cfl.cli.checkpoints import SECTIONS
 from cfl.papers.results import Results, read_result
-from cfl.reporting.experiment import completed, config_hash
+from cfl.reporting.experiment import config_hash, with_defaults
 from cfl.running.resolving import num_rounds, same_experiment
 from cfl.runtime.errors import NotUnderstood
 
@@ -153,8 +153,8 @@ def test_defaults_come_from_base_classes_as_well() -> None:
         def __init__(self, own: int = 4, **others: int) -> None: ...
 
     newer = {"part": {"of_base": 3, "own": 4, "unknown": 5}}
-    assert completed({"part": {}}, newer, {"part": Derived}) == {"part": {"of_base": 3, "own": 4}}
-    assert completed({"part": {}}, newer, {}) == {"part": {}}
+    assert with_defaults({"part": {}}, newer, {"part": Derived}) == {"part": {"of_base": 3, "own": 4}}
+    assert with_defaults({"part": {}}, newer, {}) == {"part": {}}
 
 
 def test_found_runs_are_those_of_the_experiment(tmp_path: Path) -> None:
@@ -185,6 +185,6 @@ def test_sections_have_the_options_of_the_configuration() -> None:
         for option in wanted[section]:
             stripped = copy.deepcopy(wanted)
             del stripped[section][option]
-            filled = completed(stripped, wanted, SECTIONS)
+            filled = with_defaults(stripped, wanted, SECTIONS)
             if option not in ("network", "optimizer", "stream"):  # these have no default
                 assert option in filled[section], (owner, option)
