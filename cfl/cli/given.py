@@ -153,7 +153,7 @@ def is_written_out(text: str) -> bool:
     return any(sign in text for sign in "{\n")
 
 
-def value_of(key: str, given: Sequence[Given]) -> Given:
+def last_given(key: str, given: Sequence[Given]) -> Given:
     """The last value that was given for a key. If only keys below it were given, the value is a mapping of these."""
     below = {one.key.removeprefix(f"{key}."): one.value for one in given if one.key.startswith(f"{key}.")}
     return next((one for one in reversed(given) if one.key == key), Given(key, below or None))

@@ -11,7 +11,7 @@ from typing import Any
 
 from cfl import __version__
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
-from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of
+from cfl.cli.given import Given, in_content, is_written_out, last_given, on_command_line
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
 from cfl.reporting.experiment import class_name, data_set_name, method_name
 from cfl.runtime.command_line import read_command_line, words_with_values
@@ -96,7 +96,7 @@ def _in_file(path: Path) -> Any:
 
 
 def _read(given: Sequence[Given], key: str, default: Any = None) -> Any:
-    value = value_of(key, given).value
+    value = last_given(key, given).value
     return default if value is None else parse_yaml(value) if isinstance(value, str) else value
 
 
@@ -114,9 +114,9 @@ def _methods(given: Sequence[Given]) -> dict[str, Any]:
 
 def _benchmark(given: Sequence[Given]) -> str:
     """The result of :func:`cfl.reporting.experiment.benchmark_name`, without importing classes."""
-    if (name := value_of("run.benchmark", given).value) is not None:
+    if (name := last_given("run.benchmark", given).value) is not None:
         return str(name)
-    stream, inside = value_of("data.stream", given).value, "data.stream."
+    stream, inside = last_given("data.stream", given).value, "data.stream."
     sources = [one for one in given if one.key == f"{inside}source" or _lists_sources(one)][-1]
     if _lists_sources(sources):
         named = [_data_set(list(in_content({"source": source}))) for source in sources.value]
@@ -130,5 +130,5 @@ def _lists_sources(given: Given) -> bool:
 
 
 def _data_set(given: Sequence[Given]) -> str:
-    told = [value_of(f"source.{option}", given).value for option in _NAMING_OPTIONS]
-    return data_set_name(class_name(value_of("source", given).value), next(filter(None, told), None))
+    told = [last_given(f"source.{option}", given).value for option in _NAMING_OPTIONS]
+    return data_set_name(class_name(last_given("source", given).value), next(filter(None, told), None))

@@ -18,7 +18,7 @@ from cfl.cli.broken_modules import naming_broken_modules
 from cfl.cli.class_entries import check_entries
 from cfl.cli.class_help import show_help_asked_for, with_list_of_classes
 from cfl.cli.clients_of_a_round import fitting_clients_per_round
-from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
+from cfl.cli.given import Given, in_content, is_written_out, last_given, on_command_line, wrong_keys
 from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config, is_config, is_installed
 from cfl.cli.joining import joined, joined_loggers, named_classes
@@ -250,7 +250,7 @@ def place_of(error: BaseException) -> str:
     if not isinstance(error, ConfigError):
         return ""
     defaults = in_content(read_yaml(DEFAULT_CONFIG), str(DEFAULT_CONFIG))
-    found = value_of(error.key, [*defaults, *options_given()])
+    found = last_given(error.key, [*defaults, *options_given()])
     return f" (in {found.file})" if found.file and str(found.value) in str(error.value) else ""
 
 

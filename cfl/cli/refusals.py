@@ -19,7 +19,7 @@ from lightning.pytorch import loggers
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cfl.cli.given import Given, value_of
+from cfl.cli.given import Given, last_given
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, NAMED
 from cfl.cli.plugins import offered
 from cfl.reporting.former_names import REMOVED
@@ -119,7 +119,7 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
     key, what, valid = FOLLOWING.get(refused.key, refused.key), refused.what, refused.valid
     if (section := key.partition(".")[0]) in NAMED:
         key = _with_name(refused, section, given)
-    said = value_of(key, given)
+    said = last_given(key, given)
     if refused.owner in _BASES:
         file = next((one.file for one in reversed(given) if one.key.startswith(f"{key}.")), said.file)
         said, what, valid = Given(key, NO_CLASS, file), "wrong", _BY_HAND[section]
@@ -152,7 +152,7 @@ def _with_name(refused: Refusal, section: str, given: Sequence[Given]) -> str:
         names = [name for name in classes if f"{name}.{option}" not in said]
         names = [name for name in names if said.get(f"{name}.{above}".strip("."), "").endswith(needing)]
     else:
-        values = {name: value_of(f"{section}.{name}.{option}", given).value for name in classes}
+        values = {name: last_given(f"{section}.{name}.{option}", given).value for name in classes}
         names = [name for name, of in classes.items() if of == refused.owner]
         names = [name for name in names if values[name] is not None] or names
         names = [name for name in names if str(values[name]) in refused.text] or names

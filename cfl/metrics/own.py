@@ -93,7 +93,7 @@ class OwnMatrix(CollectedMatrix):
             whole.update(scores, y)
             for part, *batch in zip(parts, scores.split(_TRIED), y.split(_TRIED), strict=True):
                 part.update(*batch)
-            at_once, merged = value_of([whole]), value_of(parts)
+            at_once, merged = merged_value([whole]), merged_value(parts)
         except Exception as error:
             gets = "log-probabilities [B, O] and classes [B]" if self._of_classes else "predictions and targets [B, D]"
             valid = f"a metric that computes one number of {gets}; {with_line_of_class(error, type(self._template[0]))}"
@@ -122,7 +122,7 @@ class OwnMatrix(CollectedMatrix):
 
     def _set(self, place: Place, found: Sequence[Metric]) -> None:
         with self._named():
-            value = value_of(found)
+            value = merged_value(found)
         if math.isfinite(value):
             self.sums[place], self.counts[place] = value, 1
 
@@ -134,7 +134,7 @@ class OwnMatrix(CollectedMatrix):
         return {}
 
 
-def value_of(parts: Sequence[Metric]) -> float:
+def merged_value(parts: Sequence[Metric]) -> float:
     """The value of all samples that several copies of a metric have seen. The first copy is changed.
 
     States are merged as torchmetrics merges those of several processes.
