@@ -13,7 +13,7 @@ from torch import Tensor
 from cfl.cli.main import restored
 from cfl.export.answer import Answer, Choice, answer_of
 from cfl.export.prediction import ANSWERED, SampleScorer, first_without_answer
-from cfl.metrics.measure import Measure, called
+from cfl.metrics.measure import Measure, measure_named
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.reporting.method_names import printed
@@ -117,7 +117,7 @@ class Run:
 
     @property
     def _measure(self) -> Measure:
-        return called(self.figures.measure)
+        return measure_named(self.figures.measure)
 
     # The model.
 

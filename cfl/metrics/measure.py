@@ -10,7 +10,7 @@ from cfl.metrics.base import Measure
 from cfl.metrics.measures.accuracy import ACCURACY
 from cfl.metrics.measures.likelihood import NLL
 
-__all__ = ["ACCURACY", "MEASURES", "NLL", "Measure", "called", "giving", "measure_of"]
+__all__ = ["ACCURACY", "MEASURES", "NLL", "Measure", "measure_named", "measure_of", "measures_for"]
 
 
 def _found() -> dict[str, Measure]:
@@ -30,7 +30,7 @@ def measure_of(scenario: str) -> Measure:
     return _BY_SCENARIO.get(scenario, ACCURACY)
 
 
-def called(name: str) -> Measure:
+def measure_named(name: str) -> Measure:
     """Return the measure with a name.
 
     Raises:
@@ -39,6 +39,6 @@ def called(name: str) -> Measure:
     return _BY_NAME[name]
 
 
-def giving(predicts: str) -> list[Measure]:
+def measures_for(predicts: str) -> list[Measure]:
     """Return the measures for networks with these outputs (:attr:`cfl.models.base.Network.predicts`)."""
     return [measure for measure in MEASURES if measure.predicts == predicts]

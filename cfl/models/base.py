@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from cfl.metrics.measure import giving, measure_of
+from cfl.metrics.measure import measure_of, measures_for
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers
 
@@ -78,7 +78,7 @@ def require_head(network: Network) -> None:
     Raises:
         ConfigError: ``model.network``, as for :meth:`cfl.metrics.base.Measure.check_head`.
     """
-    for measure in giving(network.predicts):
+    for measure in measures_for(network.predicts):
         measure.check_head(network)
 
 
@@ -92,7 +92,7 @@ def require_predictions(network: nn.Module, scenario: str) -> None:
     name, wanted, found = type(network).__name__, measure_of(scenario), getattr(network, "predicts", "vector")
     if found == wanted.predicts:
         return
-    others = [other for measure in giving(found) for other in measure.scenarios]
+    others = [other for measure in measures_for(found) for other in measure.scenarios]
     if wanted.predicts != "vector" or not others:
         raise ConfigError("model.network", name, wanted.network)
     raise ConfigError("data.scenario", scenario, f"{' or '.join(others)} with model.network {name}")

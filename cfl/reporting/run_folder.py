@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cfl.metrics.base import Better
-from cfl.metrics.measure import Measure, called
+from cfl.metrics.measure import Measure, measure_named
 from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.matrix_file import read_matrix_csv
@@ -104,7 +104,7 @@ class Run:
     def rounds_to(self, target: str) -> int | None:
         """Return the rounds until ACC first reached ``target`` percent; None if it never did, or if that is unknown."""
         known = self.rounds_to_accuracy
-        if target in known or not called(self.measure).is_accuracy:
+        if target in known or not measure_named(self.measure).is_accuracy:
             return known.get(target)
         return rounds_to(self.curve, float(target))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cfl.data.augmentation import CropFlip
 from cfl.metrics import boxes
-from cfl.metrics.measure import called
+from cfl.metrics.measure import measure_named
 from cfl.models import TinyYOLO
 from cfl.runtime.errors import ConfigError
 
@@ -110,7 +110,7 @@ def test_the_loss_is_that_of_a_loop() -> None:
     t, y = outputs(2), targets(3)
     found = boxes.detection_losses(t, y, ROWS, COLUMNS)
     assert found.tolist() == pytest.approx([loss_of(*pair) for pair in zip(t, y, strict=True)], rel=1e-6)
-    assert torch.equal(called("map").on(SHAPE).losses(t, y, None, None), found)
+    assert torch.equal(measure_named("map").on(SHAPE).losses(t, y, None, None), found)
 
 
 def test_padding_and_images_side_by_side_change_no_loss() -> None:

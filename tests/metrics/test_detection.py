@@ -18,7 +18,7 @@ from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
 from cfl.methods import DER, GPM, Method
 from cfl.metrics.detection import DetectionMatrix, mean_average_precisions
-from cfl.metrics.measure import called
+from cfl.metrics.measure import measure_named
 from cfl.models import TinyYOLO
 from cfl.runtime.errors import BadUpdate, ConfigError
 from cfl.testing import check_source
@@ -195,4 +195,4 @@ def test_the_source_of_the_kit_is_one() -> None:
 def test_without_the_library_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pycocotools.cocoeval", None)
     with pytest.raises(ConfigError, match=r"continual-fl\[detection\]"):
-        called("map").require()
+        measure_named("map").require()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cfl.data.scenarios import Scenario
-from cfl.metrics.measure import ACCURACY, MEASURES, NLL, Measure, called, giving, measure_of
+from cfl.metrics.measure import ACCURACY, MEASURES, NLL, Measure, measure_named, measure_of, measures_for
 from cfl.metrics.transfer import average_accuracy, backward_transfer, forgetting, forward_transfer, transfers
 from cfl.reporting.measures import CURVES, FIGURES, RUN_MATRICES
 from cfl.runtime.errors import ConfigError
@@ -26,7 +26,7 @@ def test_every_scenario_has_one_measure() -> None:
 def test_names_tell_measures_apart() -> None:
     for names in ([m.name for m in MEASURES], [m.figure for m in MEASURES], [f.key for f in FIGURES]):
         assert len({*names}) == len(names)
-    assert [called(measure.name) for measure in MEASURES] == list(MEASURES)
+    assert [measure_named(measure.name) for measure in MEASURES] == list(MEASURES)
     assert MEASURES[0] is ACCURACY  # tables have it first
     assert {"accuracy": "acc", "nll": "nll"}.items() <= CURVES.items()
     assert [m.key for m in RUN_MATRICES][:2] == ["accuracy", "accuracy_task_il"]
@@ -49,7 +49,7 @@ def test_a_measure_is_whole(measure: Measure) -> None:
     assert bool(matrix.compute().isnan().all())
     assert {key: value for key, value in matrix.summary().items() if value} == {}
     assert {*measure.formulas} <= {*matrix.summary()}
-    assert measure in giving(measure.predicts)
+    assert measure in measures_for(measure.predicts)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -20,7 +20,7 @@ from cfl.data.sources import Arrays, Features, FromDataset
 from cfl.data.streams import ClassSplit, Mixture, Permuted, Sequence
 from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
-from cfl.metrics.measure import called
+from cfl.metrics.measure import measure_named
 from cfl.metrics.regression import ErrorMatrix
 from cfl.models import MADE
 from cfl.reporting.compare.command import main as compare
@@ -259,7 +259,7 @@ def test_numbers_of_other_widths_are_no_tasks_of_one_run(tmp_path: Path) -> None
 
 def test_its_losses_are_those_of_torch() -> None:
     outputs, y = torch.randn(3, 4, 2), torch.randn(3, 4, 2)
-    found = called("rmse").losses(outputs, y, None, None)
+    found = measure_named("rmse").losses(outputs, y, None, None)
     torch.testing.assert_close(found, torch.nn.functional.mse_loss(outputs, y, reduction="none").mean(-1))
 
 

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from support.made_up import matrix
 
-from cfl.metrics.measure import called
+from cfl.metrics.measure import measure_named
 from cfl.reporting.figures import (
     COLUMN_WIDTH,
     NUMBERS_UP_TO,
@@ -266,13 +266,15 @@ def test_the_accuracy_axis_neither_magnifies_noise_nor_leaves_percent() -> None:
 def test_values_without_bounds_may_be_of_any_size(scale: float) -> None:
     """The targets of a regression have their own unit: errors of 0.1 and 0.5 are far apart."""
     errors = scale * torch.tensor([[0.127, 0.9], [0.512, 0.131]], dtype=torch.float64)
-    low, high = accuracy_curve({"run": errors}, called("rmse")).axes[0].get_ylim()
+    low, high = accuracy_curve({"run": errors}, measure_named("rmse")).axes[0].get_ylim()
     assert 0 < low < 0.127 * scale < 0.512 * scale < high < 0.6 * scale
-    low, high = learning_curves({"run": [0.127 * scale, 0.512 * scale]}, measure=called("rmse")).axes[0].get_ylim()
+    low, high = (
+        learning_curves({"run": [0.127 * scale, 0.512 * scale]}, measure=measure_named("rmse")).axes[0].get_ylim()
+    )
     assert 0 < low < 0.127 * scale < 0.512 * scale < high < 0.6 * scale
-    low, high = learning_curves({"run": [20.0 * scale, 20.1 * scale]}, measure=called("nll")).axes[0].get_ylim()
+    low, high = learning_curves({"run": [20.0 * scale, 20.1 * scale]}, measure=measure_named("nll")).axes[0].get_ylim()
     assert high - low == pytest.approx(2.0 * scale, rel=0.01), "noise is not magnified"
-    figure = accuracy_heatmap(errors, "run", called("rmse"))
+    figure = accuracy_heatmap(errors, "run", measure_named("rmse"))
     shown = [text.get_text() for text in figure.axes[0].texts]
     assert len(set(shown)) == 4
     assert [float(text) for text in shown] == pytest.approx(errors.flatten().tolist(), rel=0.05)

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from support.made_up import matrix
 
-from cfl.metrics.measure import called
+from cfl.metrics.measure import measure_named
 from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.figures import cell_colours
 from cfl.reporting.matrix_table import matrix_table
@@ -67,7 +67,7 @@ def test_of_very_many_tasks_some_are_shown() -> None:
 @pytest.mark.parametrize(("tasks", "decimals"), [(3, 3), (11, 2)])
 def test_small_errors_of_a_regression_are_told_apart(tasks: int, decimals: int) -> None:
     errors = matrix(tasks) / 100
-    rows = [cells(line) for line in printed(matrix_table(errors, called("rmse"))) if line[0] == "│"]
+    rows = [cells(line) for line in printed(matrix_table(errors, measure_named("rmse"))) if line[0] == "│"]
     assert [row[1:-1] for row in rows] == [[f"{x:.{decimals}f}" for x in row.tolist()] for row in errors]
     assert [row[-1] for row in rows] == [f"{average_accuracy(errors, after=t).item():.4f}" for t in range(tasks)]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cfl.metrics.base import Better, own_key
-from cfl.metrics.measure import MEASURES, called
+from cfl.metrics.measure import MEASURES, measure_named
 from cfl.metrics.transfer import transfers
 from cfl.reporting.compare.reading import Reading
 from cfl.reporting.line_styles import LineStyle, line_styles
@@ -192,7 +192,7 @@ def _transfers(run: Run) -> dict[str, float]:
 
     Undefined ones are left out. The result is empty if clients have matrices of their own.
     """
-    measure = called(run.measure)
+    measure = measure_named(run.measure)
     if measure.is_accuracy or "clients_evaluated" in run.others:
         return {}
     initial = torch.full_like(run.matrix[0], math.nan) if run.initial is None else run.initial
