@@ -726,7 +726,9 @@ def test_acc_is_one_figure_everywhere(
         (one != pytest.approx(other[-1], abs=1e-6)) == personal for one, other in zip(of_mean_matrix, acc, strict=True)
     )
     found = compare([read_whole(folder, []) for folder in runs])
-    assert [list(means) for means in found[0].rows[0].seen("accuracy")] == [pytest.approx(values) for values in acc]
+    assert [list(means) for means in found[0].rows[0].means_over_tasks_seen("accuracy")] == [
+        pytest.approx(values) for values in acc
+    ]
     together = [sum(values) / 2 for values in zip(*acc, strict=True)]
     on_page = page_data([(found[0], None)])["tables"][0]["rows"][0]["measures"]["accuracy"]
     assert on_page["seen"] == pytest.approx(together, rel=1e-4)
@@ -740,7 +742,7 @@ def test_acc_is_one_figure_everywhere(
         (folder / "SHA256SUMS").unlink()
         lines = (folder / "rounds.csv").read_text().splitlines(keepends=True)
         (folder / "rounds.csv").write_text("".join([lines[0], *lines[4:]]))
-    again = compare([read_whole(folder, []) for folder in runs])[0].rows[0].seen("accuracy")
+    again = compare([read_whole(folder, []) for folder in runs])[0].rows[0].means_over_tasks_seen("accuracy")
     of_matrix = [average_accuracy(run.matrix, 0).item() for run in read]
     assert [list(means) for means in again] == [
         pytest.approx([first, values[1]]) for first, values in zip(of_matrix, acc, strict=True)

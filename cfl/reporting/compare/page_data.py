@@ -198,7 +198,7 @@ def _measured(row: Row, measure: RunMatrix, side: int, points: int) -> dict[str,
     stacked = np.stack(matrices)  # [seeds, T, T]
     tasks = stacked.shape[-1]
     at, places = evenly(tasks, points), evenly(tasks, side)
-    seen, seen_std = _mean_and_std(np.stack(row.seen(measure.key))[:, at])
+    seen, seen_std = _mean_and_std(np.stack(row.means_over_tasks_seen(measure.key))[:, at])
     first, first_std = _mean_and_std(stacked[:, at, 0])
     mean = stacked.mean(0)
     return {

@@ -61,7 +61,7 @@ def _drawn(comparison: Comparison, measure: Measure, styles: Mapping[str, LineSt
     means = {row.label: np.mean(found, axis=0) for row in rows if (found := row.matrices(measure.name))}
     if means:
         matrices = {label: torch.from_numpy(mean) for label, mean in means.items()}
-        seen = {row.label: np.stack(row.seen(measure.name)) for row in rows if row.label in means}
+        seen = {row.label: np.stack(row.means_over_tasks_seen(measure.name)) for row in rows if row.label in means}
         known = {label: values.mean(axis=0).tolist() for label, values in seen.items()}
         spread = {label: values.std(axis=0, ddof=1).tolist() for label, values in seen.items() if len(values) > 1}
         pictures["curve"] = accuracy_curve(matrices, measure, known, deviations=spread, styles=styles, width=width)

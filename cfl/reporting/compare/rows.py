@@ -57,9 +57,11 @@ class Row:
         """Return for each seed the mean matrix ``[T, T]`` of its runs; empty if there is none or T differs."""
         return self._means(lambda reading: reading.matrices.get(measure))
 
-    def seen(self, measure: str) -> list[np.ndarray]:
+    def means_over_tasks_seen(self, measure: str) -> list[np.ndarray]:
         """Mean after each task, ``[T]``, for the same seeds as :meth:`matrices`."""
-        return self._means(lambda reading: seen_by(reading, measure) if measure in reading.matrices else None)
+        return self._means(
+            lambda reading: means_over_tasks_seen_in_run(reading, measure) if measure in reading.matrices else None
+        )
 
     def _means(self, value: Callable[[Reading], np.ndarray | None]) -> list[np.ndarray]:
         found = self._of_seeds(value).values()
@@ -200,15 +202,15 @@ def _transfers(run: Run) -> dict[str, float]:
     return {f"{measure.figure}_{name}": float(value) for name, value in found.items() if not value.isnan()}
 
 
-def seen_mean(matrix: np.ndarray) -> np.ndarray:
+def means_over_tasks_seen(matrix: np.ndarray) -> np.ndarray:
     """``mean over i <= t of a[t, i]`` for every t: ``[..., T, T]`` to ``[..., T]``, NaN where a term is missing."""
     tasks = matrix.shape[-1]
     return np.stack([matrix[..., t, : t + 1].mean(-1) for t in range(tasks)], axis=-1)
 
 
-def seen_by(reading: Reading, measure: str) -> np.ndarray:
+def means_over_tasks_seen_in_run(reading: Reading, measure: str) -> np.ndarray:
     """Mean after each task, ``[T]``: where clients have matrices of their own, the run's mean over them."""
-    means = seen_mean(reading.matrices[measure])
+    means = means_over_tasks_seen(reading.matrices[measure])
     if measure != reading.run.measure or not reading.run.means:
         return means
     known = np.array(reading.run.means)

@@ -16,7 +16,7 @@ from cfl.metrics.transfer import average_accuracy
 from cfl.reporting.compare.groups import compare
 from cfl.reporting.compare.latex import latex_report
 from cfl.reporting.compare.reading import Reading, read
-from cfl.reporting.compare.rows import Comparison, Row, figure_of, seen_mean
+from cfl.reporting.compare.rows import Comparison, Row, figure_of, means_over_tasks_seen
 from cfl.reporting.measures import FIGURES
 from cfl.runtime.errors import ConfigError
 
@@ -334,7 +334,7 @@ def test_matrices_are_averaged_per_seed_and_never_over_other_shapes(tmp_path: Pa
 def test_the_mean_over_tasks_seen_is_acc(tmp_path: Path) -> None:
     (reading,) = readings(tmp_path, {"tasks": 5, "rounds": 10})
     expected = [average_accuracy(reading.run.matrix, t).item() for t in range(5)]
-    np.testing.assert_allclose(seen_mean(reading.run.matrix.numpy()), expected)
+    np.testing.assert_allclose(means_over_tasks_seen(reading.run.matrix.numpy()), expected)
 
 
 def test_transfers_of_nll_are_good_where_it_falls(tmp_path: Path) -> None:
