@@ -26,8 +26,8 @@ from cfl.cli.commands import TRAINING
 from cfl.cli.given import Given, in_content
 from cfl.cli.header import first_line
 from cfl.cli.import_policy import classes_beyond
+from cfl.cli.inherited_options import KEYS, inherited_options
 from cfl.cli.installed_configs import DEFAULT_CONFIG
-from cfl.cli.kept_options import KEYS, kept_options
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
@@ -173,11 +173,11 @@ class FederatedCLI(LightningCLI):
             raise ConfigError("weights_only", False, "true: checkpoints hold tensors and plain values only")
         settings.trainer.strategy = strategy_for(**{name: settings.trainer[name] for name in DECIDE_STRATEGY})
         check_optimizer_options(plain["model"]["optimizer"].get("init_args") or {})
-        self._say_kept_options(settings)
+        self._say_inherited_options(settings)
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
 
-    def _say_kept_options(self, settings: Namespace) -> None:
+    def _say_inherited_options(self, settings: Namespace) -> None:
         """Say which options keep values that were meant for another class, such as another optimizer."""
         if self.subcommand != "fit" or not signals.is_first_process():
             return
@@ -186,7 +186,7 @@ class FederatedCLI(LightningCLI):
             chosen = settings.get(key)
             if isinstance(chosen, Namespace) and "class_path" in chosen:
                 options = chosen.get("init_args", Namespace()).as_dict()
-                for line in kept_options(every, key, chosen.class_path, options):
+                for line in inherited_options(every, key, chosen.class_path, options):
                     print(printable(line), flush=True)
 
     def _fit_default_to_clients(self) -> None:

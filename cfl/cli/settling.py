@@ -1,4 +1,4 @@
-"""What follows from a parsed configuration before anything is built: the run's name and folder, loggers' places."""
+"""Fills in the run's name, folder and hash, and the folders of loggers, before anything is built."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled
             if not own.get("id"):
                 own["id"] = wandb_id = _wandb_id(config.ckpt_path, run.dir)
     methods = {name: str(entry["class_path"]) for name, entry in plain["methods"].items()}
-    return Settled(config, experiment, digest, kept_config(plain, run.dir, run.benchmark), wandb_id, methods)
+    return Settled(config, experiment, digest, config_for_folder(plain, run.dir, run.benchmark), wandb_id, methods)
 
 
-def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
+def config_for_folder(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
     """The configuration as it is kept in the run folder. It starts the same run again, and never overwrites another.
 
     It has no ``ckpt_path``, because null in a file would override an option in front of ``--config``.

@@ -158,7 +158,7 @@ def _is_option(metric: Metric, name: str, value: object) -> bool:
 
 def _of_every_metric() -> Set[str]:
     """Names of the attributes that torchmetrics gives every metric."""
-    bare = object.__new__(OwnMatrix)
+    bare = object.__new__(OwnMatrix)  # Metric itself is abstract, and this class's __init__ adds attributes
     Metric.__init__(bare)
     return vars(bare).keys()
 

@@ -44,7 +44,7 @@ MAY_CHANGE: Mapping[str, str] = {
 ``skip`` may replace ``stop``: under ``stop`` no client has been left out so far, so the results up to now are the same
 with both.
 """
-_FROM_NOW_ON = {"federated.on_bad_update": "skip"}
+_ALLOWED_CHANGES = {"federated.on_bad_update": "skip"}
 """Keys of an experiment -> the value to which they may change when a run is resumed."""
 _EXACT = "highest"
 """torch's default precision of float32 products."""
@@ -223,7 +223,7 @@ def differences_on_resuming(ours: Mapping[str, Any], theirs: Mapping[str, Any]) 
     if isinstance(theirs.get("trainer"), Mapping):  # of an earlier version, as it was spelled
         theirs = {**theirs, "trainer": trainer_decides(theirs["trainer"])}
     now, before = flatten(ours), flatten(theirs)
-    changed = {key: value for key, value in _FROM_NOW_ON.items() if now.get(key) == value and key in before}
+    changed = {key: value for key, value in _ALLOWED_CHANGES.items() if now.get(key) == value and key in before}
     return differences(now, {**before, **changed})
 
 

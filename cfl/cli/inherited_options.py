@@ -1,4 +1,4 @@
-"""Names options that a file sets for one class and that another class of the same key has been given."""
+"""Names options that a file set for another class, such as the former optimizer, and that the chosen class now gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = ("data.stream", "data.partition", "data.participation", "model.network", 
 """Keys of classes whose options are looked at."""
 
 
-def kept_options(every: Sequence[Given], key: str, path: str, options: Mapping[str, Any]) -> Iterator[str]:
+def inherited_options(every: Sequence[Given], key: str, path: str, options: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each option that keeps the value that a file sets for another class, in place of its default.
 
     Options without a default are left out: something has to set them.
