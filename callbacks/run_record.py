@@ -7,11 +7,8 @@ import logging
 import math
 import platform
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -20,6 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl import __version__
 from cfl.callbacks.accuracy_targets import AccuracyTargets
+from cfl.callbacks.claimed_folder import ClaimedFolder
 from cfl.callbacks.local_evaluation import LocalModels
 from cfl.callbacks.printed_figures import print_figures
 from cfl.callbacks.privacy_budget import PrivacyBudget
@@ -37,18 +35,16 @@ from cfl.data.report import save_partition_figure, write_partition_csv
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.methods.returned_values import check_report
-from cfl.reporting import folder_lock
 from cfl.reporting.checksums import write_checksums
 from cfl.reporting.csv_file import csv_of
-from cfl.reporting.files_of_run import TABLES, files_of_earlier_run
+from cfl.reporting.files_of_run import TABLES
 from cfl.reporting.matrix_file import write_matrix_csv
 from cfl.reporting.names import is_benchmark_name
 from cfl.runtime.atomic_write import if_possible, write_whole
-from cfl.runtime.disk import why, writing
+from cfl.runtime.disk import writing
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers
 from cfl.runtime.run_files import (
-    CHECKPOINT,
     CHECKSUMS,
     CLIENTS,
     CONFIG,
@@ -111,12 +107,11 @@ class RunRecord(Callback):
         self.wandb_id: str | None = None
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
-        self._prepared = self._begun = self._partition_drawn = self._drawn = self._clients_written = False
+        self._folder = ClaimedFolder(Path(dir or "runs/unnamed"))
+        self._begun = self._partition_drawn = self._drawn = self._clients_written = False
         self._began_with = 0  # rounds that were finished when the fit began
         self._rounds_table = RoundsTable(self.folder / ROUNDS)
         self._last_row: dict[str, Any] = {}
-        self._resuming: bool | None = False
-        self._stale: list[Path] = []
         self.targets = AccuracyTargets()
         self.privacy = PrivacyBudget()
         self.local_models = LocalModels()
@@ -130,7 +125,7 @@ class RunRecord(Callback):
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return Path(self.dir or "runs/unnamed")
+        return self._folder.path
 
     def prepare(self, resuming: bool | None, write: bool = True) -> None:
         """Create and lock the run folder, and check that it can be used. Files in it do not change before the fit.
@@ -146,30 +141,7 @@ class RunRecord(Callback):
             ConfigError: the folder cannot be written, another process uses it, or it holds a run and ``overwrite`` is
                 false.
         """
-        made = write and not self.folder.exists()
-        try:
-            if write:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                TemporaryFile(dir=self.folder).close()
-            alone = not write or folder_lock.take(self.folder, made)
-        except OSError as error:
-            valid = f"a folder that can be written ({why(self.folder, error)})"
-            raise ConfigError("run.dir", str(self.folder), valid) from None
-        if not alone:
-            raise ConfigError("run.dir", str(self.folder), "a folder in which no other process is at work")
-        if resuming is False:
-            self._refuse_another_run()
-        # Also in a folder without a run: one that died before its first checkpoint may have left tables.
-        # Listed now, because loggers open files of the new run before the fit begins.
-        self._stale = [] if resuming else files_of_earlier_run(self.folder)
-        self._prepared, self._resuming = True, resuming
-
-    def _refuse_another_run(self) -> None:
-        held = [name for name in (SUMMARY, CHECKPOINT) if (self.folder / name).exists()]
-        if held and not self.overwrite:
-            state = "a finished run" if SUMMARY in held else "an interrupted run (--ckpt_path last resumes it)"
-            valid = f"a folder without a run; this one holds {state}; or run.overwrite=true"
-            raise ConfigError("run.dir", str(self.folder), valid)
+        self._folder.claim(resuming, self.overwrite, write)
 
     # During a fit.
 
@@ -183,7 +155,7 @@ class RunRecord(Callback):
 
     def prepare_once(self, trainer: Trainer, stage: str) -> None:
         """Call :meth:`prepare` for a fit, unless that has been done."""
-        if stage == "fit" and trainer.is_global_zero and not self._prepared:
+        if stage == "fit" and trainer.is_global_zero and not self._folder.claimed:
             self.prepare(resuming=None)
 
     def name_of(self, data: FederatedDataModule) -> str:
@@ -208,12 +180,7 @@ class RunRecord(Callback):
             return
         # If a run is resumed in another folder, its earlier rows are beside the checkpoint.
         before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
-        if self._resuming is None:
-            self._resuming = bool(trainer.ckpt_path) and before.resolve() == self.folder.resolve()
-            if self._resuming:
-                self._stale = []
-            else:
-                self._refuse_another_run()
+        self._folder.decide(trainer.ckpt_path, self.overwrite)
         self._begun = True
         self._drawn = self._partition_drawn = self._clients_written = False
         data, federation = data_of(trainer), federation_of(pl_module)
@@ -221,7 +188,7 @@ class RunRecord(Callback):
         if not federation.finished:  # the folder of a finished run may hold an earlier checkpoint
             for name in (SUMMARY, CHECKSUMS):
                 (self.folder / name).unlink(missing_ok=True)
-        self._clear()
+        self._folder.clear(keeps_config=self.config_yaml is not None)
         if self.wandb_id is not None:
             write_whole(self.folder / WANDB_ID, self.wandb_id + "\n")
         if self.config_yaml is not None and not (self.folder / SUMMARY).exists():
@@ -229,20 +196,6 @@ class RunRecord(Callback):
             write_whole(self.folder / CONFIG, self.config_yaml)
         write_partition_csv(self.folder / PARTITION, data.tasks, _dealt(data))
         self._rounds_table.begin(federation.round, before / ROUNDS)
-
-    def _clear(self) -> None:
-        """Remove what an earlier run has left, after all checks that may refuse this one."""
-        if self._stale and self.config_yaml is None:  # a run made of parts would pass for one of this configuration
-            (self.folder / CONFIG).unlink(missing_ok=True)
-        for path in self._stale:
-            if path.is_dir():
-                shutil.rmtree(path)
-                continue
-            path.unlink(missing_ok=True)
-            if path.parent != self.folder:
-                with suppress(OSError):  # others' files are in it
-                    path.parent.rmdir()
-        self._stale = []
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the partition after the first round of the fit, so that this round starts without delay."""
@@ -375,17 +328,12 @@ class RunRecord(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Release the folder for other processes."""
         if stage == "fit" and trainer.is_global_zero:
-            self._release()
+            self._folder.release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Release the folder after an error, too."""
         if trainer.is_global_zero:
-            self._release()
-
-    def _release(self) -> None:
-        """Release the folder. Another fit with this callback prepares it anew, and is refused if it holds a run."""
-        folder_lock.release(self.folder)
-        self._prepared, self._resuming, self._stale = False, False, []
+            self._folder.release()
 
     # Showing the result.
 
