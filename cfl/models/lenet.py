@@ -49,7 +49,8 @@ class LeNet(Network):
         input_shape: ``(C, H, W)`` of one image, of any size.
         num_outputs: outputs of all tasks together.
         initial: initial weights and biases: ``torch``, its layers' default, of variance 1 / (3 n) for n inputs; or
-            ``variance_scaling``, as in the published code for decomposed layers, and in the paper for all (:func:`cfl.models.initial_weights.variance_scaled`).
+            ``variance_scaling``, as in the paper for all layers and in the published code for decomposed ones
+            (:func:`cfl.models.initial_weights.variance_scaled`).
 
     Raises:
         ConfigError: another ``initial``.
