@@ -91,6 +91,7 @@ def test_only_the_command_line_and_the_checks_know_the_callbacks() -> None:
         "cfl/cli/checkpoints.py",
         "cfl/cli/federated_cli.py",
         "cfl/cli/main.py",
+        "cfl/cli/trainer_settings.py",
         "cfl/testing/tiny_runs.py",
     }
 
