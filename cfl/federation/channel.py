@@ -312,6 +312,15 @@ class Channel:
         sums, weight, halves = self._read(topic)
         return _in_own_type({name: total.div_(weight) for name, total in sums.items()}, halves)
 
+    def is_unread(self, topic: str, single: bool = False) -> bool:
+        """Whether clients of this process have sent messages of a topic that the server has not read.
+
+        Args:
+            topic: kind of message.
+            single: whether to look for messages of :meth:`uplink_individually` in place of those of :meth:`uplink`.
+        """
+        return bool(self._single.get(topic)) if single else topic in self._unread and bool(self._unread[topic].senders)
+
     def uplink_individually(
         self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None = None
     ) -> None:
@@ -419,7 +428,7 @@ class Channel:
     def state_dict(self) -> dict[str, Any]:
         """Byte counts, skipped clients and messages, the ledger and the figures of sums of integers.
 
-        It is called between rounds, when all sums are empty."""
+        It is called between rounds, when all messages have been read: methods that leave some are refused."""
         figures = {} if self.integers is None else {"integer_sums": self.integers.figures.state_dict()}
         return {**self._counts(), "ledger": self.ledger.state_dict(), **figures}
 

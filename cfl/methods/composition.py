@@ -298,6 +298,15 @@ class Composition(MethodComposition):
             if type(method).end_task is not Method.end_task:
                 self._check_copies(method)
 
+    def check_all_read(self, plan: RoundPlan) -> None:
+        """Refuse messages of a round that are not read when it ends.
+
+        Raises:
+            ConfigError: see :meth:`cfl.methods.own_topics.OwnTopics.check_all_read`.
+        """
+        for method in self.values():
+            cast(OwnTopics, method.context.channel).check_all_read(plan)
+
     def _check_copies(self, method: Method) -> None:
         """Raise a TypeError if a method's state holds tensors of the global model in place of copies."""
         declared_state.check_copies(method.key, method.state_dict(), self._tensors())

@@ -27,6 +27,7 @@ def end_round(federation: Federation, plan: RoundPlan, trained: TrainedOutputs) 
 
     Raises:
         BadUpdate: the global model is not finite.
+        ConfigError: a method has not read the messages that it has let clients send.
     """
     methods = cast(Composition, federation.methods)
     federation.channel.enter_round(plan.task, plan.round)
@@ -48,6 +49,7 @@ def end_round(federation: Federation, plan: RoundPlan, trained: TrainedOutputs) 
         methods.end_round(plan)
         for part in ended:
             methods.end_task(part)
+    methods.check_all_read(plan)
     if methods and (ended or any(type(one).end_round is not Method.end_round for one in methods.values())):
         _require_finite(federation, plan, "what methods do when it ends")
     if ended:

@@ -736,6 +736,44 @@ def test_the_topic_of_the_updates_is_refused(members: dict[str, Any], what: str)
         fit(tiny_client(data, methods={"mine": type("Mine", (Method,), members)()}), data)
 
 
+class Counts(Method):
+    """Counts the clients that send in a task, by a function that sends and one that reads."""
+
+    individual_uplinks = True
+
+    def __init__(self, send: str, read: str, moment: str) -> None:
+        self.send, self.counts = send, list[int]()
+        if moment == "end_round":
+            self.end_round = partial(self.count, read)  # type: ignore[method-assign]
+        elif moment == "end_task":
+            self.end_task = partial(self.count, read)  # type: ignore[method-assign]
+
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        clients, rows = [cohort.clients[p] for p in positions], {"one": torch.ones(len(positions), 1)}
+        weights = {"weights": [1.0] * len(clients)} if self.send == "uplink" else {}
+        getattr(self.context.channel, self.send)("mine", rows, clients=clients, **weights)
+
+    def count(self, read: str, plan: RoundPlan) -> None:
+        found = getattr(self.context.channel, read)("mine")
+        self.counts.append(len(found) if read == "collect_individually" else int(found[1]))
+
+
+@pytest.mark.parametrize("moment", ["end_round", "end_task", "never"])
+@pytest.mark.parametrize(("send", "read"), [("uplink", "sum"), ("uplink_individually", "collect_individually")])
+def test_messages_are_read_in_the_round_in_which_they_are_sent(send: str, read: str, moment: str) -> None:
+    """A checkpoint has none of them, so a resumed run would read the sum of the later rounds alone."""
+    data, method = tiny_data(schedule={"rounds_per_task": 2}), Counts(send, read, moment)
+    if moment == "end_round":
+        fit(tiny_client(data, methods={"mine": method}), data)
+        assert method.counts == [data.num_clients] * data.num_rounds
+        return
+    said = (
+        rf"methods\.mine = \"channel\.{send} .* 'mine', .* round 0\" .*valid: channel\.{read}\('mine'\) in end_round or"
+    )
+    with pytest.raises(ConfigError, match=said):
+        fit(tiny_client(data, methods={"mine": method}), data)
+
+
 def test_other_topics_are_the_methods_own() -> None:
     data, kind = tiny_data(), type("Mine", (Method,), {"end_task": own_topic("mine")})
     federation = fit(tiny_client(data, methods={"mine": kind()}), data)
