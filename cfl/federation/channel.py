@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from cfl.federation.row_layout import check_rows
 from cfl.privacy.ledger import Ledger
 from cfl.runtime import distributed
 from cfl.runtime.errors import BadUpdate
@@ -43,12 +44,9 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
     return sums
 
 
-def _check_rows(topic: str, payload: Mapping[str, Tensor], clients: Sequence[int]) -> None:
-    """Refuse a payload without a row for each client, and complex numbers."""
-    for name, values in payload.items():
-        if values.shape[:1] != (len(clients),):
-            shape = f"{name} has shape {list(values.shape)}"
-            raise ValueError(f"topic {topic!r}: {shape}, not [{len(clients)}, ...], a row for each client")
+def _check_message(topic: str, payload: Mapping[str, Tensor], clients: Sequence[int]) -> None:
+    """Refuse a payload without a tensor and a row for each client, and complex numbers."""
+    check_rows(f"topic {topic!r}", payload, len(clients))
     if imaginary := [name for name, values in payload.items() if values.is_complex()]:
         raise TypeError(f"topic {topic!r}: {imaginary[0]} is complex; send torch.view_as_real of it")
 
@@ -198,13 +196,13 @@ class Channel:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
             ValueError: if earlier messages of the sum have other names or shapes, with which a mean would be wrong; if
                 there is not a row and a weight for each client; or if the messages have no tensor.
-            TypeError: if a tensor is complex.
+            TypeError: if it is no dict of tensors, or a tensor is complex.
         """
-        if not payload:
-            raise ValueError(f"topic {topic!r}: a message without tensors")
         if len(weights) != len(clients):
             raise ValueError(f"topic {topic!r}: {len(weights)} weights for {len(clients)} clients")
-        _check_rows(topic, payload, clients)
+        _check_message(topic, payload, clients)
+        if not payload:
+            raise ValueError(f"topic {topic!r}: a message without tensors")
         form, unread = {name: list(values.shape[1:]) for name, values in payload.items()}, self._unread[topic]
         if unread.form not in (None, form):
             raise ValueError(
@@ -333,7 +331,7 @@ class Channel:
             raise PermissionError(
                 f"topic {topic!r} shows the server single clients' messages; the method must declare individual_uplinks"
             )
-        _check_rows(topic, payload, clients)
+        _check_message(topic, payload, clients)
         self._count_uplink(topic, payload, clients, wire_bytes)
         keep = self.usable(payload, clients, topic)
         for row, client in enumerate(clients):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cfl.federation.client_rows import ClientRows
-from cfl.federation.row_layout import RowLayout, dtype_name
+from cfl.federation.row_layout import RowLayout, check_rows, dtype_name
 from cfl.runtime import distributed
 
 
@@ -42,7 +42,13 @@ class ClientStates:
 
         Returns:
             name -> ``[k, ...]``, new memory, on the default's device.
+
+        Raises:
+            TypeError: if the default of an entry is no tensor.
         """
+        for name, tensor in default.items():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"clients' {topic!r}: the default of {name} is {type(tensor).__name__}, not a tensor")
         held = self._topics.get(topic)
         rows = np.full(len(clients), -1) if held is None else held.rows_of(clients)
         if held is None or (rows < 0).all():
@@ -70,11 +76,9 @@ class ClientStates:
         Raises:
             ValueError: if there is not a row for each client, or if the topic's earlier tensors had other names, shapes
                 or dtypes.
+            TypeError: if it is no dict of tensors.
         """
-        for name, values in stacked.items():
-            if values.shape[:1] != (len(clients),):
-                shape = f"{name} has shape {list(values.shape)}"
-                raise ValueError(f"clients' {topic!r}: {shape}, not [{len(clients)}, ...], a row for each client")
+        check_rows(f"clients' {topic!r}", stacked, len(clients))
         layout = RowLayout.of(stacked)
         rows = layout.pack(stacked)
         if keep is not None and not all(keep):

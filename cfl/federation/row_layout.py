@@ -72,6 +72,28 @@ class RowLayout:
         return cls({name: (getattr(torch, dtype), tuple(shape)) for name, (dtype, shape) in fields.items()})
 
 
+def check_rows(who: str, stacked: Any, clients: int) -> None:
+    """Refuse what is no dict of tensors with a row for each client.
+
+    Args:
+        who: whose tensors they are, for messages.
+        stacked: name -> ``[k, ...]``.
+        clients: number k of clients.
+
+    Raises:
+        TypeError: it is no mapping, or an entry is no tensor.
+        ValueError: a tensor has another number of rows.
+    """
+    if not isinstance(stacked, Mapping):
+        raise TypeError(f"{who}: {type(stacked).__name__}, not a dict of tensors [{clients}, ...] by name")
+    for name, values in stacked.items():
+        wanted = f"[{clients}, ...], a row for each client"
+        if not isinstance(values, Tensor):
+            raise TypeError(f"{who}: {name} is {type(values).__name__}, not a tensor {wanted}")
+        if values.shape[:1] != (clients,):
+            raise ValueError(f"{who}: {name} has shape {list(values.shape)}, not {wanted}")
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype, such as ``float32``."""
     return str(dtype).removeprefix("torch.")

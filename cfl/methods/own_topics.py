@@ -57,7 +57,7 @@ class OwnTopics:
                     f"channel.{name} with the topic {topic!r}, which nobody has read at the end of round {plan.round}"
                 )
                 valid = (
-                    f"channel.{_READ_BY[name]}({topic!r}) in end_round or, where only a task's last round has messages, "
+                    f"channel.{_READ_BY[name]}({topic!r}) in end_round or, if sent in a task's last round only, "
                     "end_task; totals over several rounds belong into an attribute that state names"
                 )
                 raise ConfigError(self._key, what, valid)

@@ -6,6 +6,7 @@ import gc
 import io
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -189,6 +190,18 @@ def test_a_message_without_tensors_or_rows_is_refused() -> None:
         Channel().uplink("mine", {}, [1.0], [0])
     with pytest.raises(ValueError, match=r"'mine': count has shape \[\], not \[1, \.\.\.\], a row for each client"):
         Channel().uplink("mine", {"count": torch.tensor(3.0)}, [1.0], [0])
+
+
+@pytest.mark.parametrize("send", ["uplink", "uplink_individually"])
+def test_a_message_of_no_tensors_is_refused(send: str) -> None:
+    weights = {"weights": [1.0]} if send == "uplink" else {}
+    to_server: Any = partial(getattr(Channel(individual_allowed=True), send), "mine", clients=[0], **weights)
+    with pytest.raises(
+        TypeError, match=r"topic 'mine': loss is float, not a tensor \[1, \.\.\.\], a row for each client"
+    ):
+        to_server(payload={"loss": 0.5})
+    with pytest.raises(TypeError, match=r"topic 'mine': Tensor, not a dict of tensors \[1, \.\.\.\] by name"):
+        to_server(payload=torch.ones(1, 2))
 
 
 BAD = [math.nan, math.inf, -math.inf]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +116,18 @@ def test_tensors_of_other_processes_go_by_name(monkeypatch: pytest.MonkeyPatch) 
     here.synchronise()
     found = [{name: tensor.tolist() for name, tensor in (here.get("mine", client) or {}).items()} for client in (0, 1)]
     assert found == [{"mean": [1, 2], "last": [3, 4]}, {"mean": [5, 6], "last": [7, 8]}]
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    states: Any = ClientStates()
+    with pytest.raises(
+        TypeError, match=r"clients' 'mine': s is float, not a tensor \[2, \.\.\.\], a row for each client"
+    ):
+        states.scatter("mine", [0, 3], {"s": 1.0})
+    with pytest.raises(TypeError, match=r"clients' 'mine': Tensor, not a dict of tensors \[2, \.\.\.\] by name"):
+        states.scatter("mine", [0, 3], torch.ones(2))
+    with pytest.raises(TypeError, match=r"clients' 'mine': the default of s is float, not a tensor"):
+        states.gather("mine", [0, 3], {"s": 1.0})
 
 
 def test_clients_left_out_stay_as_they_were(limit: int | None) -> None:
