@@ -135,7 +135,10 @@ class Objective:
         classes = cast(Network, network).num_outputs if self.measure.is_cross_entropy else None
         wanted = None if classes is None else [len(samples.y), classes]
         logits = _checked(found[0], wanted, passing, "forward_pass's logits")
-        loss = self(logits, samples, x) + _checked(found[1], [], passing, "forward_pass's term")
+        term = _checked(found[1], [], passing, "forward_pass's term")
+        if not _is_zero_on_cpu(term):
+            _trains(term, passing, "forward_pass's term")
+        loss = self(logits, samples, x) + term
         return _trains(loss, passing, "forward_pass"), logits
 
     def joins(self, batch: CohortBatch) -> bool:
@@ -228,7 +231,7 @@ def _trains(found: Tensor, method: LossMethod, hook: str) -> Tensor:
         ConfigError: naming the method and the hook.
     """
     if not debug_unwrap(found).requires_grad:  # a tensor of vmap does not tell
-        valid = "what is computed from the network's outputs without detach, item or no_grad: else it trains nothing"
+        valid = "what is computed from the network without detach, item or no_grad: else it trains nothing"
         raise ConfigError(method.key, f"{type(method).__name__}.{hook} without gradient", valid)
     return found
 

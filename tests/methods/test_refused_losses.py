@@ -51,6 +51,14 @@ def without_gradient(network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
             {"forward_pass": lambda self, network, x, samples: (network(x).detach(), torch.zeros(()))},
             "forward_pass",
         ),
+        (
+            {"forward_pass": lambda self, network, x, samples: (z := network(x), z.detach().square().sum())},
+            "forward_pass's term",
+        ),
+        (
+            {"forward_pass": lambda self, network, x, samples: (network(x), without_gradient(network, x, samples))},
+            "forward_pass's term",
+        ),
     ],
 )
 def test_a_loss_without_gradient_is_refused(
@@ -58,7 +66,7 @@ def test_a_loss_without_gradient_is_refused(
 ) -> None:
     """Clients side by side would train nothing, without an error."""
     with pytest.raises(
-        ConfigError, match=rf"methods\.mine = 'Mine\.{hook} without gradient' .*detach, item or no_grad"
+        ConfigError, match=rf"methods\.mine = ['\"]Mine\.{hook} without gradient['\"] .*detach, item or no_grad"
     ):
         run(members, engine, width)
 
@@ -70,6 +78,7 @@ def test_a_loss_with_gradient_and_a_term_of_zero_are_not(engine: EngineOptions, 
     members = {
         "whole": {"local_loss": lambda self, network, x, samples: mean(network(x), samples)},
         "term": {"sample_loss": lambda self, logits, samples: logits.new_zeros(())},
+        "passing": {"forward_pass": lambda self, network, x, samples: (network(x), x.new_zeros(()))},
     }
     for one in members.values():
         torch.testing.assert_close(weights(run(one, engine, width)), plain, rtol=0, atol=1e-6)
