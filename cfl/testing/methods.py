@@ -9,7 +9,7 @@ from cfl.methods import Method
 from cfl.testing.method_case import MethodCase
 from cfl.testing.method_declarations import DECLARATIONS
 from cfl.testing.method_numbers import NUMBERS
-from cfl.testing.processes import processes_do_not_matter
+from cfl.testing.processes import check_pickles, processes_do_not_matter
 
 PROPERTIES: dict[str, Callable[[MethodCase], None]] = {**NUMBERS, **DECLARATIONS}
 """Name of a property of every method -> its check."""
@@ -44,7 +44,8 @@ def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), proc
             ``functools.partial`` of it.
         skip: names of checks to leave out.
         processes: number of processes; above 1 their results are also compared with those of one process (the check
-            ``processes``), which takes some seconds more.
+            ``processes``), which takes some seconds more. Then ``make`` and ``needs`` may hold no lambdas and no
+            local functions or classes.
         needs: settings that the method needs, and its expected properties: the attributes of
             :class:`cfl.testing.method_case.MethodCase`, such as ``network``, ``stream``, ``optimizer``, ``beside`` or
             ``reduces_to_fedavg``.
@@ -52,12 +53,14 @@ def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), proc
     Raises:
         AssertionError: a sentence with the property, the method, where it fails, and by how much.
         TypeError: an unknown name among ``needs``, or ``make`` makes no methods.
-        ValueError: an unknown name in ``skip``.
+        ValueError: an unknown name in ``skip``; or, with several processes, something that cannot be pickled.
     """
     unknown = sorted(set(skip) - set(PROPERTIES))
     if unknown:
         raise ValueError(f"skip = {unknown}: names among {list(PROPERTIES)}")
     case = MethodCase(make, **needs)
+    if processes > 1:
+        check_pickles(case)
     for name, check in PROPERTIES.items():
         if name not in skip:
             check(case)

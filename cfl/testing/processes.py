@@ -138,6 +138,18 @@ def arrays(tree: Any) -> Any:
     return [arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
+def check_pickles(case: MethodCase) -> None:
+    """Refuse a case that cannot be sent to other processes.
+
+    Raises:
+        ValueError: the case cannot be pickled.
+    """
+    try:
+        pickle.dumps(replace(case))  # a copy without cached runs
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"several processes need what pickles, functions and classes of modules: {error}") from error
+
+
 def processes_do_not_matter(case: MethodCase, processes: int = 2, crew: Crew | None = None) -> None:
     """Several processes, each with its share of a round's clients, give the numbers of one process, in float64.
 
@@ -153,11 +165,8 @@ def processes_do_not_matter(case: MethodCase, processes: int = 2, crew: Crew | N
         AssertionError: numbers differ, or a process fails.
         ValueError: the case cannot be pickled.
     """
+    check_pickles(case)
     bare = replace(case)  # a copy without cached runs
-    try:
-        pickle.dumps(bare)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(f"several processes need what pickles, functions and classes of modules: {error}") from error
     expected = _with_one_thread(bare)
     used = crew or Crew(processes)
     processes = len(used.processes)

@@ -566,6 +566,14 @@ def test_what_makes_no_methods_is_refused() -> None:
         check_method(lambda: FedProx(1.0), skip=list(PROPERTIES), processes=2)
 
 
+def test_what_cannot_be_sent_to_processes_is_found_before_other_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[Any]()
+    monkeypatch.setitem(PROPERTIES, "width", called.append)
+    with pytest.raises(ValueError, match=r"several processes need what pickles, .*lambda"):
+        check_method(partial(FedProx, 1.0), beside=lambda: {"other": FedProx(1.0)}, processes=2)
+    assert not called
+
+
 def test_a_method_that_knows_no_boxes_is_checked_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks work without the library for boxes, except for a method that declares detection, which is refused."""
 
