@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from cfl.data.schedule import RoundPlan
@@ -15,7 +16,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor, projection_factor
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import BoundaryFinder
+from cfl.methods.capabilities import BoundaryFinder, ServerTransform, has
 from cfl.methods.components.basis_growth import BasisGrowth
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.layer_inputs.choose_message import choose_message
@@ -250,6 +251,15 @@ class FOT(Method):
         if undone:
             valid = f"methods without {', '.join(undone)}, which would move the model behind {self.name}'s projection"
             raise ConfigError("methods", list(context.methods), valid)
+        later = {name: context.methods[name] for name in list(context.methods)[self.source :]}
+        if changing := [
+            n for n, method in later.items() if has(method, ServerTransform) and not isinstance(method, FOT)
+        ]:
+            rank_zero_warn(
+                f"methods.{', methods.'.join(changing)} may change the server's step behind {self.key}. Unless it only "
+                "scales the step, outputs for earlier tasks' inputs then change, which FOT is to prevent; put "
+                f"{', '.join(changing)} before {self.name} in methods"
+            )
 
     def _moving_bias(self, name: str, layer: nn.Module) -> bool:
         """Whether a layer has a bias that has to be protected; a frozen one does not move."""

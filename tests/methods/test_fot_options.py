@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.models import MLP
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.testing.tiny_runs import Rounds
 
 WEIGHTS = {"layers.0": 16 * 8 + 8, "head": 8 * 4 + 4}
 MODEL_BYTES = 4 * sum(WEIGHTS.values())
@@ -282,3 +284,28 @@ def test_a_layer_that_stays_with_its_client_cannot_be_protected(kept: list[str],
             run()
         else:
             refuse("methods.fot.layers", run, "layers.0")
+
+
+class Adds(Method):
+    """Adds a constant to the server's step."""
+
+    def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value + 0.01 for name, value in step.items()}
+
+
+@pytest.mark.parametrize("order", [["adds", "fot"], ["fot", "adds"]])
+def test_a_change_of_the_step_behind_the_projection_is_warned_of(order: list[str]) -> None:
+    """In front of it, the step still has no part inside the basis."""
+    made: dict[str, Method] = {"adds": Adds(), "fot": (fot := FOT(message="covariance", layers=["layers.0"]))}
+    data, rounds = tiny_data(permuted(2), schedule={"rounds_per_task": 1}), Rounds()
+    client = tiny_client(data, double(mlp), sgd, {name: made[name] for name in order})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(client, data, callbacks=[rounds])
+    told = [str(one.message) for one in caught if "methods.adds" in str(one.message)]
+    assert len(told) == (order[0] == "fot")
+    assert all("put adds before fot" in message for message in told)
+    step = rounds.models[1]["layers.0.weight"] - rounds.models[0]["layers.0.weight"]
+    inside = float((step @ fot.bases["layers.0"].to(step)).abs().max())
+    assert (inside < 1e-6) == (order[0] == "adds")
+    assert float(step.abs().max()) > 1e-3
