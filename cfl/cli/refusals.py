@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 from cfl.cli.given import Given, last_given
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, NAMED
 from cfl.cli.plugins import offered
+from cfl.engines.scaled_steps import ELEMENTWISE_OPTIMIZERS
 from cfl.reporting.former_names import REMOVED
 from cfl.runtime.class_paths import PACKAGE, named_subclasses
 from cfl.runtime.command_line import ALLOW
 from cfl.runtime.errors import shown
-from cfl.training.client import ELEMENTWISE_OPTIMIZERS
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
 _UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized arguments: --)([\w.-]+\+?)")

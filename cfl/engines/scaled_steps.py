@@ -10,6 +10,9 @@ from torch import Tensor
 LINEAR_OPTIMIZERS = frozenset({"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta"})
 """Optimizers whose step is proportional to the learning rate, and whose state does not depend on it."""
 
+ELEMENTWISE_OPTIMIZERS = LINEAR_OPTIMIZERS | {"ASGD", "Rprop"}
+"""Optimizers that treat every weight by itself, so that stacked clients do not mix. Others are refused."""
+
 
 class ScaledSteps:
     """Rescales every client's part of a step that has been taken: ``w <- w_before + f_c (w - w_before)``.

@@ -23,6 +23,7 @@ from cfl.methods.capabilities import (
     UpdateProtection,
     has,
 )
+from cfl.methods.member_names import check_optimizer_names
 from cfl.runtime.errors import ConfigError
 
 Methods = Mapping[str, Method]
@@ -152,10 +153,11 @@ def check_optimizer(methods: Methods, optimizer: Optimizer, clipping: str | None
         clipping: how gradients are clipped (``norm`` or ``value``), or None if they are not.
 
     Raises:
-        ConfigError: naming the setting and the method.
+        ConfigError: naming the setting and the method, or a method whose ``optimizers`` are no names of optimizers.
     """
     name = type(optimizer).__name__
     for key, method in methods.items():
+        check_optimizer_names(key, method)
         if method.optimizers is not None and name not in method.optimizers:
             valid = f"one of {sorted(method.optimizers)} while methods.{key} is used"
             raise ConfigError("model.optimizer", name, valid)

@@ -9,6 +9,7 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
+from cfl.engines.scaled_steps import ELEMENTWISE_OPTIMIZERS
 from cfl.methods import capabilities
 from cfl.methods.base import Method
 from cfl.runtime.errors import ConfigError
@@ -83,11 +84,24 @@ def _check_declarations(key: str, method: Method) -> None:
             raise ConfigError(f"methods.{key}", f"{kind.__name__}.{name} = {vars(method)[name]!r:.40}", valid)
     if "state" in vars(method):
         raise ConfigError(f"methods.{key}", "self.state", f"state as an attribute of the class {kind.__name__}")
+    check_optimizer_names(key, method)
+    if method.kind not in ("add", "project", "look"):
+        raise ConfigError(f"methods.{key}", f"{kind.__name__}.kind = {method.kind!r:.40}", "add, project or look")
+
+
+def check_optimizer_names(key: str, method: Method) -> None:
+    """Refuse a declaration of optimizers that is no set, or that names one with which no run trains.
+
+    Raises:
+        ConfigError: naming the method and what would be valid.
+    """
+    kind = type(method)
     if method.optimizers is not None and not isinstance(method.optimizers, frozenset | set):
         valid = "null or a frozenset of names of optimizers"
         raise ConfigError(f"methods.{key}", f"{kind.__name__}.optimizers = {method.optimizers!r:.40}", valid)
-    if method.kind not in ("add", "project", "look"):
-        raise ConfigError(f"methods.{key}", f"{kind.__name__}.kind = {method.kind!r:.40}", "add, project or look")
+    if unknown := sorted(map(str, set(method.optimizers or ()) - ELEMENTWISE_OPTIMIZERS)):
+        valid = f"names among {', '.join(sorted(ELEMENTWISE_OPTIMIZERS))}"
+        raise ConfigError(f"methods.{key}", f"{kind.__name__}.optimizers with {unknown[0]}", valid)
 
 
 def _takes(own: Callable[..., Any], declared: Callable[..., Any]) -> bool:

@@ -19,6 +19,7 @@ from cfl.engines.choice import EngineChoice
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
 from cfl.engines.one_pass import step_in_one_pass
+from cfl.engines.scaled_steps import ELEMENTWISE_OPTIMIZERS
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods.base import Method
@@ -34,11 +35,6 @@ from cfl.training.global_network import global_network
 from cfl.training.gradient_clipping import clip_clients
 from cfl.training.local_work import LocalWork
 from cfl.training.step_watchers import StepWatchers
-
-ELEMENTWISE_OPTIMIZERS = frozenset(
-    {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
-)
-"""Optimizers that treat every weight by itself, so that stacked clients do not mix."""
 
 
 class Client(LightningModule):

@@ -627,6 +627,8 @@ def test_a_misspelt_scenario_is_the_methods_fault() -> None:
         ({"bounded_updates": lambda self, updates: updates}, r"Mine\.bounded_updates' .*protected_mean beside it"),
         ({"end_found_task": lambda self, plan, rounds: None}, r"Mine\.end_found_task' .*follow_found_tasks beside it"),
         ({"optimizers": "AdamW"}, r"Mine\.optimizers = 'AdamW'.*a frozenset of names"),
+        ({"optimizers": {"SGD", "adam"}}, r"Mine\.optimizers with adam'.*valid: names among ASGD, Adadelta, "),
+        ({"optimizers": {torch.optim.SGD}}, r"Mine\.optimizers with <class .*valid: names among"),
         ({"kind": "projekt"}, r"Mine\.kind = 'projekt'.*add, project or look"),
     ],
 )
