@@ -218,7 +218,7 @@ class Composition(MethodComposition):
             if added := sorted(set(self._tensors()) - there):  # nobody would send or keep them
                 what = f"{type(method).__name__}.setup adding {', '.join(added)}"
                 raise ConfigError(f"methods.{name}", what, "an extend_network that adds them")
-            declared_state.check(method)
+            declared_state.check(method.key, method)
 
     def keeps_local(self, name: str) -> bool:
         """Whether a parameter or buffer stays on its client."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -17,18 +17,23 @@ def declared_state(kind: type) -> dict[str, str]:
     """Key in a checkpoint -> attribute, as declared by a class and its base classes, base classes first.
 
     Raises:
-        TypeError: a declaration is a single string, or two attributes would be saved under one key.
+        TypeError: a declaration is no tuple of names, or two attributes would be saved under one key.
     """
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         declared = vars(base).get("state", ())
-        if isinstance(declared, str):
+        if isinstance(declared, str) or not isinstance(declared, Collection) or not _are_names(declared):
             raise TypeError(f"{base.__name__}.state = {declared!r}: a tuple of names is needed")
         named = declared.items() if isinstance(declared, Mapping) else ((name.lstrip("_"), name) for name in declared)
         for key, attribute in named:
             if found.setdefault(key, attribute) != attribute:
                 raise TypeError(f"{kind.__name__} saves both {found[key]} and {attribute} under {key!r}")
     return found
+
+
+def _are_names(declared: Collection[Any]) -> bool:
+    values = declared.values() if isinstance(declared, Mapping) else ()
+    return all(isinstance(name, str) for name in (*declared, *values))
 
 
 def save(owner: object) -> dict[str, Any]:
@@ -71,19 +76,45 @@ def restore(owner: object, state: Mapping[str, Any]) -> None:
             setattr(holder, name, type(present)(state[key]) if _is_set(present) else _copied(state[key]))
 
 
-def check(owner: object) -> None:
-    """Refuse the declaration of an attribute that does not exist, or that cannot be saved.
+def check_declaration(key: str, kind: type) -> None:
+    """Refuse a declaration that is no tuple of names, or that would lose something.
+
+    Args:
+        key: the method's key in the configuration.
+        kind: its class.
 
     Raises:
-        TypeError: naming the class and the attribute.
+        ConfigError: naming the class and the declaration.
     """
+    try:
+        declared_state(kind)
+    except TypeError as error:
+        valid = f"a tuple of names of attributes whose names in a checkpoint differ ({error})"
+        raise ConfigError(key, f"{kind.__name__}.state = {getattr(kind, 'state', None)!r:.60}", valid) from None
+
+
+def check(key: str, owner: object) -> None:
+    """Refuse the declaration of an attribute that does not exist, or that cannot be saved.
+
+    Args:
+        key: the method's key in the configuration.
+        owner: the method, after its ``setup``.
+
+    Raises:
+        ConfigError: naming the class and the attribute.
+    """
+    kind = type(owner).__name__
     for attribute in declared_state(type(owner)).values():
         try:
             attrgetter(attribute)(owner)
         except AttributeError:
-            kind = type(owner).__name__
-            raise TypeError(f"{kind}.state names {attribute}, which {kind} does not have after setup") from None
-    save(owner)
+            valid = f"names of attributes that {kind} has after setup"
+            raise ConfigError(key, f"{kind}.state with {attribute}", valid) from None
+    try:
+        save(owner)
+    except TypeError as error:
+        valid = "names of attributes that hold tensors, plain values, and dicts, lists and tuples of these"
+        raise ConfigError(key, f"{kind}.state", f"{valid} ({error})") from None
 
 
 def check_copies(who: str, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from cfl.engines.scaled_steps import ELEMENTWISE_OPTIMIZERS
-from cfl.methods import capabilities
+from cfl.methods import capabilities, declared_state
 from cfl.methods.base import Method
 from cfl.runtime.errors import ConfigError
 
@@ -84,6 +84,7 @@ def _check_declarations(key: str, method: Method) -> None:
             raise ConfigError(f"methods.{key}", f"{kind.__name__}.{name} = {vars(method)[name]!r:.40}", valid)
     if "state" in vars(method):
         raise ConfigError(f"methods.{key}", "self.state", f"state as an attribute of the class {kind.__name__}")
+    declared_state.check_declaration(f"methods.{key}", kind)
     check_optimizer_names(key, method)
     if method.kind not in ("add", "project", "look"):
         raise ConfigError(f"methods.{key}", f"{kind.__name__}.kind = {method.kind!r:.40}", "add, project or look")

@@ -629,6 +629,10 @@ def test_a_misspelt_scenario_is_the_methods_fault() -> None:
         ({"optimizers": "AdamW"}, r"Mine\.optimizers = 'AdamW'.*a frozenset of names"),
         ({"optimizers": {"SGD", "adam"}}, r"Mine\.optimizers with adam'.*valid: names among ASGD, Adadelta, "),
         ({"optimizers": {torch.optim.SGD}}, r"Mine\.optimizers with <class .*valid: names among"),
+        ({"state": "old"}, r"Mine\.state = 'old'.*a tuple of names"),
+        ({"state": ("old", 3)}, r"Mine\.state = \('old', 3\).*a tuple of names"),
+        ({"state": ("_rows", "rows")}, r"Mine\.state = \('_rows', 'rows'\).*saves both _rows and rows under 'rows'"),
+        ({"state": None}, r"Mine\.state = None.*a tuple of names"),
         ({"kind": "projekt"}, r"Mine\.kind = 'projekt'.*add, project or look"),
     ],
 )
