@@ -67,6 +67,7 @@ class Cohort:
         self._outputs = None if outputs is None or outputs.train is None else outputs.to(device)
         self.train_outputs: Tensor | None = None
         self.parameters = {n: nn.Parameter(room) for n, room in self.data.items()}
+        self._trained = tuple(self.parameters.items())
         self.buffers: dict[str, Tensor] = dict(self._buffer_room)
         self.global_parameters: Mapping[str, Tensor] = {}
         self.own: Mapping[str, Tensor] = {}
@@ -213,6 +214,11 @@ class Cohort:
         if positions is not None:
             (used,) = self.rows(positions, {"used": used}).values()
         return used.view(*used.shape, *[1] * (len(shape) - 2))
+
+    @property
+    def replaced(self) -> str | None:
+        """Name of a parameter in place of which :attr:`parameters` has a tensor that the optimizer does not see."""
+        return next((name for name, parameter in self._trained if self.parameters.get(name) is not parameter), None)
 
     @property
     def gradients(self) -> Mapping[str, Tensor]:

@@ -254,7 +254,7 @@ class Composition(MethodComposition):
 
     @contextmanager
     def _leaving_the_model(self, method: Method, moment: str, instead: str = COPY_IT) -> Iterator[None]:
-        """Within the context a method must not change the global model.
+        """Within the context a method must not change the global model, nor put other tensors in a cohort's parameters.
 
         Raises:
             TypeError: it does. The message names the method, ``moment``, a changed tensor, and what to do ``instead``.
@@ -266,6 +266,9 @@ class Composition(MethodComposition):
         yield
         if changed := [n for (n, tensor), was in zip(tensors.items(), before, strict=True) if tensor._version != was]:
             raise TypeError(f"{method.key}.{moment} changes the global model, in {changed[0]}; {instead}")
+        if self._cohort is not None and (name := self._cohort.replaced) is not None:
+            found = f"cohort.parameters[{name!r}]"
+            raise TypeError(f"{method.key}.{moment} replaces {found}; change its values by {found}.data.copy_(...)")
 
     def begin_task(self, plan: RoundPlan) -> None:
         """Call the methods before a task's first round."""

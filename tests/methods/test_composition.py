@@ -780,6 +780,20 @@ def test_messages_are_read_in_the_round_in_which_they_are_sent(send: str, read: 
         fit(tiny_client(data, methods={"mine": method}), data)
 
 
+@pytest.mark.parametrize("moment", ["start_clients", "finish_clients", "extend_batch"])
+def test_a_replaced_parameter_of_a_cohort_is_refused(moment: str) -> None:
+    """The optimizer would not see the new tensor."""
+
+    def replace(self: Method, cohort: Cohort, given: Any = None) -> Any:
+        cohort.parameters["head.weight"] = cohort.parameters["head.weight"] * 2
+        return given
+
+    method: Any = type("Mine", (Method,), {moment: replace})()
+    said = rf"methods\.mine\.{moment} replaces cohort\.parameters\['head\.weight'\]; .*\.data\.copy_\(...\)"
+    with pytest.raises(RuntimeError, match=said):
+        fit(tiny_client(data := tiny_data(), methods={"mine": method}), data)
+
+
 def test_other_topics_are_the_methods_own() -> None:
     data, kind = tiny_data(), type("Mine", (Method,), {"end_task": own_topic("mine")})
     federation = fit(tiny_client(data, methods={"mine": kind()}), data)
