@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cfl.runtime.class_paths import short_path
+
 PRINTED = {
     "": "FedAvg",
     "FOT": "FOT",
@@ -56,23 +58,30 @@ def is_known(name: str) -> bool:
 def printed(method: str, classes: Mapping[str, str]) -> str:
     """A run's method or methods as they are printed: ``fot+fed_agem`` is ``FOT+Fed-A-GEM``.
 
-    A method to which the configuration gives a name of its own, such as ``fot_tight``, is printed with that name.
+    A method to which the configuration gives a name of its own, such as ``fot_tight``, is printed with that name. A
+    user's class under a name that a method of the project has is printed with its path.
 
     Args:
         method: names from the configuration, joined by ``+``; ``fedavg`` without methods.
-        classes: name -> the method's class, as far as known.
+        classes: name -> the method's class as :func:`cfl.runtime.class_paths.short_path` shows it, as far as known.
     """
     return "+".join(_printed(name, classes.get(name)) for name in method.split("+"))
 
 
 def printed_methods(methods: Mapping[str, object]) -> str:
     """Return :func:`printed` for method objects, given by their names in the configuration."""
-    return printed("+".join(methods) or "fedavg", {name: type(method).__name__ for name, method in methods.items()})
+    kinds = {name: type(method) for name, method in methods.items()}
+    classes = {name: short_path(f"{kind.__module__}.{kind.__qualname__}") for name, kind in kinds.items()}
+    return printed("+".join(methods) or "fedavg", classes)
 
 
 def _printed(name: str, of_class: str | None) -> str:
     if of_class is None:
         return _KNOWN.get(plain(name), name)
+    if "." in of_class:  # a user's
+        kind = of_class.rpartition(".")[2]
+        own = kind if plain(name) == plain(kind) else name
+        return of_class if is_known(own) else own
     if of_class == "GradientCompensation" and plain(name) == "glfc":  # FOT's tables call it so
         return PRINTED["GLFC"]
     shown = PRINTED.get(of_class, of_class)

@@ -37,6 +37,15 @@ def named_class(path: str) -> type | None:
     return None
 
 
+def short_path(path: str) -> str:
+    """A class's name as it is shown: short for classes of this project and torch's optimizers, else the whole path.
+
+    The short names of these classes differ, while two modules of a user's may each have a class of one name.
+    """
+    name = path.rpartition(".")[2]
+    return name if path.startswith((f"{PACKAGE}.", "torch.optim.")) else path
+
+
 def own_parameter(kind: type, option: str) -> inspect.Parameter | None:
     """The parameter of the ``__init__`` that a class itself defines, without those of its base classes."""
     own = vars(kind).get("__init__")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cfl.methods
-from cfl.reporting.method_names import PRINTED, plain, printed
+from cfl.reporting.method_names import PRINTED, plain, printed, printed_methods
 
 CHOSEN = {"PersonalLayers", "LearningRateDecay"}
 """Classes that are printed under another name than their own."""
@@ -32,8 +32,20 @@ def test_every_method_is_printed_by_its_own_name() -> None:
         ("fot_tight", {"fot_tight": "FOT"}, "fot_tight"),  # the user's own name
         ("er", {"er": "Mine"}, "er"),  # the class is not ER
         ("my_mas", {"my_mas": "MyMAS"}, "MyMAS"),
+        ("my_mas", {"my_mas": "lab.mas.MyMAS"}, "MyMAS"),
+        ("er", {"er": "lab.bad.ER"}, "lab.bad.ER"),  # a class of the user's with a name of the package
+        ("agem", {"agem": "lab.bad.AGEM"}, "lab.bad.AGEM"),
+        ("er+mine", {"er": "ER", "mine": "lab.bad.ER"}, "ER+mine"),
+        ("er", {"er": "lab.bad.Mine"}, "lab.bad.Mine"),  # a name of the package for a class of the user's
         ("x", {}, "x"),
     ],
 )
 def test_names_as_papers_print_them(method: str, classes: dict[str, str], text: str) -> None:
     assert printed(method, classes) == text
+
+
+def test_a_running_method_of_the_users_is_not_called_as_one_of_the_package() -> None:
+    own = type("ER", (cfl.methods.Method,), {"__module__": "lab.bad"})
+    assert printed_methods({"er": own()}) == "lab.bad.ER"
+    assert printed_methods({"mine": own(), "er": cfl.methods.ER()}) == "mine+ER"
+    assert printed_methods({}) == "FedAvg"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ DEFAULT_KEYS = (*OF_A_TABLE, "method")
 _OF_A_RUN = (*DEFAULT_KEYS, "participation", "tasks", "clients", "rounds")
 _NAMED_AT_MOST = 3  # settings in the name of a row
 _LONGEST_VALUE = 16  # characters of a setting in the name of a row
+_CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def setting_of(reading: Reading, key: str) -> Any:
@@ -153,11 +155,7 @@ def _rows(
                 continue
         differ = list(differing([reading.settings for reading in members]))
         several_methods = len({reading.run.method for reading in members}) > 1
-        if not differ and not several_methods and _repeats_a_seed(members):
-            # Two runs of one seed differ only in options that some runs lack, because those are from before the option
-            # existed. Then these options tell the runs apart.
-            differ = _held_by_some([reading.settings for reading in members])
-        if tell_apart and differ:
+        if tell_apart and (differ or _mixes_experiments(members)):
             rows += _variants(label, method, members, differ)
         else:
             if several_methods:
@@ -171,6 +169,12 @@ def _rows(
 
 def _repeats_a_seed(readings: Sequence[Reading]) -> bool:
     return len({reading.run.seed for reading in readings}) < len(readings)
+
+
+def _mixes_experiments(readings: Sequence[Reading]) -> bool:
+    """Whether two runs of one seed are of different experiments. Runs of different seeds have different hashes."""
+    runs = [reading.run for reading in readings]
+    return len({(run.seed, run.config_hash) for run in runs}) > len({run.seed for run in runs})
 
 
 def _held_by_some(several: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -227,14 +231,28 @@ def _one_by_one(label: str, method: str, readings: Sequence[Reading]) -> list[Ro
 
 
 def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequence[str]) -> list[Row]:
-    """Return a row for each combination of settings in which runs of one method differ, named after the settings."""
+    """Return a row for each combination of settings in which runs of one method differ, named after the settings.
+
+    Two runs of one seed that do not differ in ``keys``, but are of different experiments, are told apart by options
+    that only some of the runs have, as the others are from before the option existed; or else by their folders.
+    """
+
+    def of_one_setting() -> list[list[Reading]]:
+        return _split(readings, lambda reading: tuple(shown(reading.settings.get(key)) for key in keys))
+
+    mixed = [members for members in of_one_setting() if _mixes_experiments(members)]
+    held = {key: None for members in mixed for key in _held_by_some([reading.settings for reading in members])}
+    keys = [*dict.fromkeys([*keys, *held])]
     names = short_names(keys)
     named = _telling_apart([reading.settings for reading in readings], keys)
     rows: list[Row] = []
-    for members in _split(readings, lambda reading: tuple(shown(reading.settings.get(key)) for key in keys)):
+    for members in of_one_setting():
         settings = members[0].settings
         words = [f"{names[key]} {_brief(shown(settings[key]))}" for key in named if key in settings]
         text = f"{label} ({', '.join(words)})" if words else label
+        if _mixes_experiments(members):
+            rows += _one_by_one(text, method, members)
+            continue
         alike = sum(row.label == text or row.label.startswith(f"{text} #") for row in rows)
         rows.append(Row(f"{text} #{alike + 1}" if alike else text, method, members))
     return rows
@@ -253,6 +271,8 @@ def _telling_apart(several: Sequence[Mapping[str, Any]], keys: Sequence[str]) ->
 
 
 def _brief(text: str) -> str:
+    if _CLASS_PATH.fullmatch(text):  # its end is what tells
+        return text
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1].rstrip()}…"
 
 

@@ -13,6 +13,7 @@ from cfl.reporting.experiment import (
     may_end_run,
     trainer_decides,
 )
+from cfl.runtime.class_paths import short_path
 
 _SECTIONS = (*(section for section in DECIDES_RESULTS if section != "seed_everything"), "buffer")
 _NO_CAUSE = tuple(f"{section}.{key}." for section, key in ONLY_WHERE_OR_HOW_FAST)
@@ -21,11 +22,11 @@ _NO_CAUSE = tuple(f"{section}.{key}." for section, key in ONLY_WHERE_OR_HOW_FAST
 def settings_of(config: Mapping[str, Any], epsilons: bool = False) -> dict[str, Any]:
     """Return the settings that decide a run's results, without the seed, as ``{"methods.fot.threshold": 0.96}``.
 
-    Keys are those of the command line: ``init_args`` is left out, and the value of a class's own key is its short
-    name, ``{"data.partition": "Shards", "data.partition.per_client": 2}``. Unlike
-    :func:`cfl.reporting.experiment.experiment_of` this function imports no method, since a comparison needs no training
-    code. It therefore includes ``buffer`` even if no method replays from it. ``measures`` decide results of their own.
-    ``privacy`` without a budget decides epsilons only, and is left out of a run that has none.
+    Keys are those of the command line: ``init_args`` is left out, and the value of a class's own key is its name as
+    :func:`cfl.runtime.class_paths.short_path` shows it, ``{"data.partition": "Shards", "data.partition.per_client":
+    2}``. Unlike :func:`cfl.reporting.experiment.experiment_of` this function imports no method, since a comparison
+    needs no training code. It therefore includes ``buffer`` even if no method replays from it. ``measures`` decide
+    results of their own. ``privacy`` without a budget decides epsilons only, and is left out of a run that has none.
 
     Args:
         config: a resolved configuration as plain dictionaries, lists and values.
@@ -47,7 +48,7 @@ def settings_of(config: Mapping[str, Any], epsilons: bool = False) -> dict[str, 
 
 def _flatten(key: str, node: Any, into: dict[str, Any]) -> None:
     if isinstance(node, Mapping) and "class_path" in node:
-        into[key] = str(node["class_path"]).rpartition(".")[2]
+        into[key] = short_path(str(node["class_path"]))
         node = node.get("init_args") or {}
     elif not isinstance(node, Mapping) or not node:
         into[key] = node

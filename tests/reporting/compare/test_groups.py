@@ -188,9 +188,56 @@ def test_epsilons_of_another_delta_are_another_row(tmp_path: Path) -> None:
         assert [row.label.rpartition("delta ")[2] for row in table.rows if noisy] == ["1e-05)", "0.01)"] * noisy
 
 
-def test_runs_of_one_seed_that_nothing_tells_apart_are_noted(tmp_path: Path) -> None:
-    (table,) = compare(readings(tmp_path, {}, {"config_hash": "another"}))
+def test_runs_of_one_seed_that_nothing_tells_apart_are_rows_of_their_own(tmp_path: Path) -> None:
+    """Their hashes say that they are of different experiments, so no mean is over both, unless the user groups them."""
+    runs = readings(tmp_path, {}, {"config_hash": "another"})
+    (table,) = compare(runs)
+    assert shape([table]) == {table.title: {"FOT (run0)": [0], "FOT (run1)": [0]}}
+    assert table.notes == []
+    (table,) = compare(runs, ["benchmark", "method"])
     assert table.notes == ["FOT: averaged over runs that differ in nothing that their configurations show"]
+
+
+def test_no_mean_is_over_runs_of_one_seed_in_a_row_among_others(tmp_path: Path) -> None:
+    """Beside runs of another setting, too, a run from before an option existed is no sample of one that has it."""
+    runs = readings(
+        tmp_path,
+        {"options": {"threshold": 0.9}, "acc": 60.0},
+        {"options": {"threshold": 0.9, "added": 1}, "acc": 90.0},
+        {"options": {"threshold": 0.5, "added": 1}, "acc": 70.0},
+    )
+    (table,) = compare(runs)
+    assert sorted(acc for row in table.rows for acc in row.figure(ACC).values()) == [60.0, 70.0, 90.0]
+    assert len({row.label for row in table.rows}) == 3
+
+
+@pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
+def test_classes_of_one_name_in_different_modules_are_different_rows(seeds: tuple[int, int], tmp_path: Path) -> None:
+    """Two files of the user's may each have a class Net; a class of the package is told apart from all of these."""
+    runs = readings(tmp_path, *({"seed": seed, "config_hash": str(k)} for k, seed in enumerate((*seeds, 0))))
+    paths = ("lab.nets_a.MLP", "lab.nets_b.MLP", "cfl.models.MLP")
+    changed = [
+        change_config(run, "model", network={"class_path": path, "init_args": {"hidden": [10]}})
+        for run, path in zip(runs, paths, strict=True)
+    ]
+    (table,) = compare(changed)
+    assert [row.label for row in table.rows] == [f"FOT (network {path})" for path in (*paths[:2], "MLP")]
+    assert [[reading.run.folder for reading in row.readings] for row in table.rows] == [[r.run.folder] for r in changed]
+    assert not any("averaged" in note for note in table.notes)
+
+
+def test_a_method_of_the_users_is_not_called_as_one_of_the_package(tmp_path: Path) -> None:
+    """Whether both have one name in the configuration or two."""
+    for name in ("fedprox", "mine"):
+        runs = readings(tmp_path / name, {"method": "fedprox"}, {"method": name, "config_hash": "mine"})
+        own = change_config(runs[1], "methods", **{name: {"class_path": "lab.mine.FedProx", "init_args": {}}})
+        (table,) = compare([runs[0], own])
+        labels = [row.label for row in table.rows]
+        assert [len(row.readings) for row in table.rows] == [1, 1]
+        if name == "mine":
+            assert labels == ["FedProx", "mine"]
+        else:
+            assert labels == ["fedprox (fedprox FedProx)", "fedprox (fedprox lab.mine.FedProx)"]
 
 
 def test_runs_on_other_files_are_no_repetitions(tmp_path: Path) -> None:

@@ -49,6 +49,14 @@ def test_keys_are_those_of_the_command_line() -> None:
     assert differing([exact, reduced]) == {"engine.matmul_precision": ["highest", "high"]}
 
 
+def test_classes_of_the_package_have_short_names_and_others_their_paths() -> None:
+    """Two modules of a user's may each have a class of one name, which may also be that of a class of the package."""
+    paths = {"cfl.models.MLP": "MLP", "MLP": "MLP", "torch.optim.SGD": "SGD"}
+    paths |= {path: path for path in ("lab.a.MLP", "lab.b.MLP", "cfl_mine.MLP", "torch.optimal.SGD")}
+    for path, short in paths.items():
+        assert settings_of({"model": {"network": {"class_path": path}}})["model.network"] == short
+
+
 def test_they_are_what_decides_an_experiment_the_seed_apart(tmp_path: Path) -> None:
     """A run's settings have the keys of the hashed experiment without the seed, here of a run with a buffer."""
     assert tiny_cli.fit(tmp_path / "run", "--methods.der", "DER") == 0
