@@ -136,7 +136,9 @@ class Parser(LightningArgumentParser):
         with naming_broken_modules(options_given):
             found = super().parse_args([with_moved_classes(word) for word in words], *args[1:], **kwargs)
         config = found.get(found.get("subcommand"), found)
-        require_classes(config, copies=FOLLOWING)
+        chosen = self._subcommands_action.choices[found.subcommand] if config is not found else self
+        sections = {action.dest.partition(".")[0] for action in chosen._actions}
+        require_classes(config, sections, copies=FOLLOWING)
         check_leaves(config, options_given(), copies=FOLLOWING)
         # Installed configurations are meant to be combined, so there is no warning about their options.
         of_user = {one.key: one for one in options_given() if one.file and not is_installed(one.file)}

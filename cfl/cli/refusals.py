@@ -103,7 +103,7 @@ def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequ
             return Refusal(key, owner, "wrong", _valid(commands.get(command, parser), key, text, ex), text)
         return Refusal(lacking[1], owner, "missing", f"{owner} needs a value for {lacking[1]}{lacking[2]}", text)
     if unknown := _UNKNOWN.match(text):
-        key = ".".join(filter(None, unknown.groups()))
+        key = ".".join(filter(None, unknown.groups())).removesuffix(".class_path")
         like = _like(key.removesuffix("+"), [action.dest for action in parser._actions])
         return Refusal(key, owner, "unknown", ", ".join(like), text)
     return None
@@ -219,14 +219,16 @@ def _in_words(kind: Any) -> Iterator[str]:
 
 
 def _like(name: str, options: Sequence[str]) -> list[str]:
-    """The options that begin with a name; if there are none, similar ones, those of its group, or all groups."""
+    """The options that begin with a name; if there are none, similar ones, those of its group, similar or all groups."""
     group = name.rpartition(".")[0]
     following = {**FOLLOWING, **BUILT_FROM}
     options = [option for option in options if option not in following and not option.endswith("help")]
     options = [option for option in options if not any(other.startswith(f"{option}.") for other in options)]
+    groups = sorted({option.partition(".")[0] for option in options} - {"print_config"})
     return (
         [option for option in options if option.startswith(name)]
         or get_close_matches(name, options)
         or [option for option in options if group and option.startswith(f"{group}.")]
-        or sorted({option.partition(".")[0] for option in options} - {"print_config"})
+        or get_close_matches(name.partition(".")[0], groups)
+        or groups
     )

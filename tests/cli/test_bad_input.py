@@ -384,6 +384,18 @@ def test_an_option_in_a_class_of_its_own_file_is_named(
 
 YAML = {
     "unknown key": ("data: {num_client: 3}", "data.num_client is no option; valid: data.num_clients"),
+    "unknown section with a class": (
+        "method: {moon: {class_path: my.moon.Moon}}",
+        "method.moon is no option; valid: methods",
+    ),
+    "unknown section with a class of the package": (
+        "modle: {network: {class_path: MLP}}",
+        "modle.network is no option; valid: model.network",
+    ),
+    "unknown section with a long name": (
+        "measure: {the_worst_of_all_classes: {class_path: my.measures.Worst}}",
+        "measure.the_worst_of_all_classes is no option; valid: measures",
+    ),
     "unknown section": ("shedule: {batch_size: 3}", "shedule.batch_size is no option; valid: schedule.batch_size"),
     "unknown class": ("data: {partition: {class_path: Shrads}}", "data.partition = 'Shrads' cannot work"),
     "class of another kind": ("methods: {fot: {class_path: Digits}}", "methods.fot = 'Digits' cannot work"),
