@@ -84,11 +84,14 @@ def _of_owners(federation: Federation) -> Iterator[str]:
 
 
 def _epsilons(federation: Federation, privacy: PrivacyBudget) -> list[str]:
-    return [
+    """A line for each epsilon, and below these a line for each thing that they do not cover."""
+    summary = privacy.summary(federation)
+    epsilons = [
         f"epsilon {rounded(epsilon, 3)} (delta {privacy.accountant.delta:g}): {UNITS[figure]}"
-        for figure, epsilon in privacy.summary(federation).items()
+        for figure, epsilon in summary.items()
         if figure in UNITS and epsilon is not None
     ]
+    return epsilons and [*epsilons, *(f"epsilon does not cover {what}" for what in summary["privacy"]["not_covered"])]
 
 
 def _costs(federation: Federation) -> str:

@@ -17,6 +17,8 @@ from support import tiny_cli
 from support.tiny import fit, tiny_client, tiny_data
 
 from cfl.callbacks import FederatedOrchestrator, RunRecord, privacy_budget
+from cfl.callbacks.accuracy_targets import AccuracyTargets
+from cfl.callbacks.printed_figures import print_figures
 from cfl.callbacks.privacy_budget import UNITS, PrivacyBudget, not_covered, reaches_back
 from cfl.data.schedule import RoundPlan
 from cfl.federation.channel import UPDATE
@@ -282,7 +284,10 @@ def test_the_table_has_all_releases_of_a_run_that_stops_between_evaluations(tmp_
 @pytest.mark.parametrize(
     ("message", "beside"), [("sketch", ["fot sketch: numbers beside the noisy tensors"]), ("covariance", [])]
 )
-def test_messages_with_noise_beside_updates_without(message: Any, beside: list[str]) -> None:
+def test_messages_with_noise_beside_updates_without(
+    message: Any, beside: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What epsilons do not cover is printed directly below them."""
     data = tiny_data(schedule={"rounds_per_task": 1})
     methods = {"fot": FOT(message=message, mechanism=GaussianMechanism(5.0, 1e-5, sigma_rule="paper"))}
     federation = fit(tiny_client(data, methods=methods), data)
@@ -292,6 +297,12 @@ def test_messages_with_noise_beside_updates_without(message: Any, beside: list[s
     assert release.noise.multiplier == pytest.approx(math.sqrt(math.log(1.25 / 1e-5)) / 5, rel=1e-12)
     assert release.noise.parts == 2
     assert not_covered(federation) == ["update: the models are averaged without noise", *beside]
+    print_figures(federation, AccuracyTargets(), PrivacyBudget())
+    lines = capsys.readouterr().out.splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("epsilon "))
+    assert [line.partition(" (")[0][:8] for line in lines[first : first + 3]] == ["epsilon "] * 3
+    expected = [f"epsilon does not cover {what}" for what in not_covered(federation)]
+    assert lines[first + 3 : first + 3 + len(expected)] == expected
     assert reaches_back(federation) == []  # FOT remembers released bases only, no data
 
 
