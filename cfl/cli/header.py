@@ -6,6 +6,7 @@ Its first line is made from the command line and its files only, because torch a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from cfl.cli.clients_of_a_round import fitting_clients_per_round
 from cfl.cli.given import Given, in_content, is_written_out, last_given, on_command_line
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
 from cfl.reporting.experiment import class_name, data_set_name, method_name
-from cfl.runtime.command_line import read_command_line, words_with_values
+from cfl.runtime.command_line import (
+    CHECKPOINT_OPTION,
+    CommandLine,
+    is_configured,
+    read_command_line,
+    value_of,
+    words_with_values,
+)
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
 from cfl.runtime.signals import is_first_process
@@ -42,7 +50,8 @@ def announce(words: Sequence[str]) -> str:
     """Print the header's first line within milliseconds, from the command line and its files.
 
     Nothing is printed if the command is not a fit, in processes other than the first, with
-    ``progress.enabled: false``, or if the files cannot be read. In the last case the parser reports the reason later.
+    ``progress.enabled: false``, or if the files or the run of a checkpoint cannot be read. In the last case the reason
+    is reported later.
 
     Args:
         words: the command line without the program's name.
@@ -53,7 +62,10 @@ def announce(words: Sequence[str]) -> str:
     if not _begins_a_fit(words) or not is_first_process():
         return ""
     try:
-        given = list(_given(read_command_line(words).arguments))
+        line = read_command_line(words)
+        if _lacks_its_run(line):
+            return ""
+        given = list(_given(line.arguments))
         if _read(given, "progress.enabled", True) is False:
             return ""
         clients, per_round = (_read(given, key) for key in ("data.num_clients", "schedule.clients_per_round"))
@@ -70,6 +82,12 @@ def _begins_a_fit(words: Sequence[str]) -> bool:
     return names[:1] == ["fit"] and not any(
         name in ("-h", "--help", "--print_config") or name.endswith(".help") for name in names
     )
+
+
+def _lacks_its_run(line: CommandLine) -> bool:
+    """Whether a checkpoint is named that is not there, or that no configuration is named for or beside."""
+    checkpoint = value_of(line.arguments, CHECKPOINT_OPTION)
+    return checkpoint not in (None, "last") and not (isfile(checkpoint) and is_configured(line.arguments))
 
 
 def _given(words: Sequence[str]) -> Iterator[Given]:

@@ -19,7 +19,7 @@ ABOUT_ALLOW = (
     "package's."
 )
 _COMMANDS = ("fit", "validate", "test")
-_CHECKPOINT = "--ckpt_path"
+CHECKPOINT_OPTION = "--ckpt_path"
 
 
 class CommandLine(NamedTuple):
@@ -50,15 +50,15 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         ConfigError: ``--allow`` is given where it has no effect.
     """
     given, allowed = _without_allowed(arguments)
-    named = _value(given, _CHECKPOINT)
+    named = value_of(given, CHECKPOINT_OPTION)
     if named and named != "last" and isdir(named):
-        given.append(f"{_CHECKPOINT}={Path(named) / CHECKPOINT}")
-    configured = _is_configured(given)
+        given.append(f"{CHECKPOINT_OPTION}={Path(named) / CHECKPOINT}")
+    configured = is_configured(given)
     if allowed and (configured or named is None):
         valid = "beside --ckpt_path only, and without --config: what is named so may name any class"
         raise ConfigError(ALLOW, " ".join(allowed), valid)
     if given[:1] and given[0] in _COMMANDS and not configured:
-        checkpoint, folder = (_value(given, option) for option in (_CHECKPOINT, "--run.dir"))
+        checkpoint, folder = (value_of(given, option) for option in (CHECKPOINT_OPTION, "--run.dir"))
         if checkpoint != "last":
             folder = checkpoint and str(Path(checkpoint).parent)
         if folder and checkpoint and isfile(Path(folder) / CONFIG):
@@ -81,8 +81,8 @@ def place_of_current_folder(arguments: Sequence[str]) -> int | None:
         The position, or None.
     """
     given, allowed = _without_allowed(arguments)
-    reads_run = given[:1] == ["compare"] or _value(given, _CHECKPOINT) is not None
-    if not reads_run or (given[0] != "compare" and _is_configured(given)):
+    reads_run = given[:1] == ["compare"] or value_of(given, CHECKPOINT_OPTION) is not None
+    if not reads_run or (given[0] != "compare" and is_configured(given)):
         return 0
     return len(sys.path) if allowed else None
 
@@ -111,11 +111,11 @@ def words_with_values(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield option, value if equals else following
 
 
-def _is_configured(arguments: Sequence[str]) -> bool:
+def is_configured(arguments: Sequence[str]) -> bool:
     """Whether the command line names a configuration."""
     return any(word.startswith(("--config", "-c")) for word in arguments)
 
 
-def _value(arguments: Sequence[str], option: str) -> str | None:
+def value_of(arguments: Sequence[str], option: str) -> str | None:
     """The last value of an option, ``--key value`` or ``--key=value``."""
     return next((value for key, value in reversed(list(words_with_values(arguments))) if key == option), None)

@@ -66,6 +66,9 @@ def test_what_is_said_at_once_is_what_the_parser_finds(
         ["fit", "--config", "nowhere.yaml"],
         ["fit", "--config", "{broken"],
         ["fit", "--allow", "numpy"],
+        ["fit", "--ckpt_path", "missing.ckpt"],
+        ["fit", "--ckpt_path=missing.ckpt", "--config", "methods/fot.yaml"],
+        ["fit", "--ckpt_path", __file__],  # there, but without the configuration of its run
         ["validate"],
         [],
     ],
@@ -73,6 +76,14 @@ def test_what_is_said_at_once_is_what_the_parser_finds(
 def test_nothing_is_said_at_once(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert announce(words) == ""
     assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_goes_on_is_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "last.ckpt").touch()
+    (tmp_path / "config.yaml").write_text("methods: {mine: {class_path: FedProx}}")
+    for named in (tmp_path, tmp_path / "last.ckpt"):
+        assert ": mine on " in announce(["fit", "--ckpt_path", str(named)])
+    assert announce(["fit", "--ckpt_path", "last", "--run.dir", "nowhere"]) != ""  # begins where there is none
 
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"])
