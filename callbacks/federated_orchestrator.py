@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from cfl.callbacks.accuracy_targets import AccuracyTargets
 from cfl.callbacks.local_evaluation import LocalModels
 from cfl.callbacks.privacy_budget import PrivacyBudget
+from cfl.callbacks.run_figures import figures_by_owner
 from cfl.callbacks.sum_options import SumOptions
 from cfl.callbacks.trainer_checks import NEVER, check_anomalies, check_evaluation, check_trainer
 from cfl.data.cohorts import CohortBatch, CohortBlock
@@ -45,7 +46,8 @@ class FederatedOrchestrator(Callback):
     closes in ``on_train_batch_end`` of its last batch, because Lightning validates before ``on_train_epoch_end``, and
     the new global model is to be evaluated. The round is counted after its evaluation, before any callback's
     ``on_train_epoch_end``. From then on ``trainer.callback_metrics`` has the round's ``train/loss`` and, after an
-    evaluation, ``cl/acc``, ``cl/fgt`` and so on.
+    evaluation, ``cl/acc``, ``cl/fgt`` and so on; ``cl/acc_worst_client_by_owner`` and others where the data say whose
+    test samples are.
 
     Args:
         client_weighting: weight of a client in the mean: ``uniform`` (1 each) or ``samples`` (its number of training
@@ -265,7 +267,8 @@ class FederatedOrchestrator(Callback):
         evaluated = federation.schedule.row_is_whole(plan)
         figures = federation.measured.summary(after=plan.task) if evaluated else {}
         federation.curve.append(figures.get(federation.measure.figure))
-        figures |= matrix_rows.own_figures(federation, plan.task) if evaluated and federation.own_measures else {}
+        if evaluated:
+            figures |= matrix_rows.own_figures(federation, plan.task) | figures_by_owner(federation)
         self._tell(trainer, work.mean_loss, figures)
         federation.seconds += time.perf_counter() - self._started
         targets, budget = callback_of(trainer, AccuracyTargets), callback_of(trainer, PrivacyBudget)

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from cfl.callbacks.checkpoint import record_of
+from cfl.callbacks.run_figures import figures_by_owner
 from cfl.federation import matrix_rows
 from cfl.federation.federation import Federation
 from cfl.methods.returned_values import check_report
@@ -171,12 +172,12 @@ def _is_written(path: Path) -> bool:
 
 
 def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
-    """Name -> value of the measure's and the methods' figures, and of each task's value, after ``task``.
+    """Name -> value of the measure's, the owners' and the methods' figures, and of each task's value, after ``task``.
 
     Undefined values are left out."""
     summary = federation.measured.summary(after=task)
     figures = {f"cl/{key}": value for key, value in summary.items() if value is not None}
-    own = matrix_rows.own_figures(federation, task)
+    own = matrix_rows.own_figures(federation, task) | figures_by_owner(federation)
     figures |= {f"cl/{key}": value for key, value in own.items() if value is not None}
     matrix = mean_matrix(federation)
     figure = federation.measure.figure

@@ -6,13 +6,16 @@ import copy
 import csv
 import math
 import tracemalloc
+from fractions import Fraction
 from pathlib import Path
+from statistics import fmean, pstdev
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from support import tiny_cli
 from support.naive import plain_network
 from support.tiny import Owned, Rounds, SaveAfter, fit, kept_by, mlp, tiny_client, tiny_data
@@ -26,6 +29,7 @@ from cfl.data.partitions import IID, Natural
 from cfl.data.streams import ClassSplit, Permuted
 from cfl.methods import PersonalLayers
 from cfl.metrics.accuracy import AccuracyMatrix
+from cfl.training.access import federation_of
 
 CLIENTS, TASKS = 5, 2
 
@@ -80,6 +84,32 @@ def test_each_client_is_tested_on_its_own_samples(scenario: str, personal: bool,
     if not personal:  # every sample has one owner, so clients' counts add up to the run's
         assert torch.equal(federation.by_owner.sums.sum(0), federation.accuracy.sums)
         assert torch.equal(federation.by_owner.counts.sum(0), federation.accuracy.counts)
+
+
+def test_callbacks_are_told_after_each_evaluation() -> None:
+    """Within tasks, too: the same figures from the counts of right answers, in exact fractions."""
+    told: list[dict[str, float]] = []
+    expected: list[dict[str, float]] = []
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            metrics = trainer.callback_metrics.items()
+            told.append({key: float(value) for key, value in metrics if key.endswith("_by_owner")})
+            matrix, row = federation_of(pl_module).by_owner, (len(told) - 1) // 2
+            assert matrix is not None
+            own = [
+                sum(Fraction(100 * int(matrix.sums[c, row, i]), int(matrix.counts[c, row, i])) for i in range(row + 1))
+                / (row + 1)
+                for c in range(CLIENTS)
+            ]
+            figures = {"acc": fmean(own), "acc_std_clients": pstdev(own), "acc_worst_client": min(own)}
+            expected.append({f"cl/{key}_by_owner": float(value) for key, value in figures.items()})
+
+    data = data_of(schedule={"rounds_per_task": 2, "evaluate_every": 1})
+    fit(tiny_client(data), data, callbacks=[Watch()])
+    assert len(told) == 2 * TASKS
+    for one, other in zip(told, expected, strict=True):
+        assert one == pytest.approx(other)
 
 
 def test_clients_with_own_clocks_are_tested_at_the_end_of_their_tasks() -> None:
