@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from cfl.reporting.experiment import method_name
 from cfl.runtime import distributed
 from cfl.training.client import Client
 from cfl.training.evaluation import mean_matrix, over_clients
+
+_log = logging.getLogger(__name__)
 
 
 def round_figures(client: Client, plan: RoundPlan, evaluated: bool) -> dict[str, Any]:
@@ -129,9 +132,9 @@ def figures_by_owner(federation: Federation) -> dict[str, float | None]:
 
 
 def rows_by_owner(federation: Federation) -> list[dict[str, Any]]:
-    """Accuracy of each client's model on its own test samples: a row per evaluation, task and client with samples.
+    """Accuracy of each client's model on its own test samples: a row per matrix row, task and client with samples.
 
-    A client has the global model unless models are personal. Tasks are numbered as in the matrices. Empty if the data
+    An evaluation within a task is replaced by the next one. A client has the global model unless models are personal. Tasks are numbered as in the matrices. Empty if the data
     do not say whose test samples are.
     """
     if federation.by_owner is None:
@@ -160,15 +163,22 @@ def figures_by_default(federation: Federation) -> dict[str, Any]:
     return {"model_bytes": federation.data.num_clients * one, "used_space": None}
 
 
-def methods_figures(methods: Mapping[str, Any]) -> dict[str, Any]:
-    """The methods' figures for the summary; a figure that several have gets the method's name as prefix."""
+def methods_figures(methods: Mapping[str, Any], of_run: Collection[str] = ()) -> dict[str, Any]:
+    """The methods' figures for the summary; a figure that several have gets the method's name as prefix.
+
+    A figure whose name is among ``of_run``, those of the run, is left out with a warning."""
     found = {name: check_report(name, method.report()).figures for name, method in methods.items()}
     several = Counter(key for figures in found.values() for key in figures)
-    return {
-        key if several[key] == 1 else f"{name}_{key}": value
-        for name, figures in found.items()
-        for key, value in figures.items()
-    }
+    kept: dict[str, Any] = {}
+    for name, figures in found.items():
+        for key, value in figures.items():
+            shown = key if several[key] == 1 else f"{name}_{key}"
+            if shown in of_run:
+                text = "methods.%s reports %s, which every run has: the method's value is left out"
+                _log.warning(text, name, shown)
+            else:
+                kept[shown] = value
+    return kept
 
 
 def known_tasks(federation: Federation) -> dict[str, TaskMatrix]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import platform
 import shlex
@@ -62,9 +61,6 @@ from cfl.training.client import Client
 from cfl.training.evaluation import over_clients
 
 MOST_SAMPLES = 10_000
-
-
-_log = logging.getLogger(__name__)
 
 
 class RunRecord(Callback):
@@ -281,11 +277,7 @@ class RunRecord(Callback):
         if self.targets.accuracies or self.privacy.budget is not None:
             figures["stopped_early"] = federation.stopped
         figures |= self.privacy.summary(federation) | self.local_models.summary()
-        for key, value in methods_figures(federation.methods).items():
-            if key in figures:
-                _log.warning("a method reports %s, which every run has: the method's value is left out", key)
-            else:
-                figures[key] = value
+        figures |= methods_figures(federation.methods, of_run=figures)
         return figures_by_default(federation) | figures
 
     def _draw(self, client: Client) -> None:

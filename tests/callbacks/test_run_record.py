@@ -186,7 +186,7 @@ def test_what_every_run_has_is_no_methods_to_say_and_numbers_become_plain(
     assert found["acc"] <= 100
     assert (found["share"], found["count"]) == (0.5, 3)
     assert (found["model_bytes"], found["used_space"]) == (7, 50.0), "methods know these better, and may say them"
-    assert "a method reports acc, which every run has: the method's value is left out" in caplog.text
+    assert "methods.claims reports acc, which every run has: the method's value is left out" in caplog.text
     assert tiny_cli.rows(folder / "claims.csv") == [{"task": "0", "size": "1.5"}]
 
 
