@@ -219,7 +219,9 @@ def _in_words(kind: Any) -> Iterator[str]:
 
 
 def _like(name: str, options: Sequence[str]) -> list[str]:
-    """The options that begin with a name; if there are none, similar ones, those of its group, similar or all groups."""
+    """The options that begin with a name; if there are none, similar ones, those of its group, or similar groups.
+
+    If there is nothing similar, all groups."""
     group = name.rpartition(".")[0]
     following = {**FOLLOWING, **BUILT_FROM}
     options = [option for option in options if option not in following and not option.endswith("help")]
