@@ -134,8 +134,8 @@ def figures_by_owner(federation: Federation) -> dict[str, float | None]:
 def rows_by_owner(federation: Federation) -> list[dict[str, Any]]:
     """Accuracy of each client's model on its own test samples: a row per matrix row, task and client with samples.
 
-    An evaluation within a task is replaced by the next one. A client has the global model unless models are personal. Tasks are numbered as in the matrices. Empty if the data
-    do not say whose test samples are.
+    An evaluation within a task is replaced by the next one. A client has the global model unless models are personal.
+    Tasks are numbered as in the matrices. Empty if the data do not say whose test samples are.
     """
     if federation.by_owner is None:
         return []

@@ -31,7 +31,7 @@ from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.cli.own_classes import check_options, check_untyped, naming_what_cannot_be_made
+from cfl.cli.own_classes import check_methods_names, check_options, check_untyped, naming_what_cannot_be_made
 from cfl.cli.parsing import options_given
 from cfl.cli.reasons import disk_error, reason_for_user
 from cfl.cli.settling import settle
@@ -163,6 +163,7 @@ class FederatedCLI(LightningCLI):
         plain = self._plain = self._plain_config()
         check_untyped(plain)
         check_options(plain)
+        check_methods_names(plain, options_given())
         self.settled = settle(self._settings, plain, trains=self.subcommand == "fit")
         of_clients = plain["data"]["num_clients"], plain["schedule"]["clients_per_round"]
         self._first_line = first_line(method_name(plain["methods"]), self.settled.config.run.benchmark, *of_clients)

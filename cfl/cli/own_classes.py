@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.loggers import Logger
 
 from cfl.cli.class_entries import class_entries
+from cfl.cli.given import Given
 from cfl.cli.linked_defaults import NAMED
 from cfl.cli.reasons import causes, debugging, disk_error, reason_for_user
-from cfl.cli.refusals import without_type
+from cfl.cli.refusals import another_name, without_type
 from cfl.methods import Method
 from cfl.runtime.class_paths import PACKAGE, named_class
 from cfl.runtime.errors import ConfigError
@@ -64,6 +65,26 @@ def check_options(config: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{key}.{option}", value, valid)
         if found is Method:
             raise ConfigError(key, "Method", f"{NAMED['methods']}; the base class does nothing")
+
+
+def check_methods_names(config: Mapping[str, Any], given: Sequence[Given]) -> None:
+    """Refuse a method's class that has the short name by which another method's class is given.
+
+    The parser refuses it only where the class comes before the short name, which is then ambiguous.
+
+    Args:
+        config: a configuration's plain values.
+        given: the options that were given to the parser.
+
+    Raises:
+        ConfigError: there is such a class.
+    """
+    said = {one.key: one.value for one in given}
+    paths = {f"methods.{name}": entry["class_path"] for name, entry in config["methods"].items()}
+    for key, path in paths.items():
+        short = path.rpartition(".")[2]
+        if other := next((one for at, one in paths.items() if said.get(at) == short and one != path), None):
+            raise ConfigError(key, path, another_name(short, [other, path]))
 
 
 @contextmanager

@@ -164,7 +164,7 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
     if denied := _DENIED.search(text):
         return _WITH_ALLOW if denied[1] == "*" else _OF_A_RUN
     if twice := _TWICE.search(text):
-        return f"a class of yours with another name; {twice[1]} is the name of {' and '.join(twice[2].split(', '))}"
+        return another_name(twice[1], twice[2].split(", "))
     if untyped := _UNTYPED.search(text):
         return without_type(untyped[2], untyped[1])
     if (key := FOLLOWING.get(key, key)) in _BY_HAND and not (key in NAMED and "class 'dict'" not in text):
@@ -181,6 +181,11 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
         ex, told = TypeError(f"{other[1]} is no subclass of {other[2]}"), True
     words = list(dict.fromkeys(_in_words(get_args(kind)[-1] if key in NAMED else kind)))
     return " or ".join(words or [" ".join(str(ex).split())]) + (f" ({ex})" if told and words else "")
+
+
+def another_name(short: str, paths: Sequence[str]) -> str:
+    """Describe what is valid instead of a user's class with the short name of another class."""
+    return f"a class of yours with another name; {short} is the name of {' and '.join(paths)}"
 
 
 def without_type(kind: str, option: str) -> str:

@@ -16,6 +16,9 @@ from support import toy_plugin
 from support.tiny_cli import TINY, fit
 
 from cfl.cli import plugins
+from cfl.cli.given import Given
+from cfl.cli.own_classes import check_methods_names
+from cfl.runtime.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = [
@@ -135,6 +138,18 @@ def test_a_class_with_the_name_of_one_that_configurations_use_is_told_so(tmp_pat
     valid = "a class of yours with another name; MLP is the name of cfl.models.MLP and my_nets.MLP"
     assert done.stderr == f"error: model.network = 'my_nets.MLP' cannot work; valid: {valid}\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("names", [("er", "mine"), ("mine", "er")])
+def test_a_method_with_the_name_of_another_is_told_so_in_any_order(names: tuple[str, str]) -> None:
+    paths = {"er": "cfl.methods.ER", "mine": "my_methods.ER"}
+    config = {"methods": {name: {"class_path": paths[name]} for name in names}}
+    valid = "a class of yours with another name; ER is the name of cfl.methods.ER and my_methods.ER"
+    with pytest.raises(ConfigError, match=rf"^methods\.mine = 'my_methods.ER' cannot work; valid: {valid}$"):
+        check_methods_names(config, [Given("methods.er", "ER"), Given("methods.mine", "my_methods.ER")])
+    check_methods_names(config, [Given(f"methods.{name}", path) for name, path in paths.items()])
+    both = {"methods": {name: {"class_path": "cfl.methods.ER"} for name in names}}
+    check_methods_names(both, [Given(f"methods.{name}", "ER") for name in names])
 
 
 def test_a_plugin_works_beside_the_built_wheel(tmp_path: Path) -> None:
