@@ -62,10 +62,10 @@ def announce(words: Sequence[str]) -> str:
     if not _begins_a_fit(words) or not is_first_process():
         return ""
     try:
-        line = read_command_line(words)
-        if _lacks_its_run(line):
+        read = read_command_line(words)
+        if _lacks_its_run(read):
             return ""
-        given = list(_given(line.arguments))
+        given = list(_given(read.arguments))
         if _read(given, "progress.enabled", True) is False:
             return ""
         clients, per_round = (_read(given, key) for key in ("data.num_clients", "schedule.clients_per_round"))

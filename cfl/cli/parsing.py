@@ -131,12 +131,12 @@ class Parser(LightningArgumentParser):
         _given.extend(_in_order(words))
         check_given(options_given())
         import_named_in("\n".join(words))
-        command = self._subcommands_action.choices.get(words[0]) if self._subcommands_action and words else None
-        show_help_asked_for(command or self, words)
+        commands = self._subcommands_action.choices if self._subcommands_action else {}
+        show_help_asked_for(commands.get(words[0], self) if words else self, words)
         with naming_broken_modules(options_given):
             found = super().parse_args([with_moved_classes(word) for word in words], *args[1:], **kwargs)
         config = found.get(found.get("subcommand"), found)
-        chosen = self._subcommands_action.choices[found.subcommand] if config is not found else self
+        chosen = commands.get(found.get("subcommand"), self)
         sections = {action.dest.partition(".")[0] for action in chosen._actions}
         require_classes(config, sections, copies=FOLLOWING)
         check_leaves(config, options_given(), copies=FOLLOWING)
