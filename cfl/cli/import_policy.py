@@ -84,7 +84,7 @@ _PLAIN = ("builtins", "datetime", "pathlib", "torch")
 """Modules of the types that values of a configuration have."""
 
 
-def require_classes(config: Any, sections: Collection[str], copies: Collection[str] = ()) -> None:
+def require_classes(config: Any, copies: Collection[str] = (), sections: Collection[str] | None = None) -> None:
     """Refuse a parsed configuration if a class path names anything other than a class that can be instantiated.
 
     The parser also accepts functions that return the right type, and objects of this type. A function would be called
@@ -92,14 +92,17 @@ def require_classes(config: Any, sections: Collection[str], copies: Collection[s
 
     Args:
         config: a parsed configuration, before anything of it is instantiated.
-        sections: the parser's sections. The parser refuses others later, and has imported nothing that they name.
         copies: keys whose values are copies of other keys' values. They are not checked.
+        sections: the sections to check; None checks all. The parser refuses sections that it does not have, and imports
+            nothing that they name.
 
     Raises:
         ConfigError: a value is refused.
     """
     for key, value in leaves(config):
-        if key.partition(".")[0] not in sections or any(key.startswith(f"{copy}.") for copy in copies):
+        if any(key.startswith(f"{copy}.") for copy in copies):
+            continue
+        if sections is not None and key.partition(".")[0] not in sections:
             continue
         of = type(value)
         if isinstance(value, str) and key.endswith(".class_path"):

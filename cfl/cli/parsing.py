@@ -138,7 +138,7 @@ class Parser(LightningArgumentParser):
         config = found.get(found.get("subcommand"), found)
         chosen = commands.get(found.get("subcommand"), self)
         sections = {action.dest.partition(".")[0] for action in chosen._actions}
-        require_classes(config, sections, copies=FOLLOWING)
+        require_classes(config, copies=FOLLOWING, sections=sections)
         check_leaves(config, options_given(), copies=FOLLOWING)
         # Installed configurations are meant to be combined, so there is no warning about their options.
         of_user = {one.key: one for one in options_given() if one.file and not is_installed(one.file)}
