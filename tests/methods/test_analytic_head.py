@@ -30,8 +30,8 @@ from cfl.data.partitions import IID, ClassesPerClient, Dirichlet
 from cfl.data.streams import ClassSplit
 from cfl.engines.cohort import Cohort
 from cfl.engines.vmapped import VmapEngine
+from cfl.federation import repeated_tests
 from cfl.federation.federation import Federation
-from cfl.federation.repeated_tests import RepeatedTests
 from cfl.methods import GPM, AnalyticHead, CFeD, Method, PersonalLayers, analytic_head
 from cfl.models import Network
 from cfl.runtime.errors import ConfigError
@@ -213,7 +213,7 @@ def test_features_of_test_samples_are_computed_once(most_bytes: int, monkeypatch
         return features_of(network, model, x)
 
     monkeypatch.setattr(analytic_head, "features_of", counted)
-    monkeypatch.setattr(RepeatedTests.__init__, "__defaults__", (most_bytes,))
+    monkeypatch.setattr(repeated_tests, "MOST_BYTES", most_bytes)
     data, method = data_of(), AnalyticHead(0.3, 40)
     federation = run(method, data)
     tests = [len(task.test) for task in data.tasks]
