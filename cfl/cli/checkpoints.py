@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.connectors import checkpoint_connector
 
-from cfl.callbacks import OF_SECTIONS
+from cfl.callbacks import AccuracyTargets, FederatedOrchestrator, PrivacyBudget
 from cfl.cli.reasons import reason_for_user
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
@@ -28,8 +28,10 @@ SECTIONS: Mapping[str, type] = {
     "data": FederatedDataModule,
     "schedule": Schedule,
     "buffer": ReplayBuffer,
+    "federated": FederatedOrchestrator,
+    "targets": AccuracyTargets,
+    "privacy": PrivacyBudget,
     "trainer": Trainer,
-    **OF_SECTIONS,
 }
 """The class whose signature has the defaults of a section's options."""
 
