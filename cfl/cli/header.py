@@ -19,8 +19,8 @@ from cfl.runtime.command_line import (
     CHECKPOINT_OPTION,
     CommandLine,
     is_configured,
+    option_value,
     read_command_line,
-    value_of,
     words_with_values,
 )
 from cfl.runtime.errors import ConfigError
@@ -85,8 +85,8 @@ def _begins_a_fit(words: Sequence[str]) -> bool:
 
 
 def _lacks_its_run(line: CommandLine) -> bool:
-    """Whether a checkpoint is named that is not there, or that no configuration is named for or beside."""
-    checkpoint = value_of(line.arguments, CHECKPOINT_OPTION)
+    """Whether a named checkpoint does not exist, or its configuration is neither named nor beside it."""
+    checkpoint = option_value(line.arguments, CHECKPOINT_OPTION)
     return checkpoint not in (None, "last") and not (isfile(checkpoint) and is_configured(line.arguments))
 
 

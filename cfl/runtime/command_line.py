@@ -50,7 +50,7 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         ConfigError: ``--allow`` is given where it has no effect.
     """
     given, allowed = _without_allowed(arguments)
-    named = value_of(given, CHECKPOINT_OPTION)
+    named = option_value(given, CHECKPOINT_OPTION)
     if named and named != "last" and isdir(named):
         given.append(f"{CHECKPOINT_OPTION}={Path(named) / CHECKPOINT}")
     configured = is_configured(given)
@@ -58,7 +58,7 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         valid = "beside --ckpt_path only, and without --config: what is named so may name any class"
         raise ConfigError(ALLOW, " ".join(allowed), valid)
     if given[:1] and given[0] in _COMMANDS and not configured:
-        checkpoint, folder = (value_of(given, option) for option in (CHECKPOINT_OPTION, "--run.dir"))
+        checkpoint, folder = (option_value(given, option) for option in (CHECKPOINT_OPTION, "--run.dir"))
         if checkpoint != "last":
             folder = checkpoint and str(Path(checkpoint).parent)
         if folder and checkpoint and isfile(Path(folder) / CONFIG):
@@ -81,7 +81,7 @@ def place_of_current_folder(arguments: Sequence[str]) -> int | None:
         The position, or None.
     """
     given, allowed = _without_allowed(arguments)
-    reads_run = given[:1] == ["compare"] or value_of(given, CHECKPOINT_OPTION) is not None
+    reads_run = given[:1] == ["compare"] or option_value(given, CHECKPOINT_OPTION) is not None
     if not reads_run or (given[0] != "compare" and is_configured(given)):
         return 0
     return len(sys.path) if allowed else None
@@ -116,6 +116,6 @@ def is_configured(arguments: Sequence[str]) -> bool:
     return any(word.startswith(("--config", "-c")) for word in arguments)
 
 
-def value_of(arguments: Sequence[str], option: str) -> str | None:
+def option_value(arguments: Sequence[str], option: str) -> str | None:
     """The last value of an option, ``--key value`` or ``--key=value``."""
     return next((value for key, value in reversed(list(words_with_values(arguments))) if key == option), None)
