@@ -89,7 +89,7 @@ def check_declaration(key: str, kind: type) -> None:
     try:
         declared_state(kind)
     except TypeError as error:
-        valid = f"a tuple of names of attributes whose names in a checkpoint differ ({error})"
+        valid = f"a tuple of names of attributes, each saved under a key of its own ({error})"
         raise ConfigError(key, f"{kind.__name__}.state = {getattr(kind, 'state', None)!r:.60}", valid) from None
 
 
