@@ -155,7 +155,7 @@ def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
     while EVALUATING.fullmatch(first.rstrip()):
         first = process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=180)
     assert process.returncode == 143, errors
     assert progress_lines(first), (first, errors)
     assert header[0].startswith("cfl ")

@@ -265,7 +265,7 @@ def test_torchrun_passes_sigterm_on(tmp_path: Path) -> None:
     while time.monotonic() < until and not (rounds.exists() and rounds.read_text().count("\n") > 3):
         time.sleep(0.05)
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode != 0
     assert err.count("stopping after this round") == 2, err
     done = len(tiny_cli.rows(rounds))
@@ -306,7 +306,7 @@ def test_a_signal_before_all_are_connected(first: bool, stopped: bool, status: i
         os.kill(child, signal.SIGSTOP)
     time.sleep(1.0 if stopped else 0.3)
     os.kill(process.pid if first else child, signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == status, err
     assert err.startswith(said.format(child=child))
     assert err.count("\n") == 1

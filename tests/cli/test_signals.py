@@ -227,7 +227,7 @@ def test_the_program_while_it_imports_and_begins(number: signal.Signals, seconds
     process = start(tmp_path / "run", "--schedule.rounds_per_task", "100000", "--progress.enabled", "false")
     time.sleep(seconds)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=180)
     assert process.returncode == STATUS[number], said
     assert said.replace("; continue with: cfl fit --ckpt_path " + str(tmp_path / "run" / "last.ckpt"), "") in (
         f"stopped by {number.name}\n",

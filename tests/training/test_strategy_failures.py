@@ -23,7 +23,7 @@ from cfl.methods import Method
 from cfl.runtime import heartbeat
 from cfl.runtime.distributed import rank
 from cfl.runtime.errors import ConfigError
-from cfl.testing.processes import Crew, Failed
+from cfl.testing.processes import TIMEOUT, Crew, Failed
 from cfl.training.strategy import ClientParallel, check_strategy
 
 SOON = 45.0
@@ -93,7 +93,7 @@ def run(method: Method | None, callback: Callback | None, timeout: float) -> Non
 
 
 def outcomes(
-    method: Method | None, callback: Callback | None = None, timeout: float = 60.0
+    method: Method | None, callback: Callback | None = None, timeout: float = TIMEOUT
 ) -> tuple[Failed, Failed, float]:
     """The failures of processes 0 and 1, and the seconds until both have ended."""
     crew = Crew(2)
@@ -139,7 +139,7 @@ def test_a_process_that_computes_hears_of_it_before_the_round_is_over(tmp_path: 
 
 def test_an_error_of_the_first_process_ends_the_other() -> None:
     crew = Crew(2)
-    crew.start(run, None, Full(), 60.0)
+    crew.start(run, None, Full(), TIMEOUT)
     first = crew.outcome(0)
     crew.processes[0].kill()
     second = crew.outcome(1)
@@ -200,7 +200,7 @@ def told(method: Method, timeout: float) -> str:
 def test_a_stopped_process_is_named_and_waited_for(process: int) -> None:
     """A stopped process is named and waited for, also process 0, through which the others communicate."""
     crew = Crew(2)
-    crew.start(told, Stops(process), 60.0)
+    crew.start(told, Stops(process), TIMEOUT)
     wait_until_stopped(crew.processes[process].pid)
     time.sleep(1.0)
     os.kill(crew.processes[process].pid or 0, signal.SIGCONT)
