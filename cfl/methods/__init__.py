@@ -23,6 +23,7 @@ from cfl.methods.gradient_compensation import GradientCompensation
 from cfl.methods.icarl import ICaRL
 from cfl.methods.inferring_fot import InferringFOT
 from cfl.methods.l2p import L2P
+from cfl.methods.masked_weights import MaskedWeights
 from cfl.methods.personal import PersonalLayers
 from cfl.methods.plateau import LearningRateDecay
 from cfl.methods.rgo import RGO
@@ -55,6 +56,7 @@ __all__ = [
     "ICaRL",
     "InferringFOT",
     "LearningRateDecay",
+    "MaskedWeights",
     "Method",
     "PersonalLayers",
     "SingleTask",

@@ -35,6 +35,7 @@ PRINTED = {
     "AnalyticHead": "Analytic head",
     "InferringFOT": "Inferring FOT",
     "FoundBoundaries": "Found boundaries",
+    "MaskedWeights": "Masked weights",
 }
 """Class of a method, empty for federated averaging -> its printed name.
 

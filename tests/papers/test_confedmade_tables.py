@@ -94,14 +94,16 @@ def test_methods_of_table_3_have_the_findings_of_section_3_2(method: str, benchm
 
 def test_table_1_compares_masks_and_nothing_else() -> None:
     for clients in ("1", "40"):
-        same, own = (
+        same, own, whole = (
             config("table1", {"clients": clients, "masks": masks, "scale": "paper"} | dict(table("table1").fixed))
-            for masks in ("synchronised", "distinct")
+            for masks in table("table1").axes["masks"]
         )
         assert same["data"]["num_clients"] == int(clients)
         assert network(same).pop("synchronised") is True
-        assert network(own).pop("synchronised") is False
-        assert same == own
+        assert network(own).pop("synchronised") is network(whole).pop("synchronised") is False
+        assert own.pop("methods") == {"masked_weights": {"class_path": "cfl.methods.MaskedWeights"}}
+        assert same.pop("methods") == whole.pop("methods") == {}
+        assert same == own == whole
 
 
 def test_table_2_scores_clients_and_the_server() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
+from cfl.data.scenarios import EVERY_SCENARIO
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Stream
 from cfl.data.types import ImageSet
@@ -132,6 +133,7 @@ class SaveAfter(Callback):
 class Poison(Method):
     """Makes a gradient of one client NaN, in one round or in all."""
 
+    scenarios = EVERY_SCENARIO
     task_free = client_clocks = True
 
     def __init__(self, client: int, round: int | None = None, parameter: str = "head.bias") -> None:
