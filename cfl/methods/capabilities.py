@@ -342,7 +342,7 @@ def keeps_state(method: object) -> bool:
     return bool(declared_state(type(method))) and not has(method, LearningRateFactors, UpdateProtection)
 
 
-def leaves_other_gradients(method: Method) -> bool:
-    """Whether a method may change gradients."""
+def adds_to_gradients(method: Method) -> bool:
+    """Whether a method may change gradients in another way than by factors."""
     looks = () if method.kind == "look" else (GradientTransform,)
-    return has(method, Regularizer, RightMultiplication, *looks)
+    return has(method, Regularizer, *looks)

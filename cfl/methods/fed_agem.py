@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
@@ -17,7 +18,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.replay_buffer import Replayed
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import PersonalParameters, has, leaves_other_gradients
+from cfl.methods.capabilities import PersonalParameters, RightMultiplication, adds_to_gradients, has
 from cfl.methods.components.client_model import client_model, evaluating
 from cfl.methods.components.gradient_projection import REFINEMENTS, Refinement, conflicts, inner, refine
 from cfl.methods.components.mean_gradient import Labelled, mean_gradient
@@ -42,8 +43,10 @@ class FedAGEM(Method):
     boundaries, so it also acts within the first task, from the second round on.
 
     Its place among the methods: it changes the gradient that other methods have changed, so it must come after all
-    methods that change gradients, such as A-GEM (Algorithm 6), penalties and control variates. FOT projects the
-    server's step in addition. The reference belongs to the model with which the next round begins, so it must also come
+    methods that add to gradients, such as A-GEM (Algorithm 6), penalties and control variates. GPM, RGO and FOT with
+    ``project_clients``, which multiply gradients, may come before it or behind it, where the paper says nothing: of two
+    projections the last one holds exactly, and the other is undone in part. FOT projects the server's step in any case.
+    The reference belongs to the model with which the next round begins, so it must also come
     after methods that change the global model after a round: CFeD's server distillation, FedCIL's consolidation.
 
     Differs from the paper in three points. ``samples`` is 32, as in the authors' code. By default a buffer stores each
@@ -54,12 +57,11 @@ class FedAGEM(Method):
     changed (section 5.3.1, Table 9), in which share of the conflicts (Table 10), how often the reference is renewed.
     Communicating less often (Table 3) is fewer rounds with more ``schedule.local_epochs``.
 
-    Personal parameters are neither in the reference nor changed. The method adds a multiple of the reference. After a
-    method that restricts the clients' directions, as GPM does, or freezes parameters, gradients may therefore leave the
-    allowed directions a little where there is a conflict. (FOT's restriction holds, because there the server projects.)
-    A client without a sample of a task is refused before training, as in every run, or, with ``data.participation:
-    Holders``, does not train in that task. Its buffer is then used for the reference only with ``clients: holders``.
-    The authors' code, in which such a client does not train either, always uses its buffer.
+    Personal parameters are neither in the reference nor changed. The method adds a multiple of the reference. Behind a
+    method that restricts the clients' directions, as GPM does, gradients may therefore leave the allowed directions
+    where there is a conflict. A client without a sample of a task is refused before training, as in every run, or, with
+    ``data.participation: Holders``, does not train in that task. Its buffer is then used for the reference only with
+    ``clients: holders``. The authors' code, in which such a client does not train either, always uses its buffer.
 
     Sends: up, a gradient (a tensor per parameter) for every new reference, as a sum; down, the reference with the
     model, once to every client that trains while the reference is in use. The new global model goes down once more to
@@ -84,8 +86,8 @@ class FedAGEM(Method):
             with BatchNorm normalising by the drawn samples without storing their statistics; or ``eval``.
 
     Raises:
-        ConfigError: a value other than these; or, before training: clients share no parameter; a later method changes
-            gradients again, or changes the global model after a round; or gradients are clipped by value.
+        ConfigError: a value other than these; or, before training: clients share no parameter; a later method adds to
+            gradients, or changes the global model after a round; or gradients are clipped by value.
     """
 
     shared_only: ClassVar[bool] = True
@@ -129,14 +131,14 @@ class FedAGEM(Method):
         """Find the parameters of the reference.
 
         Raises:
-            ConfigError: there are no such parameters, a later method changes gradients or the global model, or
+            ConfigError: there are no such parameters, a later method adds to gradients or changes the global model, or
                 ``every`` is above 1 and not below the number of rounds.
         """
         super().setup(context)
         later = {name: context.methods[name] for name in list(context.methods)[self.source :]}
         for behind, why in (
             (
-                [name for name, method in later.items() if leaves_other_gradients(method)],
+                [name for name, method in later.items() if adds_to_gradients(method)],
                 "what it leaves of a gradient is what clients step by",
             ),
             (
@@ -147,6 +149,11 @@ class FedAGEM(Method):
             if behind:
                 valid = f"{self.name} behind {', '.join(behind)}, so that {why}"
                 raise ConfigError("methods", list(context.methods), valid)
+        if projecting := [name for name, method in later.items() if has(method, RightMultiplication)]:
+            rank_zero_warn(
+                f"methods.{', methods.'.join(projecting)} changes gradients behind {self.key}: steps keep to what it "
+                f"allows, and may conflict with the reference again. Put {self.name} last to have it the other way"
+            )
         if not context.shared_parameters:
             keeping = [n for n, m in context.methods.items() if m is not self and has(m, PersonalParameters)]
             what = f"every parameter of the model stays on its client (methods.{', methods.'.join(keeping)})"

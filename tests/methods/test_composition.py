@@ -28,7 +28,7 @@ from cfl.engines.right_factors import RightFactor
 from cfl.methods import AGEM, FOT, FedAGEM, FedProx, Method
 from cfl.methods import capabilities as all_capabilities
 from cfl.methods.base import Report
-from cfl.methods.capabilities import has, leaves_other_gradients
+from cfl.methods.capabilities import adds_to_gradients, has
 from cfl.methods.combinations import check_optimizer
 from cfl.methods.composition import Composition
 from cfl.methods.context import Context
@@ -270,15 +270,15 @@ def test_a_step_is_of_every_parameter_and_of_its_shape(change: Any, error: type[
     assert torch.equal(composition.transform_step("b", step)["w"], torch.full((2, 3), 2.0))
 
 
-def test_who_only_looks_leaves_gradients_alone() -> None:
+def test_who_only_looks_or_multiplies_adds_nothing_to_gradients() -> None:
     looking: Any = type("Looking", (Adds,), {"kind": "look"})()
-    assert leaves_other_gradients(Adds())
-    assert leaves_other_gradients(Pulls())
-    assert leaves_other_gradients(Multiplies())
-    assert not leaves_other_gradients(looking)
+    assert adds_to_gradients(Adds())
+    assert adds_to_gradients(Pulls())
+    assert not adds_to_gradients(Multiplies())
+    assert not adds_to_gradients(looking)
     pulling: Any = type("Pulling", (Adds, Pulls), {"kind": "look"})()
-    assert leaves_other_gradients(pulling), "it looks, but its pulls change gradients"
-    assert not leaves_other_gradients(Term())
+    assert adds_to_gradients(pulling), "it looks, but its pulls change gradients"
+    assert not adds_to_gradients(Term())
 
 
 def test_a_capability_may_be_switched_off() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -57,6 +58,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Synthetic
 from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
+from cfl.engines.right_factors import multiply_gradients
 from cfl.federation.channel import Channel
 from cfl.federation.federated_model import FederatedModel
 from cfl.federation.federation import Federation
@@ -116,13 +118,47 @@ def test_on_top_of_agem() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [AGEM(3), EWC(1.0), FedProx(0.1), GPM(), SCAFFOLD(), FedAGEM(4)], ids=lambda method: type(method).__name__
+    "other", [AGEM(3), EWC(1.0), FedProx(0.1), SCAFFOLD(), FedAGEM(4)], ids=lambda method: type(method).__name__
 )
-def test_what_would_change_gradients_behind_it_is_refused(other: Method) -> None:
+def test_what_would_add_to_gradients_behind_it_is_refused(other: Method) -> None:
     data = replay_data()
     with pytest.raises(ConfigError, match=r"methods = \['fed', 'other'\].*fed behind other"):
         fit(replay_client(data, {"fed": FedAGEM(4), "other": other}, mlp), data)
     fit(replay_client(data, {"fed": FedAGEM(4), "other": DER(1.0, 0.0, 3)}, mlp), data)  # DER only adds a loss term
+
+
+class Multiplied(Method):
+    """Records how far clients' gradients are from those that GPM allows, in steps that Fed-A-GEM may change."""
+
+    kind = "look"
+
+    def __init__(self, gpm: GPM) -> None:
+        self.gpm, self.farthest, self.steps = gpm, 0.0, 0
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        factors = self.gpm.right_factors(cohort) if cohort.task else {}
+        allowed = {name: gradient.clone() for name, gradient in cohort.gradients.items() if name in factors}
+        multiply_gradients(allowed, factors)
+        for name, gradient in allowed.items():
+            self.steps += 1
+            self.farthest = max(self.farthest, float((gradient - cohort.gradients[name]).norm() / gradient.norm()))
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_of_two_projections_the_last_one_holds(behind: bool) -> None:
+    """With GPM behind it no gradient leaves what GPM allows, and a warning says what may happen to the reference."""
+    gpm, fed = GPM(0.9), FedAGEM(8)
+    watch = Multiplied(gpm)
+    pair: list[tuple[str, Method]] = [("gpm", gpm), ("fed", fed)]
+    methods = dict(pair[::-1] if behind else pair) | {"watch": watch}
+    data = replay_data(split(2, train=120), schedule={"rounds_per_task": 3})
+    said = r"methods\.gpm changes gradients behind methods\.fed: .* may conflict with the reference again"
+    with pytest.warns(UserWarning, match=said) if behind else nullcontext():
+        fit(replay_client(data, methods, double(ConvNet), ReplayBuffer(8), WORKERS), data)
+    assert watch.steps > 5
+    assert fed.report().figures["refined_share"] > 0
+    assert (watch.farthest < 1e-6) is behind
+    assert watch.farthest < 1e-6 or watch.farthest > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ NOT_PUBLISHED = {
     "confedmade-table1": {(clients, "distinct-whole") for clients in ("1", "2", "5", "10", "20", "40")},
     "confedmade-table2": {("oa",), ("dc-oa",)},
 }
-"""Table -> cells that the paper does not have. It has ``distinct``, ``oa-published`` and ``dc-oa-published`` instead."""
+"""Table -> cells that the paper does not have. It has ``distinct`` and rows that end in ``-published`` instead."""
 
 
 def number(table: str, figure: str, **place: str) -> Published:
