@@ -46,8 +46,8 @@ class FedAGEM(Method):
     methods that add to gradients, such as A-GEM (Algorithm 6), penalties and control variates. GPM, RGO and FOT with
     ``project_clients``, which multiply gradients, may come before it or behind it, where the paper says nothing: of two
     projections the last one holds exactly, and the other is undone in part. FOT projects the server's step in any case.
-    The reference belongs to the model with which the next round begins, so it must also come
-    after methods that change the global model after a round: CFeD's server distillation, FedCIL's consolidation.
+    The reference belongs to the model with which the next round begins, so it must also come after methods that change
+    the global model after a round: CFeD's server distillation, FedCIL's consolidation.
 
     Differs from the paper in three points. ``samples`` is 32, as in the authors' code. By default a buffer stores each
     sample of a task at most once, with the augmentation of that moment, as in the authors' code

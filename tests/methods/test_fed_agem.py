@@ -840,8 +840,8 @@ def with_classes(case: MethodCase, class_loss: str) -> MethodCase:
 
 
 CLASSIFYING = ("GLFC", "ICaRL")  # without domain-incremental runs
-WITHOUT_LABELS = ("MaskedWeights",)
-BESIDE = {name: case for name, case in CASES.items() if name not in ("FedAGEM", *CLASSIFYING, *WITHOUT_LABELS)}
+BESIDE = {name: case for name, case in CASES.items() if name not in ("FedAGEM", *CLASSIFYING)}
+BESIDE = {name: case for name, case in BESIDE.items() if case.of_scenario() != "density"}
 for loss in ("all", "seen"):
     for kind in ("AGEM", "CFeD", "DER", "ER", "FedProx", "L2P", "SCAFFOLD", *CLASSIFYING):
         BESIDE[f"{kind}, classes, {loss}"] = with_classes(CASES[kind], loss)

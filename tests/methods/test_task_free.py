@@ -108,7 +108,7 @@ FREE |= {
     if kind.task_free is True and kind not in _TRIED
 }
 CLASS_INCREMENTAL = [name for name in FREE if "glfc" in name or "class" in name]
-OF_DENSITIES = ["MaskedWeights"]
+OF_DENSITIES = [name for name in FREE if name in CASES and CASES[name].of_scenario() == "density"]
 
 
 def test_all_free_methods_are_tried() -> None:
