@@ -444,11 +444,11 @@ def test_networks_of_the_larger_data_sets() -> None:
 
 
 @pytest.mark.parametrize("method", IMPLEMENTED)
-def test_fed_a_gem_comes_behind_the_methods_own_but_before_gpm(method: str) -> None:
-    """Fed-A-GEM has the options of its own file, and the other method's options are unchanged."""
+def test_fed_a_gem_comes_behind_the_methods_own(method: str) -> None:
+    """Fed-A-GEM is the last method, with the options of its own file, and the other method's options are unchanged."""
     alone, both = (list(of_table1("rmnist", method, w)["methods"].items()) for w in ("without", "fedagem"))
-    name, entry = both.pop(0 if method == "gpm" else -1)
-    assert both == alone
+    assert both[:-1] == alone
+    name, entry = both[-1]
     of_file = yaml.safe_load((CONFIGS / "methods" / "fed-agem.yaml").read_text())
     assert name == "fed_agem"
     assert of_file["methods"][name]["init_args"].items() <= entry["init_args"].items()
@@ -607,6 +607,15 @@ def test_glfc_remembers_as_much_as_the_others(benchmark: str) -> None:
     assert (options["threshold"], options["inversion_steps"], options["perturbation_steps"]) == (threshold, 250, 50)
 
 
+@pytest.mark.parametrize("benchmark", [*MNIST, *CIFAR])
+def test_orders_of_gpm_and_fed_a_gem_differ_in_the_order_alone(benchmark: str) -> None:
+    kinds = {kind: config("table1-orders", benchmark=benchmark, last=kind) for kind in ("alone", "fedagem", "gpm")}
+    orders = {kind: list(found["methods"]) for kind, found in kinds.items()}
+    assert orders == {"alone": ["gpm"], "fedagem": ["gpm", "fed_agem"], "gpm": ["fed_agem", "gpm"]}
+    assert kinds["fedagem"] == kinds["gpm"] == of_table1(benchmark, "gpm", "fedagem")
+    assert kinds["alone"] == of_table1(benchmark, "gpm", "without")
+
+
 def test_every_cell_of_table_1_can_be_run() -> None:
     table = fedagem()["table1"]
     cells = [p for p in table.points("paper") if any(matches(figure.when, p) for figure in table.figures.values())]
@@ -614,8 +623,9 @@ def test_every_cell_of_table_1_can_be_run() -> None:
     arguments = {(p["benchmark"], p["method"], p["with"]): table.recipe(p).arguments for p in cells}
     for (benchmark, method, projection), found in arguments.items():
         if projection == "fedagem":
-            (added,) = (place for place, argument in enumerate(found) if argument.startswith("--methods.fed_agem="))
-            assert (*found[:added], *found[added + 1 :]) == arguments[benchmark, method, "without"]
+            without = arguments[benchmark, method, "without"]
+            assert found[: len(without)] == without
+            assert [argument.partition("=")[0] for argument in found[len(without) :]] == ["--methods.fed_agem"]
 
 
 @pytest.mark.parametrize("benchmark", CIFAR)
