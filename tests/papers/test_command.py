@@ -50,6 +50,20 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
     assert main(["keep", "--scale", "short", *runs]) == 0  # there are only smoke runs, so that nothing is kept
 
 
+@pytest.fixture(scope="module")
+def smoke_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs for several tables, which share many."""
+    return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.mark.parametrize("name", sorted(every_table()))
+def test_every_cell_of_a_table_runs_at_scale_smoke(
+    name: str, smoke_runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", name, "--scale", "smoke", "--seeds", "1", "--runs", str(smoke_runs)]) == 0
+    assert "failed" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
